@@ -15,14 +15,11 @@ MARKS = ("air_gap_format", "air_gap_controller_directory")
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """Action plugin for C(air_gap)."""
-
     TRANSFERS_FILES = False
     _supports_check_mode = True
     _requires_connection = False
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the variables of the medium, after its wheels were verified."""
         super().run(tmp, task_vars)
         variables = task_vars or {}
         self.validate_argument_spec(argument_spec={})

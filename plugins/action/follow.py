@@ -25,14 +25,11 @@ STATUS_MODULE = "ansible.legacy.async_status"
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """Action plugin for C(follow)."""
-
     TRANSFERS_FILES = False
     _supports_check_mode = True
     _supports_async = False
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Run the module and return its result, including a failure."""
         super().run(tmp, task_vars)
         variables = task_vars or {}
         _spec, options = self.validate_argument_spec(
@@ -87,7 +84,6 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return self._follow(job, options, variables)
 
     def _follow(self, job: dict[str, Any], options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Wait for the result of the job, and print the progress meanwhile."""
         # The action plugin `async_status` would add this option. The module fails without it.
         asked = {"jid": job["ansible_job_id"], "_async_dir": posixpath.dirname(job["results_file"])}
         began = shown = time.monotonic()
@@ -134,7 +130,6 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             self._connection.reset()
 
     def _show(self, options: dict[str, Any], seconds: float, variables: dict[str, Any]) -> None:
-        """Print the progress, at least one line."""
         lines: list[str] = []
         if options["progress"]:
             with contextlib.suppress(AnsibleConnectionFailure):  # the next poll handles it

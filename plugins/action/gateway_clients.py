@@ -26,7 +26,6 @@ _FORM = "%Y-%m-%dT%H:%M:%SZ"
 
 
 def stamp(at: datetime) -> str:
-    """Return a time as files of the host have it."""
     return at.astimezone(UTC).strftime(_FORM)
 
 
@@ -41,14 +40,11 @@ def compute_end(now: datetime, hours: int) -> datetime:
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """Action plugin for C(gateway_clients)."""
-
     TRANSFERS_FILES = False
     _supports_check_mode = True
     _requires_connection = False
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the clients of a host, and write the files of those whose key or address is new."""
         super().run(tmp, task_vars)
         _spec, options = self.validate_argument_spec(
             argument_spec={
@@ -159,7 +155,6 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         new.replace(file)
 
     def _remove(self, client: str) -> None:
-        """Remove the file of a client whose key is no longer valid."""
         file = self._file(client)
         if file.exists():
             self._changed.append(str(file))

@@ -51,14 +51,11 @@ def find_certificate_fault(variables: Mapping[str, Any]) -> str:
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """Action plugin for C(serving_check)."""
-
     TRANSFERS_FILES = False
     _supports_check_mode = True
     _requires_connection = False
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the mistakes as a failure, or nothing."""
         super().run(tmp, task_vars)
         _spec, options = self.validate_argument_spec(argument_spec={"profile": {"type": "str"}})
         self._variables = task_vars or {}
@@ -83,7 +80,6 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         }
 
     def _find_quality_mistakes(self) -> list[str]:
-        """Return the mistakes in the quality suite and its settings."""
         found = []
         # As plain data: texts of Ansible have a type of their own.
         suites = {
@@ -104,7 +100,6 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return found
 
     def _find_unpinned(self) -> list[str]:
-        """Return what is not pinned although require_pins asks for it."""
         try:
             if not boolean(self._read("require_pins") or False, strict=True):
                 return []

@@ -24,8 +24,6 @@ CHOSEN = {"-e": "with -e", "host": "on the host itself"}
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """Action plugin for C(serving_choice)."""
-
     TRANSFERS_FILES = False
     _supports_check_mode = True
 

@@ -10,14 +10,11 @@ from ansible.utils.display import Display
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """Action plugin for C(show)."""
-
     TRANSFERS_FILES = False
     _supports_check_mode = True
     _requires_connection = False
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Print the lines."""
         super().run(tmp, task_vars)
         _spec, options = self.validate_argument_spec(
             argument_spec={

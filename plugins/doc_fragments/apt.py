@@ -5,8 +5,6 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """C(edge.vllm_edge.apt)."""
-
     DOCUMENTATION = r"""
 options:
   timeout:

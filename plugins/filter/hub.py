@@ -16,8 +16,7 @@ from ..module_utils.vllm_edge.weights.record import WeightsError
 def read_hub_token(token_file: str, token: str = "") -> str:
     """Return the token in a file of the controller, or `token` if there is no file; empty if neither is given.
 
-    Raises:
-        AnsibleFilterError: others may read the file, or what it has is no token
+    Raises AnsibleFilterError: others may read the file, or what it has is no token.
     """
     try:
         if token_file:
@@ -28,8 +27,5 @@ def read_hub_token(token_file: str, token: str = "") -> str:
 
 
 class FilterModule:
-    """The filters of this file."""
-
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return the filters by name."""
         return {"read_hub_token": read_hub_token, "find_access_mistakes": access.find_access_mistakes}

@@ -103,10 +103,7 @@ HUB = r"^docker\.io/(library/)?"
 
 
 class FilterModule:
-    """The filters of this file."""
-
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return the filters by name."""
         return {
             "compare_image_names": compare_image_names,
             "explain_wheels": explain_wheels,

@@ -33,7 +33,6 @@ def expand_replicas(engines: Any, every: Any, models: Any) -> dict[str, Any]:
 
 
 def expand_observations(observations: Any, engines: Any) -> Any:
-    """Return plan_observations with those of an engine with replicas as those of each of its replicas."""
     return replicas.expand_observations(observations, engines)
 
 
@@ -45,8 +44,7 @@ def plan_profiles(every: Mapping[str, Entry], engines: Mapping[str, Entry], only
 def read_recorded_facts(models: Any, directory: str) -> dict[str, Any]:
     """Return the records of the models' repositories that are in a directory of the controller, by repository.
 
-    Raises:
-        AnsibleFilterError: a file there is no record
+    Raises AnsibleFilterError: a file there is no record.
     """
     try:
         return recording.read_directory(models, Path(directory).expanduser())
@@ -55,24 +53,20 @@ def read_recorded_facts(models: Any, directory: str) -> dict[str, Any]:
 
 
 def list_containers(engines: Iterable[Entry], uuids: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the container of each engine with the UUIDs of its GPUs."""
     return [{"name": f"vllm-{engine['name']}", "gpus": [uuids[slot] for slot in engine["gpus"]]} for engine in engines]
 
 
 def list_ports(every: Mapping[str, Entry], engines: Mapping[str, Entry]) -> list[int]:
-    """Return the ports of the engines of all profiles, sorted."""
     names = {name for profile in every.values() for name in profile["engines"]}
     return sorted({engines[name]["port"] for name in names if engines[name].get("port")})
 
 
 def list_served_names(every: Mapping[str, Entry], engines: Mapping[str, Entry]) -> list[str]:
-    """Return the served names of the engines of all profiles, sorted."""
     names = {name for profile in every.values() for name in profile["engines"]}
     return sorted({served for name in names for served in engines[name]["served_names"]})
 
 
 def count_places(every: Mapping[str, Entry], engines: Mapping[str, Entry]) -> dict[str, int]:
-    """Return by served name the most engines of a profile that serve it, or stand in for it, where they are several."""
     return replicas.count_places(engines, every)
 
 
@@ -82,8 +76,6 @@ def client_models(status: Iterable[Entry], engines: Mapping[str, Entry], url: st
     Args:
         status: `engines` in the output of `vllm-edge status --format json`.
         engines: the engines of the inventory; one that it does not state has no context here.
-        url: address of the gateway.
-        max_tokens: the most that the gateway allows.
     """
     found = {}
     for engine in status:
@@ -95,7 +87,6 @@ def client_models(status: Iterable[Entry], engines: Mapping[str, Entry], url: st
 
 
 def describe_gpus(slots: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Return the GPUs in the slots as the planner reads them."""
     gpus = []
     for slot in slots:
         gpu = {"nvml_total_mib": slot["total_mib"], "name": slot["name"], "nvml_reserved_mib": slot["reserved_mib"]}
@@ -117,7 +108,6 @@ def calibrate(
 
     Args:
         share: gpu_memory_utilization of engines that state none.
-        slots: `slots` of the module gpu_slots.
     """
     every = [dict(engine.items()) for engine in engines]
     users = [slot for engine in every for slot in engine["gpus"]]
@@ -161,8 +151,6 @@ def describe_weights(weights: Mapping[str, Entry], models: Mapping[str, Entry], 
 
     Args:
         weights: the result of the role model_weights.
-        models: the models of the inventory.
-        state: the state directory of the host.
     """
     return {
         name: {
@@ -214,7 +202,6 @@ def report_engines(
 
     Args:
         status: `engines` in the output of `vllm-edge status --format json`.
-        models: the models of the inventory.
     """
     found = {engine["engine"]: engine for engine in status}
     return [
@@ -240,11 +227,7 @@ def report_engines(
 def unit_word(value: object, name: str) -> str:
     """Return a value as one word of a systemd unit, in which systemd expands nothing.
 
-    Args:
-        name: the variable, for the message.
-
-    Raises:
-        ValueError: systemd would split, unquote or expand it.
+    Raises ValueError: systemd would split, unquote or expand it.
     """
     text = str(value)
     if not re.fullmatch(r"[A-Za-z0-9/@:._+%-]+", text):
@@ -262,9 +245,6 @@ def find_new_records(found: Sequence[Entry]) -> list[str]:
     """Return the paths of the host's newest records that the controller does not have in the same size.
 
     Names begin with the time. A record of another size was not complete when it was fetched.
-
-    Args:
-        found: results of the module find, of the host and of the controller.
     """
     host, controller = found
     here = {(Path(file["path"]).name, file["size"]) for file in controller["files"]}
@@ -273,10 +253,7 @@ def find_new_records(found: Sequence[Entry]) -> list[str]:
 
 
 class FilterModule:
-    """The filters of this file."""
-
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return the filters by name."""
         filters: tuple[Callable[..., Any], ...] = (
             name_entries,
             expand_replicas,

@@ -14,8 +14,6 @@ description:
   - Accepts known names with plain values only. Templates are never evaluated.
   - Verifies the wheels beside the file with C(SHA256SUMS), whose hash is in the file.
   - Fails if the file was given as variables (C(-e @air-gap.yml)).
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 seealso:

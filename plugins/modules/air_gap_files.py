@@ -14,8 +14,6 @@ description:
   - Does nothing if O(path) has neither C(SHA256SUMS) nor one of the directories, because an installed host does not
     need the medium.
   - Remembers in O(record) what it verified. A file with the same inode, size and times is not read again.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:

@@ -17,8 +17,6 @@ description:
   - Asks apt how much disk space the packages need, and fails if there is not enough.
   - apt downloads and checks all packages before dpkg installs the first one. If the module fails before that, nothing
     was changed, and the message says so.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
   - edge.vllm_edge.apt
@@ -30,8 +28,6 @@ attributes:
   diff_mode:
     support: none
     description: The module returns no difference.
-  idempotent:
-    support: full
 options:
   packages:
     description: Packages to install, each as C(name) or C(name=version). A version may end in C(*).
@@ -107,8 +103,6 @@ from ..module_utils.vllm_edge.system.dpkg import parse_madison
 
 
 class Packages:
-    """Packages on one host."""
-
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         params = module.params

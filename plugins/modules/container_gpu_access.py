@@ -14,8 +14,6 @@ description:
     to NVIDIA's devices. This module names these containers and the remedy.
   - Reads C(docker inspect) only. Nothing runs inside the containers, and they are not changed.
   - Does not fail if the containers cannot be read; see RV(problem). Returns no containers if Docker is not installed.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 seealso:

@@ -16,8 +16,6 @@ description:
     arguments.
   - Fails if the container cannot be started, if NVML or CUDA cannot be opened in it, if it sees other GPUs than those
     in O(gpus), or if its CUDA is older than that of the image. The message contains the reason and a remedy.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 attributes:
@@ -150,12 +148,7 @@ def answer_of(out: str) -> dict[str, Any]:
 
 
 def judge_cuda(answer: dict[str, Any], gpus: int) -> tuple[str, str]:
-    """Return why CUDA does not work in a container and what to do, or two empty texts.
-
-    Args:
-        answer: what the program printed
-        gpus: how many GPUs the container should have
-    """
+    """Return why CUDA does not work in a container and what to do, or two empty texts."""
     call, code = answer.get("error"), answer.get("code")
     counted, version = answer.get("devices"), answer.get("cuda", 0)
     wanted = re.match(r"\d+", answer.get("wanted", ""))
@@ -169,7 +162,6 @@ def judge_cuda(answer: dict[str, Any], gpus: int) -> tuple[str, str]:
 
 
 def format_version(number: int) -> str:
-    """Return a CUDA version as people write it: 13.0 for 13000."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
@@ -190,10 +182,6 @@ def judge(code: int, out: str, err: str, gpus: list[str], timeout: int, image: s
     """Return why a container cannot use exactly its GPUs, with a remedy. Empty if it can.
 
     Args:
-        code: exit status of `docker run` or `docker exec`
-        out: its standard output
-        err: its standard error
-        gpus: UUIDs of the GPUs that the container should see
         timeout: seconds that the program could take
         image: image of a container that was started for the probe
         container: name of a container that was running already

@@ -10,8 +10,6 @@ short_description: Gather the state of Docker, the container toolkit and CDI
 version_added: "0.1.0"
 description:
   - Gathers versions, packages, systemd units and CDI devices, and compares the devices with the GPUs of the host.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
   - edge.vllm_edge.root
@@ -133,7 +131,6 @@ def show_units(names: list[str]) -> dict[str, dict[str, bool]]:
 
 
 def parse_devices(text: str) -> list[str]:
-    """Return the CDI devices in the output of nvidia-ctk cdi list."""
     return sorted({word for word in text.split() if re.fullmatch(r"nvidia\.com/gpu=\S+", word)})
 
 

@@ -17,20 +17,14 @@ description:
   - If a restart is necessary while containers are running, the module fails before it changes anything, unless
     O(allow_restart) is set.
   - If the daemon does not come up with the new file, the old file is restored and the module fails.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
   check_mode:
-    support: full
     description: In check mode the module predicts the change and whether the daemon would be reloaded or restarted. A
       restart that O(allow_restart) does not permit is a warning.
   diff_mode:
-    support: full
     description: Shows the file before and after the change.
-  idempotent:
-    support: full
 options:
   path:
     description: Path of the file.
@@ -138,7 +132,6 @@ def render(config: dict[str, Any], like: str) -> str:
 
 
 def merge(current: Any, wanted: Any) -> Any:
-    """Merge the wanted settings into the current ones."""
     if isinstance(current, dict) and isinstance(wanted, dict):
         return {**current, **{key: merge(current.get(key), value) for key, value in wanted.items()}}
     if isinstance(current, list) and isinstance(wanted, list):
@@ -167,13 +160,10 @@ def actions(before: dict[str, Any], after: dict[str, Any], info: dict[str, Any])
 
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return the names of the settings that differ."""
     return sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
 
 
 class Daemon:
-    """Docker on one host, and its file of settings."""
-
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         self.path: str = module.params["path"]

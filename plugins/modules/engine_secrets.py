@@ -14,19 +14,14 @@ description:
     the two.
   - Returns keyed hashes of the secrets, which are part of a generation, so that new secrets restart an engine by a
     switch. The key is C(secrets/hash.key) and never leaves the host.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
   check_mode:
-    support: full
     description: In check mode the module reports which engines have other secrets, and writes nothing.
   diff_mode:
-    support: full
     description: Names the files that differ. Secrets are never shown.
   idempotent:
-    support: full
     description: A second run changes nothing.
 options:
   secrets:
@@ -71,7 +66,6 @@ ARGUMENT_SPEC: dict[str, Any] = {
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     paths = HostPaths(etc=Path(module.params["configuration_directory"]))
     try:

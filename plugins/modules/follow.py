@@ -13,16 +13,12 @@ description:
   - Each printed line contains the label, the seconds since the start, and a line of the progress command.
   - The module does not depend on the connection. If the connection is lost, the plugin prints that once and keeps
     trying to reach the host.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
   check_mode:
-    support: full
     description: In check mode the module runs in the foreground, as it would without this plugin.
   diff_mode:
-    support: full
     description: Returns the difference that the module returns.
   idempotent:
     support: N/A

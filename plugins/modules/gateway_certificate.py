@@ -13,18 +13,11 @@ description:
   - Makes a new certificate if fewer than O(renew_days) days are left, if a name is missing in it, or if another CA made
     it. The CA is made again only if it is missing or ends within that time, and clients then need its new certificate.
   - The CA's key does not leave the host.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
-  check_mode:
-    support: full
   diff_mode:
-    support: full
     description: Says why a certificate is made. Keys are never shown.
-  idempotent:
-    support: full
 options:
   directory:
     description: Directory of C(ca.key), C(ca.pem) and C(server.pem), which has key and certificate.
@@ -105,8 +98,6 @@ def normalise(name: str) -> str:
 
 
 class Certificate:
-    """The certificates in a directory."""
-
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         self.directory = Path(module.params["directory"])
@@ -114,7 +105,6 @@ class Certificate:
         self.names = list(dict.fromkeys(map(normalise, module.params["names"])))
 
     def openssl(self, *words: object) -> str:
-        """Run openssl and return its output; a failure ends the module."""
         rc, out, err = self.module.run_command(["openssl", *map(str, words)])
         if rc != 0:
             self.module.fail_json(msg=f"openssl {words[0]} failed, and the gateway's certificate stays as it is: {err}")
@@ -173,7 +163,6 @@ class Certificate:
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "directory": {"type": "path", "required": True},

@@ -11,13 +11,9 @@ description:
   - Makes a key of 256 random bits on the controller for each client that has none, and writes it into
     C(<host>-<client>.env) in O(directory), mode 0600. Returns what the host may know, the SHA-256 of each key.
   - Keys are in no output and no result. Connects to no host.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
-  check_mode:
-    support: full
   diff_mode:
     support: none
     description: The files hold keys, so no difference is returned.

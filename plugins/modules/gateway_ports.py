@@ -10,8 +10,6 @@ short_description: Assert that the ports of the gateway are free
 version_added: "0.1.0"
 description:
   - Fails if a process listens on one of the addresses, and names it. What the gateway itself listens on counts as free.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:
@@ -47,7 +45,6 @@ from ..module_utils.vllm_edge.system.listeners import find_port_users
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "listen": {"type": "list", "elements": "dict", "required": True},

@@ -15,21 +15,15 @@ description:
     lines that can be pasted into the inventory. Later runs use the record.
   - A recorded or declared GPU that is missing is an error that names it. Slots are never reassigned automatically,
     because engines would then run on the wrong GPUs.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
   - edge.vllm_edge.nvml
 attributes:
   check_mode:
-    support: full
     description: In check mode the module reports what would change and changes nothing. If the driver or the host
       runtime is not installed yet, it is skipped with the reason; outside of check mode that is an error.
   diff_mode:
-    support: full
     description: Shows the record before and after the change.
-  idempotent:
-    support: full
 options:
   gpu_uuids:
     description:

@@ -15,8 +15,6 @@ description:
     disable them. Without these an engine on several GPUs may hang or compute wrong results.
   - Settings that only affect speed are not included; M(edge.vllm_edge.host_doctor) reports them.
   - Facts that cannot be read do not lead to a setting.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:
@@ -69,7 +67,6 @@ from ..module_utils.vllm_edge.gpu.topology import FORBIDDEN, Recommendation, cor
 
 
 def recommend(peer_to_peer: str) -> Recommendation:
-    """Return the settings that engines on several GPUs need on this host."""
     if peer_to_peer == "forbidden":
         return FORBIDDEN
     reader = DriverReader()
@@ -78,7 +75,6 @@ def recommend(peer_to_peer: str) -> Recommendation:
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={"peer_to_peer": {"type": "str", "choices": ["auto", "forbidden"], "default": "auto"}},
         supports_check_mode=True,

@@ -16,8 +16,6 @@ description:
     not a failure.
   - The module does not fail if checks fail, so that the play can print RV(lines).
   - Nothing on the host is changed, except for the file O(support_report).
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:
@@ -124,7 +122,6 @@ def ask_program(module: AnsibleModule, expected: dict[str, Any]) -> dict[str, An
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "host": {"type": "str", "default": ""},

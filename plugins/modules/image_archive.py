@@ -12,8 +12,6 @@ description:
   - Fails unless the archive holds exactly one image under exactly one name, and unless that image has the expected id.
     C(docker image load) would take every name in it.
   - Fails if a member occurs twice, is a link or a device, or is nothing that C(docker save) writes.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:
@@ -56,7 +54,6 @@ from ..module_utils.vllm_edge.system.image_archive import ArchiveError, read_ima
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "path": {"type": "path", "required": True},

@@ -12,17 +12,11 @@ description:
   - Writes everything that went into the image of the engines as CycloneDX JSON. An existing file is kept, because the
     content of an image id never changes.
 requirements: [cyclonedx-python-lib]
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
-  check_mode:
-    support: full
   diff_mode:
     support: none
-  idempotent:
-    support: full
 options:
   path:
     description: File to write.
@@ -139,7 +133,6 @@ def make_sbom(given: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run the module."""
     texts = {name: {"type": "str", "required": True} for name in ("name", "id", "base", "base_id")}
     module = AnsibleModule(
         argument_spec={

@@ -15,8 +15,6 @@ description:
     the host.
   - A model whose architecture the planner does not know, and whose memory has no upper bound, is an error, because its
     facts could not be used.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 requirements:

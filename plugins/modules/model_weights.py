@@ -24,20 +24,14 @@ description:
   - Large files are downloaded from the addresses that the hub redirects to. Xet is not used.
   - The module runs under the system's Python, and restarts itself with O(interpreter) when it needs
     C(huggingface_hub). Only one run per model is possible at a time. A second one fails.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
   check_mode:
-    support: full
     description: In check mode the module reports what would be downloaded, with sizes if the source can be asked. It
       reads the source and writes nothing.
   diff_mode:
-    support: full
     description: Shows one line for each file or directory that differs.
-  idempotent:
-    support: full
 requirements:
   - huggingface_hub (Python package), in the interpreter that runs the module or in O(interpreter), to download from a
     hub
@@ -241,7 +235,6 @@ from ..module_utils.vllm_edge.weights.survey import Ownership, find_ownership_fa
 
 
 def argument_spec() -> dict[str, Any]:
-    """Return the options of the module."""
     return {
         "name": {"type": "str", "required": True},
         "repo": {"type": "str", "required": True},
@@ -264,13 +257,10 @@ def argument_spec() -> dict[str, Any]:
 
 
 def has_client() -> bool:
-    """Whether huggingface_hub is installed for this interpreter."""
     return importlib.util.find_spec("huggingface_hub") is not None
 
 
 class ModelWeights:
-    """The weights of one model on one host."""
-
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         params: dict[str, Any] = module.params
@@ -305,7 +295,6 @@ class ModelWeights:
         return secrets
 
     def owner(self) -> Ownership:
-        """Return owner and group as numbers."""
         try:
             uid = pwd.getpwnam(self.params["owner"]).pw_uid
             gid = grp.getgrnam(self.params["group"]).gr_gid
@@ -378,7 +367,6 @@ class ModelWeights:
             )
 
     def run(self) -> dict[str, Any]:
-        """Bring the directory up to date, except in check mode, and return the result."""
         if self.module.check_mode:
             try:
                 plan = self.plan()
@@ -395,7 +383,6 @@ class ModelWeights:
                     self.hub_home.parent.rmdir()
 
     def apply(self, plan: transfer.Plan, owner: Ownership) -> dict[str, Any]:
-        """Download, remove, correct owners and modes, and write the record."""
         files = {**plan.survey.good}
         if not plan.bring:
             self.wanted.check_manifest(hash_manifest(files))
@@ -466,7 +453,6 @@ class ModelWeights:
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     try:
         result = ModelWeights(module).run()

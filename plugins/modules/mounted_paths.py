@@ -13,8 +13,6 @@ description:
     names and that is not mounted now. What is created there would fill the disk below and be hidden by the mount.
   - Entries of C(/etc/fstab) with the option C(noauto) are left out. A mount point of systemd's automount counts as
     mounted.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:
@@ -51,7 +49,6 @@ def unescape(word: str) -> str:
 
 
 def read_lines(file: Path) -> list[str]:
-    """Return the lines of a file; none if it does not exist."""
     return file.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if file.exists() else []
 
 
@@ -70,7 +67,6 @@ def find_mount_points(root: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def find_unmounted(root: Path) -> list[tuple[str, str, str]]:
-    """Return what `find_mount_points` names and is not mounted now."""
     mounted = {unescape(line.split()[4]) for line in read_lines(root / "proc/self/mountinfo")}
     return [found for found in find_mount_points(root) if os.path.realpath(found[0]) not in mounted]
 
@@ -90,7 +86,6 @@ def explain_unmounted(variable: str, path: str, unmounted: list[tuple[str, str, 
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={"paths": {"type": "dict", "required": True}, "root": {"type": "path", "default": "/"}},
         supports_check_mode=True,

@@ -11,8 +11,6 @@ version_added: "0.1.0"
 description:
   - Gathers the driver's packages and the source that they were installed from, the loaded kernel module and its signer,
     the state of Secure Boot, the modules of the installed kernels, what C(nvidia-smi) reports, and the boot id.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
   - edge.vllm_edge.root

@@ -14,18 +14,12 @@ description:
     releases.
   - Processes that were started from a release keep using it after another one became current. A release whose build
     was interrupted never becomes current.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
-  check_mode:
-    support: full
   diff_mode:
-    support: full
     description: Shows the link before and after the change, or one line for each path that is removed.
   idempotent:
-    support: full
     description: A second run finds the release current and nothing to remove.
 options:
   prefix:
@@ -119,7 +113,6 @@ def make_current(releases: Releases, module: AnsibleModule) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "prefix": {"type": "path", "required": True},

@@ -12,18 +12,12 @@ description:
   - Unlike M(ansible.builtin.file), refuses directories of the system, such as C(/etc), leaves mounted file systems
     alone, and lists what it removed and what somebody else put into the directories.
   - Links are removed but never followed.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
-  check_mode:
-    support: full
   diff_mode:
-    support: full
     description: Shows one line for each path that is (or would be) removed.
   idempotent:
-    support: full
     description: A second run finds nothing to remove.
 options:
   paths:
@@ -85,7 +79,6 @@ from ..module_utils.vllm_edge.system.removal import RemovalError, remove
 
 
 def main() -> None:
-    """Run the module."""
     lists = ("paths", "directories", "keep", "gone")
     module = AnsibleModule(
         argument_spec={name: {"type": "list", "elements": "str", "default": []} for name in lists}

@@ -16,8 +16,6 @@ description:
   - Profiles with two engines on the same GPU are not considered.
   - Fails if no profile is feasible, if the rank O(choose) does not exist, or if the profiles are ranked by V(tok_s) and
     the bandwidth of the GPU is not known.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
   - edge.vllm_edge.planning
@@ -246,7 +244,6 @@ def advise(options: dict[str, Any], warn: Callable[[str], None]) -> dict[str, An
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             **inputs.SPEC,

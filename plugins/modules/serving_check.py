@@ -18,8 +18,6 @@ description:
   - Arguments of vLLM are compared with those that were recorded for one release. If C(vllm_image_base) contains another
     release, an argument that is not recorded is a warning.
   - Values that depend on facts or results that do not exist yet are left out; the roles validate them.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:

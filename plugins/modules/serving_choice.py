@@ -14,8 +14,6 @@ description:
     names both ways to continue. A host on which no profile was committed yet passes.
   - Reads one file on the host, without Python. With C(-e serving_profile), also runs C(ansible-inventory --host) on the
     controller, which does not know C(-e).
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:

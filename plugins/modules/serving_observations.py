@@ -12,18 +12,12 @@ description:
     observation is valid for one image, one model of GPU and the arguments that affect memory.
   - M(edge.vllm_edge.serving_plan) uses the observations that are valid, in place of its predictions.
   - Without O(status) it only returns which engines have a valid observation.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
-  check_mode:
-    support: full
   diff_mode:
-    support: full
     description: Shows the file before and after the change.
   idempotent:
-    support: full
     description: Engines that have a valid observation are measured again only if O(observe) names them.
 options:
   engines:
@@ -139,7 +133,6 @@ def compare(observed: Sequence[observations.Observation], planned: Sequence[Mapp
 
 
 def list_yaml(valid: Mapping[str, observations.Observation]) -> Iterator[str]:
-    """Yield the observations as lines for the inventory."""
     yield "plan_observations:"
     for name, item in valid.items():
         yield f"  # {item.gpu}, image {item.image_id}"
@@ -148,7 +141,6 @@ def list_yaml(valid: Mapping[str, observations.Observation]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "engines": {"type": "list", "elements": "dict", "required": True},

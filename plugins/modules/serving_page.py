@@ -11,8 +11,6 @@ description:
   - Writes C(<host>.html), one file without addresses and without scripts, and the plots C(<host>-memory) and
     C(<host>-speed) as SVG and PNG, with mode V(0600). Delegate the task to the controller.
   - Plots need matplotlib in the Python that runs the module. Without it the page has tables instead of plots.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
@@ -21,7 +19,6 @@ attributes:
   diff_mode:
     support: none
   idempotent:
-    support: full
     details: The same arguments and records give the same files. They count as no change.
 options:
   report:
@@ -140,7 +137,6 @@ def write_page(directory: Path, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the module."""
     listed = {"type": "list", "elements": "dict", "default": []}
     module = AnsibleModule(
         argument_spec={

@@ -15,8 +15,6 @@ description:
   - A verdict other than V(fits) is a result, and the module does not fail. It fails if O(profile) cannot be planned at
     all, for example because nothing is known about a model. With O(profiles) such a profile is returned with the
     reason.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
   - edge.vllm_edge.planning
@@ -274,7 +272,6 @@ from ..module_utils.vllm_edge.planning.contract import Model, Plan
 
 
 def describe_plan(plan: Plan, tolerances: Mapping[str, float], on_drift: drift.OnDrift, percent: int) -> dict[str, Any]:
-    """Return the result for one profile."""
     document = render.document(plan)
     for engine, row in zip(plan.engines, document["engines"], strict=True):
         row["settings"]["plan"] = drift.expectation(engine, plan.vllm_version, tolerances, on_drift, percent)
@@ -297,7 +294,6 @@ def describe_error(name: str, version: str, error: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "profile": {

@@ -9,8 +9,6 @@ short_description: Render the report of a run
 version_added: "0.1.0"
 description:
   - Renders the collected results of a run as lines of at most 100 columns. Delegate the task to the controller.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:
@@ -55,7 +53,6 @@ from ..module_utils.vllm_edge.status.tables import render
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(argument_spec={"report": {"type": "dict", "required": True}}, supports_check_mode=True)
     module.exit_json(changed=False, lines=render(module.params["report"]))
 

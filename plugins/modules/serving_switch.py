@@ -22,21 +22,16 @@ description:
     than the GPU's budget, whatever O(foreign) is.
   - If nothing differs, no unit is started. If the inventory now contains the profile that was chosen with
     O(origin=-e) or O(origin=host) before, the inventory is recorded as the origin.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
   - edge.vllm_edge.foreign
 attributes:
   check_mode:
-    support: full
     description: In check mode the module reports what would be written and which engines would be started and stopped,
       and writes nothing.
   diff_mode:
-    support: full
     description: Compares the live files with the rendered ones, whichever generation the live files belong to.
   idempotent:
-    support: full
     description: A second run changes nothing and starts nothing.
 options:
   profile:
@@ -254,8 +249,6 @@ STATUS_TIMEOUT_S = 120
 
 
 class Switch:
-    """One run of the module."""
-
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         given = module.params
@@ -272,8 +265,6 @@ class Switch:
 
     def refuse(self, text: str) -> NoReturn:
         self.fail(f"{text} Nothing was changed on this host.", Result.REFUSED)
-
-    # -- the generation
 
     def write(self, rendered: Rendered, number: int, now: Committed | None) -> Generation:
         """Write the generation. In check mode it goes to the module's own directory and can be read as usual."""
@@ -300,8 +291,6 @@ class Switch:
             rc, out, err = self.module.run_command(["systemd-analyze", "verify", unit], handle_exceptions=False)
             if rc != 0:
                 raise GenerationError(f"systemd does not accept {Path(unit).name}: {(err or out).strip()}.")
-
-    # -- the program
 
     def run(self, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
         places = {"ETC": self.paths.etc, "STATE": self.paths.state, "UNITS": self.paths.units}
@@ -362,8 +351,6 @@ class Switch:
         if result is not Result.COMMITTED:
             self.module.fail_json(msg=message, **{**self.result, "changed": result is not Result.REFUSED})
         self.done(message, changed=True)
-
-    # -- the run
 
     def done(self, text: str, *, changed: bool, **more: Any) -> NoReturn:
         self.module.exit_json(msg=text, **{**self.result, **more, "changed": changed})

@@ -11,8 +11,6 @@ description:
   - Prints lines without quoting or indentation, which M(ansible.builtin.debug) cannot do.
   - Also prints if C(display_ok_hosts) is disabled, as in this project's C(ansible.cfg).
   - Runs on the controller.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:

@@ -21,21 +21,15 @@ description:
     the host has other repositories too or the address is a directory, by Origin and Label of its index.
   - apt reads the repository with its key before any file is written. If that fails, nothing was changed.
   - Fails if another source already contains the repository, because apt refuses one repository with two keyrings.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
   - edge.vllm_edge.apt
   - edge.vllm_edge.root
 attributes:
   check_mode:
-    support: full
     description: In check mode nothing is written. A key that would have to be downloaded is not verified.
   diff_mode:
-    support: full
     description: Shows the files before and after the change. The keyring is shown as its fingerprints.
-  idempotent:
-    support: full
 options:
   name:
     description: Base name of the files that are written.
@@ -200,8 +194,6 @@ def read_bytes(path: str) -> bytes | None:
 
 
 class SourceFile:
-    """A file with apt sources on one host, and its keyring."""
-
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         self.params = module.params
@@ -336,8 +328,6 @@ class SourceFile:
 
 
 class Repository(SourceFile):
-    """A vendor's repository on one host."""
-
     def __init__(self, module: AnsibleModule) -> None:
         super().__init__(module)
         self.record_path: str = self.params["record"]
@@ -503,14 +493,12 @@ class Repository(SourceFile):
         return str(out.strip())
 
     def is_indexed(self, architecture: str) -> bool:
-        """Return whether apt has read the index of every suite."""
         names = [os.path.basename(path) for path in glob.glob(self.at("/var/lib/apt/lists/*Release"))]
         uri = self.params["uri"].replace("$(ARCH)", architecture)
         prefixes = [get_index_prefix(uri, suite) for suite in self.params["suites"]]
         return all(any(name.startswith(prefix) for name in names) for prefix in prefixes)
 
     def ensure(self) -> dict[str, Any]:
-        """Add the repository."""
         uri, suites = self.params["uri"], self.params["suites"]
         self.architecture = architecture = self.get_architecture()
         others = self.read_other_sources()

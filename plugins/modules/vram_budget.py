@@ -22,8 +22,6 @@ description:
     memory in use.
   - If a GPU is over its budget only because of memory that no process holds, it is watched for the whole
     O(settle_timeout_s), because the driver may release memory some seconds after a process has ended.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
   - edge.vllm_edge.nvml

@@ -542,7 +542,6 @@ class _Version(argparse.Action):
 
 
 def build_parser(commands: Sequence[Command] = COMMANDS) -> argparse.ArgumentParser:
-    """Return the argument parser of the program, with one subparser for each command."""
     parser = argparse.ArgumentParser(prog="vllm-edge", description="Program of a vLLM serving host.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print version and hash of the sources, and exit")
     parser.add_argument("--etc", metavar="DIR", help=f"configuration tree (default: $VLLM_EDGE_ETC or {ETC})")
@@ -556,11 +555,7 @@ def build_parser(commands: Sequence[Command] = COMMANDS) -> argparse.ArgumentPar
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program and return its exit status.
-
-    Args:
-        arguments: the command line without the program's name; None means `sys.argv`.
-    """
+    """Run the program and return its exit status."""
     # Logs, registries and names of other people's containers end up in what a command prints.
     out, err = make_printable(sys.stdout), make_printable(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 ENGINE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-"""Engine names: lower-case letters, digits and "-", at most 63 characters."""
+"""Names of engines, clients and cases: lower-case letters, digits and "-", at most 63 characters."""
 ENGINE_USER = "vllm-edge"
 GATEWAY_USER = "vllm-edge-gateway"
 """User and group of the gateway, the only ones beside root who may open the sockets of engines."""
@@ -35,7 +35,6 @@ class EngineIdentity:
 
     @property
     def unit(self) -> str:
-        """The systemd unit that runs the engine."""
         return f"vllm-{self.engine}.service"
 
     @classmethod
@@ -44,10 +43,8 @@ class EngineIdentity:
         return cls(unit.removeprefix("vllm-").removesuffix(".service"))
 
     def owns(self, labels: Mapping[str, str]) -> bool:
-        """Whether a container with these labels was created for this engine."""
         return labels.get(LABEL_ENGINE) == self.engine
 
 
 def unit_name(engine: str) -> str:
-    """Return the systemd unit that runs the engine."""
     return EngineIdentity(engine).unit

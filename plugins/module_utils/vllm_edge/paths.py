@@ -35,11 +35,9 @@ class HostPaths:
         return self.etc / "engines" / engine
 
     def engine_state(self, engine: str) -> Path:
-        """Return the file in which the supervisor records the state of the engine."""
         return self.state / "engines" / f"{engine}.json"
 
     def engine_loads(self, engine: str) -> Path:
-        """Return the file of the engine's last loads."""
         return self.state / "engines" / f"{engine}.loads.json"
 
     @property
@@ -56,16 +54,11 @@ class HostPaths:
         return self.run / "engines" / engine / "api.sock"
 
     def role_link(self, backend: str) -> Path:
-        """Return the link by which the gateway finds the socket of the engine that serves a name.
-
-        Args:
-            backend: the name as `gateway.names.backend_name` spells it
-        """
+        """Return the link by which the gateway finds the socket of the engine that serves a name."""
         return self.run / "roles" / f"{backend}.sock"
 
     @property
     def gateway(self) -> Path:
-        """The directory of the gateway's configuration, maps and certificates."""
         return self.etc / "gateway"
 
     @property
@@ -99,27 +92,22 @@ class HostPaths:
 
     @property
     def switch_journal(self) -> Path:
-        """The journal of the switch in progress."""
         return self.state / "switch.json"
 
     @property
     def switch_lock(self) -> Path:
-        """The file that a running switch holds locked."""
         return self.state / "switch.lock"
 
     @property
     def bench(self) -> Path:
-        """The records of the benchmark's runs."""
         return self.state / "bench"
 
     @property
     def quality(self) -> Path:
-        """The records of the quality suite and of reference answers."""
         return self.state / "quality"
 
     @property
     def history(self) -> Path:
-        """The records of earlier switches."""
         return self.state / "history"
 
 

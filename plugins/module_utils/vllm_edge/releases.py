@@ -70,7 +70,6 @@ class Releases:
         return next(path for path in map(self._path, names) if path != self.current and not self._is_used(path))
 
     def finish(self, release: Path) -> None:
-        """Mark a release, which is on the disk, as whole."""
         durable.write_durably(release / MANIFEST, json.dumps(_contents(release), indent=0, sort_keys=True) + "\n")
 
     def make_current(self, release: Path) -> None:

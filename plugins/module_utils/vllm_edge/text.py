@@ -26,10 +26,6 @@ def printable(text: str, keep: str = "\n\t") -> str:
     These are control characters (C0, C1), the direction of writing, zero width, separators of lines and paragraphs,
     lone surrogates, and what Unicode has not assigned. Colours are removed. The escapes are those of JSON, so a JSON
     document still means the same.
-
-    Args:
-        text: text that may come from elsewhere
-        keep: control characters that stay
     """
     if text.isprintable():
         return text
@@ -48,11 +44,9 @@ class PrintableStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write the printable form of the text."""
         return self._stream.write(printable(text))
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write the printable form of the lines."""
         for line in lines:
             self.write(line)
 
@@ -100,8 +94,6 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: frozens
     """Lay out a table with a heading, a rule and one line per row.
 
     Args:
-        headings: one heading per column
-        rows: cells, as many per row as there are headings
         right: numbers of the columns, from 0, that are aligned to the right
     """
     cells = [list(headings), *[[printable(cell, "") for cell in row] for row in rows]]
@@ -128,7 +120,6 @@ def shorten(text: str, width: int) -> str:
 
 
 def cut_line(line: str) -> str:
-    """Return the line cut to WIDTH columns."""
     return line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."
 
 

@@ -25,5 +25,4 @@ def hash_sources(package: Path = PACKAGE) -> str:
 
 
 def describe_version() -> str:
-    """Return what `vllm-edge --version` prints."""
     return f"vllm-edge {__version__}, sources {hash_sources()}"

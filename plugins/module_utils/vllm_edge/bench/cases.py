@@ -48,12 +48,10 @@ class Step:
     prefix_tokens: int = 0
     """Tokens at the beginning of a prompt that several prompts share; 0 for prompts that share nothing."""
     for_s: float = 0.0
-    """Seconds for which it is repeated."""
     seed: int = 0
 
 
 def find_max_num_seqs(arguments: Sequence[str]) -> int:
-    """Return how many requests the engine runs at once, from its arguments."""
     found = [re.fullmatch(r"--max[-_]num[-_]seqs=(\d+)", word) for word in arguments]
     return next((int(match[1]) for match in reversed(found) if match), DEFAULT_MAX_NUM_SEQS)
 

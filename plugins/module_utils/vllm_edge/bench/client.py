@@ -48,7 +48,6 @@ def temporary_client(paths: HostPaths, valid_s: float = VALID_S) -> Iterator[str
     """Make a client that may use every name without limits, yield its key, and revoke it in every case.
 
     Args:
-        paths: where the gateway's files are
         valid_s: seconds after which the key ends in any case
 
     Raises:

@@ -70,7 +70,6 @@ def render_measurements(measurements: Sequence[Measurement]) -> list[str]:
 
 
 def render_end(end: End) -> list[str]:
-    """Return findings and verdict as lines."""
     lines = [line for finding in end.findings for line in wrapped(f"{finding.severity}: {finding.text}")]
     if end.error:
         lines += wrapped(end.error)
@@ -78,7 +77,6 @@ def render_end(end: End) -> list[str]:
 
 
 def render(recorded: Recorded) -> list[str]:
-    """Return a run as lines of text."""
     run, end = recorded.run, recorded.end
     head = f"{run.run}: {run.profile} on {run.host}, generation {run.generation}, vLLM {run.vllm or 'unknown'}"
     lines = [*wrapped(run.note), head, "", *render_measurements(recorded.measurements), ""]
@@ -86,7 +84,6 @@ def render(recorded: Recorded) -> list[str]:
 
 
 def run_list(paths: HostPaths, output: str) -> int:
-    """Print the former runs and return the exit status."""
     runs = read_runs(list_files(paths)[-LISTED:])
     if output == "json":
         print(json.dumps([asdict(one) for one in runs], ensure_ascii=False))

@@ -63,8 +63,6 @@ def find_findings(
     """Return what an operator should know of a run.
 
     Args:
-        run: the run
-        measurements: what it measured
         former: runs of this host, newest first
         reference: rows of `Reference`
         tolerance_percent: by how much two measurements of the same thing may differ
@@ -118,7 +116,6 @@ def _has_figures(one: Measurement) -> bool:
 
 
 def _name(one: Measurement) -> str:
-    """Return what was measured, as words."""
     requests = "one request" if one.concurrency == 1 else f"{one.concurrency} requests"
     return f"{one.case} with {requests} at once of {one.input_tokens} + {one.output_tokens} tokens, {WAYS[one.through]}"
 
@@ -127,9 +124,6 @@ def _select_protocol(measured: Iterable[Measurement]) -> list[Measurement]:
     """Return the protocol's measurements: those of the engine itself, or where there are none those of the gateway."""
     protocol = [one for one in measured if one.case == "protocol" and one.concurrency == 1]
     return [one for one in protocol if one.through == "engine"] or protocol
-
-
-# ---- the run itself ---------------------------------------------------------------------------------------------
 
 
 def _find_failures(measured: Iterable[Measurement]) -> Iterator[Finding]:
@@ -199,9 +193,6 @@ def _compare_ways(engine: str, measured: Sequence[Measurement], tolerance: float
             yield Finding("gateway-slower", "warn", engine, one.case, text)
 
 
-# ---- the plan and the reference ---------------------------------------------------------------------------------
-
-
 def _read_speed(plan: Mapping[str, Any] | None) -> Mapping[str, float] | None:
     """Return low, mid, high and ceiling of the plan; None if it has no speed."""
     speed = (plan or {}).get("decode_tok_s")
@@ -249,9 +240,6 @@ def _compare_reference(
                     f"{f' ({row.source})' if row.source else ''}."
                 )
                 yield Finding("below-reference", "warn", engine, one.case, text)
-
-
-# ---- former runs ------------------------------------------------------------------------------------------------
 
 
 def _key(one: Measurement) -> tuple[object, ...]:

@@ -30,8 +30,6 @@ CASES: tuple[Case, ...] = ("protocol", "sweep", "long-context", "shared-prefix")
 
 @dataclass(frozen=True)
 class EngineRecord:
-    """What an engine was during the run."""
-
     model: str
     repo: str
     revision: str
@@ -55,8 +53,6 @@ class EngineRecord:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the benchmark."""
-
     run: str
     """Its name, which is that of its file: time of the start, and profile."""
     at: str
@@ -150,8 +146,6 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that an operator should know."""
-
     what: str
     """Its kind, such as `below-plan`."""
     severity: Literal["warn", "fail"]
@@ -163,8 +157,6 @@ class Finding:
 
 @dataclass(frozen=True)
 class End:
-    """How a run ended."""
-
     at: str
     seconds: float
     verdict: Literal["passed", "findings", "interrupted"]
@@ -175,8 +167,6 @@ class End:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A run as it was read from its file."""
-
     run: Run
     measurements: tuple[Measurement, ...] = ()
     end: End | None = None
@@ -213,14 +203,12 @@ def parse_run(text: str) -> Recorded:
 
 
 def list_files(paths: HostPaths) -> list[Path]:
-    """Return the files of the runs, oldest first."""
     with contextlib.suppress(OSError):
         return sorted(paths.bench.glob("*.jsonl"))
     return []
 
 
 def read_runs(files: Sequence[Path]) -> list[Recorded]:
-    """Read the files of runs; those that cannot be read are left out."""
     found = []
     for path in files:
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
@@ -229,7 +217,6 @@ def read_runs(files: Sequence[Path]) -> list[Recorded]:
 
 
 def prune_runs(paths: HostPaths, keep: int = KEPT_RUNS) -> None:
-    """Remove the files of all runs but the newest."""
     for path in list_files(paths)[:-keep]:
         with contextlib.suppress(OSError):
             path.unlink()

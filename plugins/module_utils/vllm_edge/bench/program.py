@@ -39,9 +39,6 @@ LOG_LINES = 6
 Address = Path | tuple[str, int]
 
 
-# ---- relay ------------------------------------------------------------------------------------------------------
-
-
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Copy until the end of `reader`, and pass the end on.
 
@@ -120,17 +117,12 @@ def start_relay(listen: Address, target: Address, context: ssl.SSLContext | None
     return end
 
 
-# ---- steps ------------------------------------------------------------------------------------------------------
-
-
 def build_command(step: Mapping[str, Any], model: str, tokenizer: str, results: Path) -> list[str]:
     """Return the command line of `vllm bench serve` for a step. The options exist from 0.19 to 0.33.
 
     Args:
-        step: as bench/cases.py describes it
         model: served name
         tokenizer: directory of the checkpoint
-        results: file to write
     """
     if step["prefix_tokens"]:
         requests, prefixes = step["requests"], max(1, step["requests"] // 8)
@@ -240,7 +232,6 @@ def run_steps(
 
 
 def load_vllm() -> Callable[[Sequence[str]], None]:
-    """Import vLLM's command and return a function that calls it with a command line."""
     (entry,) = importlib.metadata.entry_points(group="console_scripts", name="vllm")
     command = entry.load()
 
@@ -256,7 +247,6 @@ def load_vllm() -> Callable[[Sequence[str]], None]:
 
 
 def main() -> None:
-    """Run the steps of /job/steps.json."""
     job = json.loads(Path("/job/steps.json").read_text())
     if Path("/job/key").exists():
         os.environ["OPENAI_API_KEY"] = Path("/job/key").read_text().strip()

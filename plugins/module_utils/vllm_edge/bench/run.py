@@ -69,8 +69,6 @@ class BenchRefused(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """What an operator asked for."""
-
     engines: tuple[str, ...] = ()
     """Names; none means all."""
     cases: tuple[Case, ...] = CASES
@@ -111,7 +109,6 @@ def check_idle(engines: Mapping[str, Engine], *, allow_load: bool) -> None:
 
 
 def describe_engine(engine: Engine, paths: HostPaths, slots: Mapping[str, int]) -> EngineRecord:
-    """Return what is recorded of an engine."""
     config, state = engine.config, read_state(paths.engine_state(engine.config.engine))
     digest = None
     with contextlib.suppress(OSError, WeightsError):
@@ -137,7 +134,6 @@ def describe_engine(engine: Engine, paths: HostPaths, slots: Mapping[str, int]) 
 
 
 def ask_version(config: EngineConfig) -> str:
-    """Return vLLM's version as the engine states it; empty if it does not."""
     answer = request(config.url, "/version", ASK_S)
     with contextlib.suppress(ValueError, AttributeError):
         return str(answer.json().get("version", "")) if answer.ok else ""
@@ -155,8 +151,7 @@ def read_driver() -> str | None:
 def relay_to_gateway(paths: HostPaths) -> Iterator[Path]:
     """Relay a socket in a directory of its own to the gateway, and yield the directory.
 
-    Raises:
-        BenchRefused: the gateway has no address that this host reaches
+    Raises BenchRefused: the gateway has no address that this host reaches.
     """
     addresses = list_addresses((paths.gateway / CONFIGURATION).read_text(encoding="utf-8"))
     if not addresses:
@@ -185,8 +180,6 @@ def relay_to_gateway(paths: HostPaths) -> Iterator[Path]:
 
 @dataclass
 class Bench:
-    """A run that is going on."""
-
     paths: HostPaths
     options: Options
     generation: Generation
@@ -206,7 +199,6 @@ class Bench:
 
     @property
     def left_s(self) -> float:
-        """Seconds that the run may still take."""
         return self._began + self.options.limit_s - time.monotonic()
 
     def may_go_on(self) -> bool:
@@ -384,7 +376,6 @@ class Measuring:
             self.bench.add(self._build(step, data, self.sampler.end()))
 
     def _build(self, step: Step, data: Mapping[str, Any], samples: Sequence[Sample]) -> Measurement:
-        """Return the measurement of a step from vLLM's figures and the samples."""
         seconds, tokens = data.get("seconds") or 0.0, data.get("output_tokens") or 0
         # vLLM's command first reads the tokenizer and makes prompts; it ends with the last answer.
         ended = samples[-1].at - program.SETTLE_S
@@ -433,13 +424,11 @@ def _divide_energy(gpus: Sequence[GpuFigures], tokens: int) -> float | None:
 
 
 def describe_step(step: Step) -> str:
-    """Return a step in a few words."""
     at_once = "one stream" if step.concurrency == 1 else f"{step.concurrency} at once"
     return f"{step.case}, {step.input_tokens} + {step.output_tokens} tokens, {at_once}"
 
 
 def describe(measurement: Measurement) -> str:
-    """Return a measurement in one line."""
     if measurement.error:
         return f"{measurement.engine}: {measurement.case} has no figures: {measurement.error}"
     return (

@@ -22,8 +22,6 @@ METRICS_S = 3.0
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at an engine and its GPUs."""
-
     at: float
     """Monotonic seconds."""
     totals: Totals | None
@@ -68,13 +66,11 @@ class Sampler:
                 self._moved_at, self._totals = time.monotonic(), totals
 
     def begin(self) -> None:
-        """Begin a stretch with a sample of its own."""
         with self._lock:
             self.samples = [self.take()]
             self._moved_at = time.monotonic()
 
     def end(self) -> list[Sample]:
-        """End the stretch with a sample of its own and return all of it."""
         self._look()
         with self._lock:
             self._moved_at = time.monotonic()
@@ -164,5 +160,4 @@ def subtract(samples: Sequence[Sample], name: str) -> int | None:
 
 
 def find_kv_peak(samples: Sequence[Sample]) -> float | None:
-    """Return the largest share of the KV cache that was in use."""
     return max((one.totals.kv_use for one in samples if one.totals and one.totals.kv_use is not None), default=None)

@@ -80,8 +80,6 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One check and its outcome."""
-
     check: str
     outcome: Outcome
     seconds: float
@@ -119,14 +117,11 @@ def quote(text: str, limit: int = 100) -> str:
 
 @dataclass(frozen=True)
 class Reply:
-    """A chat completion."""
-
     text: str
     """If a reasoning model used all its tokens for thinking, that counts as its text."""
     only_thought: bool
     """Whether `text` is the model's thinking because it said nothing else."""
     tokens: int | None
-    """Number of tokens in the answer."""
     prompt_tokens: int | None
     finish: str
     calls: tuple[tuple[str, str], ...]
@@ -219,8 +214,7 @@ class Client:
         Some models can be told not to think. The templates of others (Qwen3-Thinking, DeepSeek-R1, gpt-oss) have no
         such switch or name it differently, so these models get enough tokens to finish thinking.
 
-        Raises:
-            StillThinkingError: the model was still thinking when its tokens ended
+        Raises StillThinkingError: the model was still thinking when its tokens ended.
         """
         if self.config.reasoning_parser:
             payload["chat_template_kwargs"] = {"enable_thinking": False}
@@ -234,7 +228,6 @@ class Client:
 
 
 def build_messages(user: str, system: str | None = None) -> list[dict[str, str]]:
-    """Return the messages of a chat request."""
     first = [] if system is None else [{"role": "system", "content": system}]
     return [*first, {"role": "user", "content": user}]
 
@@ -344,8 +337,6 @@ def _measure_spread(third: Reply, answers: Sequence[Sequence[int]], position: in
 
 @dataclass(frozen=True)
 class Difference:
-    """How two answers to the same question differ."""
-
     place: tuple[int, frozenset[object]]
     """The position at which they part and the tokens there; position 0 and both texts if no token ids are known."""
     text: str
@@ -454,7 +445,6 @@ CHECKS: Mapping[str, Callable[[Client], Verdict]] = {
 }
 """The checks after `completion`, by name."""
 NAMES = ("completion", *CHECKS)
-"""Names of all checks, in order."""
 ALONE = "deterministic"
 """This check runs for one name at a time: other requests in a batch may change the answers to two equal requests."""
 

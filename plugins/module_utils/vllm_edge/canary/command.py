@@ -49,13 +49,10 @@ TOKEN_DEADLINE_S = 20.0
 
 @dataclass(frozen=True)
 class Result:
-    """Result of one served name."""
-
     engine: str
     served_name: str
     ok: bool
     seconds: float
-    """Duration of all checks."""
     completion: str
     """Text of the first check."""
     tokens: int | None
@@ -78,7 +75,6 @@ def parse_models(answer: Answer) -> list[str]:
 
 
 def name_next_step(config: EngineConfig) -> str:
-    """Return the commands with which an operator finds out more."""
     return f"`systemctl status {config.unit}` and `vllm-edge explain {config.engine}` show the state of the engine"
 
 
@@ -96,7 +92,6 @@ def ask_models(config: EngineConfig, timeout_s: float, ask: Ask = request) -> tu
 
 
 def explain_silence(config: EngineConfig, timeout_s: float, ask: Ask) -> str:
-    """Return what it means that an engine stopped answering, according to /health."""
     health = ask(config.url, "/health", min(timeout_s, config.health_timeout_s))
     if health.ok:
         return f"/health still answers: the engine lives, and the request hangs. {name_next_step(config)}"
@@ -116,7 +111,6 @@ def build_result(config: EngineConfig, name: str, checks: Sequence[Check], reply
 
 
 def build_failure(config: EngineConfig, name: str, detail: str, seconds: float = 0.0) -> Result:
-    """Return the result of a served name whose first check failed."""
     return build_result(config, name, [Check(NAMES[0], Outcome.FAILED, seconds, detail)])
 
 
@@ -159,9 +153,6 @@ def explain_stop(config: EngineConfig, timeout_s: float, ask: Ask, names: Sequen
             checks.append(Check(NAMES[len(checks)], Outcome.FAILED, 0.0, why))
 
 
-# -- recorded results
-
-
 class FindsContainers(Protocol):
     """The part of Docker's interface that is used here. Raises DockerAway or DockerRefused."""
 
@@ -170,8 +161,6 @@ class FindsContainers(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """Identity of one run of an engine's container."""
-
     container_id: str
     started_at: str
     input_hash: str
@@ -215,7 +204,6 @@ def full_canary(
 
 
 def forget(config: EngineConfig, paths: HostPaths) -> None:
-    """Remove the record, so that the next canary checks everything."""
     with contextlib.suppress(OSError):
         paths.engine_canary(config.engine).unlink(missing_ok=True)
 
@@ -265,7 +253,6 @@ def canary_unless_passed(
 
 
 def render_result(result: Result) -> str:
-    """Return a heading and one line per check."""
     heading = f"{result.served_name}: {'ok' if result.ok else 'FAILED'} ({result.seconds:.2f} s)"
     if result.token_s is not None:
         heading += f", passed at {result.passed_at}; one token took {result.token_s:.2f} s now"

@@ -29,11 +29,7 @@ def run_doctor(
     """Run `vllm-edge doctor`.
 
     Args:
-        output: `text` or `json`.
-        support_report: file to write a support report to, or None.
-        deep: whether to run the checks that take minutes too.
         expected: what the inventory expects, an Expectation as JSON.
-        reader: a stand-in for tests.
 
     Returns:
         The exit status: 0 all is well, 1 warnings, 2 failures, or the support report could not be written.

@@ -24,14 +24,7 @@ REPAIR = "'ansible-playbook playbooks/weights.yml -e verify_weights=full'"
 
 
 def hash_weights(model: str, repo: str, revision: str, group: str, state: Path) -> Weights:
-    """Hash every file of a model, and compare files, owners and modes with the record.
-
-    Args:
-        model: name of the model, as in the inventory.
-        repo, revision: what the record has to be about.
-        group: the group that files and directories should have.
-        state: directory of the records.
-    """
+    """Hash every file of a model, and compare files, owners and modes with the record."""
     what = f"The weights of {model}"
     try:
         record = load_record(state / f"{model}.json")
@@ -64,7 +57,6 @@ def read_deep(paths: HostPaths, expected: Expectation, docker: DockerEngine | No
 
     Args:
         expected: what the inventory expects. Without its weights, those of the engines on the host are hashed.
-        docker: a stand-in for tests.
     """
     docker = docker or DockerEngine(request_timeout_s=10)
     configs, _ = load_configs(paths)  # what is wrong with the others is in the status

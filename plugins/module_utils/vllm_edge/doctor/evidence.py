@@ -82,17 +82,11 @@ def show(command: Sequence[str], ran: Ran | Unread) -> str:
 
 
 def run(reader: Reader, *command: str) -> str:
-    """Run a command and return what `show` makes of it."""
     return show(command, reader.ask(*command))
 
 
 def read_evidence(reader: Reader, engines: Sequence[str], units: Sequence[str]) -> dict[str, str]:
-    """Return the texts by name in the archive.
-
-    Args:
-        engines: engines that have files on the host.
-        units: units whose way through the present boot is shown.
-    """
+    """Return the texts by name in the archive."""
     texts = {name: run(reader, *command) for name, command in COMMANDS.items()}
     release = re.escape(reader.plain("proc/sys/kernel/osrelease"))
     prebuilt = ("apt-cache", "search", "--full", "--names-only", f"^linux-modules-nvidia-.*-{release}$")
@@ -121,7 +115,6 @@ def read_evidence(reader: Reader, engines: Sequence[str], units: Sequence[str]) 
 
 
 def describe_iommu(reader: Reader) -> str:
-    """Return a line for each IOMMU group: its type and its devices."""
     groups = reader.at("sys/kernel/iommu_groups")
     try:
         found = sorted(groups.iterdir(), key=lambda group: (len(group.name), group.name))
@@ -136,7 +129,6 @@ def describe_iommu(reader: Reader) -> str:
 
 
 def probe(*arguments: str) -> tuple[str, ...]:
-    """Return the command that asks CUDA inside a container. Its arguments are those of `container_probe`."""
     return ("python3", "-c", inspect.getsource(container_probe), *arguments)
 
 

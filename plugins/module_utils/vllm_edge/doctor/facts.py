@@ -31,8 +31,6 @@ TOOLKIT = (
 
 @dataclass(frozen=True)
 class HeldLock:
-    """A lock that a process holds."""
-
     path: str
     pid: int
     command: str
@@ -40,8 +38,6 @@ class HeldLock:
 
 @dataclass(frozen=True)
 class System:
-    """The operating system and its packages."""
-
     name: str
     """PRETTY_NAME of /etc/os-release."""
     distribution: str
@@ -59,8 +55,6 @@ class System:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that the driver answers for."""
-
     uuid: str
     name: str
     bus: str
@@ -103,7 +97,6 @@ class Runtime:
     creates_nodes: bool
     """Whether nvidia-cdi-refresh.service creates the device nodes of CUDA."""
     runc_version: str
-    """Version of runc; empty if it is not known."""
     specifications: Mapping[str, Sequence[str]] | Unread
     """The devices of each CDI specification of NVIDIA's GPUs, by path."""
     without_uvm: tuple[str, ...]
@@ -127,8 +120,6 @@ class Image:
 
 @dataclass(frozen=True)
 class Space:
-    """A file system and what is stored on it."""
-
     what: str
     path: str
     free_bytes: int
@@ -137,15 +128,12 @@ class Space:
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine that has files on the host."""
-
     name: str
     unit: Unit
     silent: str | Unread
     """Why it does not answer on its socket; empty if it does."""
     gpus: tuple[str, ...]
     shm_bytes: int
-    """Size of its /dev/shm."""
     replaced: tuple[str, ...] | Unread = ()
     """Libraries of the distribution that its supervisor has loaded and that were replaced or removed since."""
     accept_risk: tuple[str, ...] = ()
@@ -154,8 +142,6 @@ class Engine:
 
 @dataclass(frozen=True)
 class Serving:
-    """The engines, the target and switches."""
-
     engines: tuple[Engine, ...] | Unread
     errors: tuple[str, ...]
     """Engines whose files cannot be used, each with the reason."""
@@ -163,7 +149,6 @@ class Serving:
     unfinished_switch: str
     """What is known of a switch that was killed; empty if there is none."""
     switching: bool = False
-    """Whether a switch is running."""
     over_budget: str = ""
     """What the last switch that committed said, if that was over its budget."""
     socket_directories: tuple[str, ...] | Unread = ()
@@ -197,7 +182,6 @@ class Expectation:
     """What the inventory expects of the host. All but the first three are for `doctor --deep`."""
 
     uuids: Sequence[str] = ()
-    """UUIDs of GPUs."""
     gpus: int = 0
     """How many GPUs the profile needs."""
     data: str = DATA
@@ -206,7 +190,6 @@ class Expectation:
     weights: Sequence[Mapping[str, Any]] = ()
     """`name`, `repo` and `revision` (`main` if absent) of each model; none means those of the engines on the host."""
     group: str = ENGINE_USER
-    """Group of the weights."""
     files: Sequence[Mapping[str, str]] | None = None
     """`path` of each file that the inventory renders, and `how` it differs; None if they were not compared."""
     foreign: Foreign = "warn"
@@ -229,8 +212,6 @@ class Weights:
 
 @dataclass(frozen=True)
 class Deep:
-    """What only `doctor --deep` reads."""
-
     expected: Expectation
     status: Mapping[str, Any]
     """As `vllm-edge status --format json` prints it."""
@@ -243,8 +224,6 @@ class Deep:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that checks judge."""
-
     as_root: bool
     system: System
     driver: Driver

@@ -53,11 +53,7 @@ def number(word: str) -> int | None:
 
 
 def find_replaced_libraries(maps: str) -> tuple[str, ...]:
-    """Return the names of the distribution's files that a process has mapped and that are no longer on disk.
-
-    Args:
-        maps: text of /proc/<pid>/maps.
-    """
+    """Return the names of the distribution's files in /proc/<pid>/maps that are no longer on disk."""
     paths = re.findall(r"^(?:\S+\s+){5}(/(?:usr|lib\w*)/.*) \(deleted\)$", maps, re.MULTILINE)
     return tuple(sorted({path.rpartition("/")[2] for path in paths}))
 

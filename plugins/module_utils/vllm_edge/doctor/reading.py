@@ -128,7 +128,6 @@ class Reader(DriverReader):
     health: Callable[[str, float], Answer] = get_health
 
     def read(self, expected: Expectation = NOTHING_EXPECTED) -> Facts:
-        """Read all facts."""
         system, serving = self.system(), self.serving()
         engines = () if isinstance(serving.engines, Unread) else serving.engines
         rows, problem = self.smi(GPU_FIELDS)
@@ -153,10 +152,7 @@ class Reader(DriverReader):
             gateway=self.gateway(),
         )
 
-    # -- the system
-
     def system(self) -> System:
-        """Read the distribution, its packages, locks, clock and limits."""
         release = dict(
             line.split("=", 1) for line in self.plain("etc/os-release").splitlines() if "=" in line and line[0] != "#"
         )
@@ -228,7 +224,6 @@ class Reader(DriverReader):
         return tuple(found)
 
     def synchronized(self) -> bool | Unread:
-        """Return whether the clock is synchronised."""
         ran = self.ask("timedatectl", "show", "--property=NTPSynchronized", "--value")
         if isinstance(ran, Unread):
             return ran
@@ -248,18 +243,9 @@ class Reader(DriverReader):
             return None
         return int(value) if value.isdigit() else Unread("systemd names no limit of docker.service")
 
-    # -- the GPUs
-
     def gpus(
         self, rows: Sequence[Sequence[str]], problem: str, engines: Sequence[Engine], expected: Expectation
     ) -> Gpus:
-        """Read the GPUs.
-
-        Args:
-            rows, problem: what `smi` returned for GPU_FIELDS.
-            engines: engines, whose GPUs are expected.
-            expected: what the caller expects.
-        """
         counted: dict[str, str] = {uuid: "gpu_uuids of the inventory" for uuid in expected.uuids}
         with contextlib.suppress(slots.SlotError, OSError):
             for number, slot in enumerate(slots.load(str(self.paths.state / "gpu-slots.json"))):
@@ -326,19 +312,11 @@ class Reader(DriverReader):
         return found is not None and int(found[1]) == self.engine_uid()
 
     def who(self, pid: int, owner: Owner) -> str:
-        """Describe a process: pid, name, and container or unit."""
         name = self.plain(f"proc/{pid}/comm") or "ended"
         where = f"container {owner.container}" if owner.container else owner.unit or "in no container"
         return f"pid {pid} ({name}; {where})"
 
-    # -- how they hang together
-
     def topology(self, rows: Sequence[Sequence[str]]) -> Topology:
-        """Read the topology.
-
-        Args:
-            rows: what `smi` returned for GPU_FIELDS.
-        """
         values = [dict(zip(GPU_FIELDS, row, strict=True)) for row in rows]
         bus = self.bus((value["uuid"], value["pci.bus_id"]) for value in values)
         # A driver that does not answer may take its time to say so: it is asked once.
@@ -377,7 +355,6 @@ class Reader(DriverReader):
         )
 
     def xids(self) -> tuple[Xid, ...] | Unread:
-        """Return the Xid messages of the kernel's log since the boot."""
         ran = self.ask("journalctl", "--dmesg", "--boot", "--no-pager", "--output=cat", "--grep=NVRM: Xid")
         if isinstance(ran, Unread):
             return ran
@@ -399,10 +376,7 @@ class Reader(DriverReader):
             return None
         return found.f_blocks * found.f_frsize
 
-    # -- the container runtime
-
     def runtime(self) -> Runtime:
-        """Read Docker and CDI."""
         config, error = self.docker_config()
         texts = self.specifications()
         read = {} if isinstance(texts, Unread) else texts
@@ -430,13 +404,11 @@ class Reader(DriverReader):
         )
 
     def version(self, program: str) -> str:
-        """Return the version that a program prints; empty if there is none."""
         ran = self.ask(program, "--version")
         version = re.search(r"version (\d+(?:\.\d+)+)", "" if isinstance(ran, Unread) else ran.out)
         return version[1] if version else ""
 
     def access(self) -> Access | Unread:
-        """Return how the running containers got their GPUs."""
         try:
             return look(self.run, self.root)
         except CannotAsk as error:
@@ -482,10 +454,7 @@ class Reader(DriverReader):
                 found[f"/{directory}/{Path(path).name}"] = text
         return found
 
-    # -- the image
-
     def image(self) -> Image | Unread | None:
-        """Return the record of the engines' image; None if there is none."""
         path = self.paths.state / "image.json"
         try:
             found = read_object(path)
@@ -498,8 +467,6 @@ class Reader(DriverReader):
         # A record of an earlier release has the name alone.
         name, cuda, branch = (str(found.get(key) or "") for key in ("name", "cuda", "driver_branch"))
         return Image(name, cuda, branch)
-
-    # -- what serves
 
     def _find_open_directories(self, engines: Iterable[str]) -> tuple[str, ...] | Unread:
         """Return what is wrong with the directories of sockets; that of an engine may still be the engine's own."""
@@ -549,7 +516,6 @@ class Reader(DriverReader):
                 yield f"{path} has {wrong}."
 
     def serving(self) -> Serving:
-        """Read the engines, their units and sockets, the target and switches."""
         errors: list[str] = []
         engines: list[Engine] = []
         sockets: list[str] = []
@@ -599,10 +565,7 @@ class Reader(DriverReader):
             over_budget=kept[0]["message"] if kept and kept[0]["result"] == Result.OVER_BUDGET else "",
         )
 
-    # -- the gateway
-
     def gateway(self) -> Gateway | Unread | None:
-        """Compare the gateway with what serves."""
         place = self.paths.gateway
         if place.is_dir() and not os.access(place, os.R_OK | os.X_OK):
             return Unread(f"{place} is for root")

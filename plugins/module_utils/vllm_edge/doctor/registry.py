@@ -117,12 +117,7 @@ def judge(facts: Facts) -> list[dict[str, str]]:
 
 
 def examine(facts: Facts, host: str = "") -> Document:
-    """Run every check, and return the findings and what engines over several GPUs need on this host.
-
-    Args:
-        facts: what was read of the host.
-        host: name of the host; empty means this one.
-    """
+    """Run every check, and return the findings and what engines over several GPUs need; an empty `host` is this one."""
     findings = judge(facts)
     summary = {state: sum(finding["state"] == state for finding in findings) for state in STATES}
     return {

@@ -13,7 +13,6 @@ NAME = 26
 
 
 def _check(check: Mapping[str, str]) -> list[str]:
-    """Return the lines of one check."""
     head = f"{check['state']:<8}{check['check']:<{NAME}}"
     indent = " " * len(head)
     lines = _wrapped(check["evidence"], head, indent)
@@ -36,7 +35,6 @@ def _wrapped(text: str, first: str, following: str) -> list[str]:
 
 
 def render(document: Mapping[str, Any]) -> list[str]:
-    """Return every check, then a summary in one line."""
     lines = [line for check in document["checks"] for line in _check(check)]
     told = ", ".join(f"{count} {state}" for state, count in document["summary"].items() if count)
     wrong = [check["check"] for check in document["checks"] if check["state"] == "fail"]
@@ -47,7 +45,6 @@ def render(document: Mapping[str, Any]) -> list[str]:
 
 
 def problems(document: Mapping[str, Any]) -> list[str]:
-    """Return one paragraph for each check that failed."""
     return [
         f"{check['check']}: {check['evidence'].rstrip('.')}. {check['remedy']}".strip()
         for check in document["checks"]

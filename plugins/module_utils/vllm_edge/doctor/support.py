@@ -71,11 +71,7 @@ def _collect_files(reader: Reader) -> tuple[dict[str, str], set[str]]:
 
 
 def collect(reader: Reader, document: Mapping[str, Any]) -> dict[str, str]:
-    """Return every text of the report, redacted, by name in the archive.
-
-    Args:
-        document: what `examine` returned.
-    """
+    """Return every text of the report, redacted, by name in the archive."""
     texts, secrets = _collect_files(reader)
     engines = (
         sorted(path.name for path in (reader.paths.etc / "engines").glob("*")) if reader.paths.etc.is_dir() else []
@@ -95,8 +91,7 @@ def collect(reader: Reader, document: Mapping[str, Any]) -> dict[str, str]:
 def write_report(path: Path, reader: Reader, document: Mapping[str, Any]) -> None:
     """Write the report as tar.gz that only its owner may read, because the logs of engines may contain data of users.
 
-    Raises:
-        OSError: if it cannot be written.
+    Raises OSError if it cannot be written.
     """
     texts = collect(reader, document)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -62,5 +62,4 @@ class Advance:
         return now - max(self.moved_at, self.probed_at or self.moved_at)
 
     def describe_work(self) -> str:
-        """Return what the engine has to do, as text."""
         return f"{self.in_work} running or waiting" if self.in_work else "the supervisor's own, for one token"

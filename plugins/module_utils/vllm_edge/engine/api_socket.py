@@ -25,7 +25,6 @@ def make_directory(socket: Path, uid: int) -> None:
     """Make the directory of a socket anew, for a container that does not exist yet.
 
     Args:
-        socket: where the engine will make its socket
         uid: user id and group id of the engine
 
     Raises:
@@ -58,8 +57,7 @@ def open_to_gateway(socket: Path) -> None:
 
     From then on the engine can neither replace its socket nor fill the file system of /run.
 
-    Raises:
-        OSError: there is no socket yet, or something else in its place
+    Raises OSError: there is no socket yet, or something else in its place.
     """
     with pin(socket) as place:
         os.chmod(place, SOCKET_MODE)

@@ -41,8 +41,6 @@ class CompanionError(Exception):
 
 @dataclass(frozen=True)
 class Companion:
-    """What the container is given."""
-
     purpose: str
     """`bench` or `reference`: there is one container of a purpose at a time, vllm-edge-<purpose>."""
     image: str
@@ -66,14 +64,11 @@ class Companion:
 
     @property
     def name(self) -> str:
-        """The container's name."""
         return f"vllm-edge-{self.purpose}"
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How the program ended."""
-
     status: int
     lines: tuple[str, ...]
     """The last KEPT_LINES lines of its output."""
@@ -169,8 +164,7 @@ def _read_output(out: Path) -> dict[str, bytes]:
 def remove_companions(docker: DockerEngine, purpose: str = "") -> list[str]:
     """Remove containers that a killed run has left, all or those of one purpose, and return their names.
 
-    Raises:
-        DockerAway, DockerRefused: Docker does not answer, or refuses
+    Raises DockerAway, DockerRefused: Docker does not answer, or refuses.
     """
     left = [one for one in docker.listed() if purpose in ("", one.labels.get(LABEL_COMPANION))]
     left = [one for one in left if LABEL_COMPANION in one.labels]

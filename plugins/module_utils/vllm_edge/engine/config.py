@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strict reading of an engine's two files on the host, `engine.json` and `docker-create`.
+"""Strict reading of an engine's two files on the host, `engine.json` and `container.json`.
 
-Ansible renders both, but a person may have edited them since. All mistakes in a file are reported at once, with the
+The program writes both, but a person may have edited them since. All mistakes in a file are reported at once, with the
 file, the key, the value and what is expected.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -36,9 +36,7 @@ class EngineConfig:
 
     engine: str
     unit: str
-    """Name of the systemd unit."""
     container: str
-    """Name of the container."""
     url: str
     """`unix:/path` of its socket, or `http://host:port`."""
     served_names: tuple[str, ...]
@@ -94,20 +92,16 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class Engine:
-    """What is recorded of an engine."""
-
     config: EngineConfig
     container: tuple[str, ...]
     """Arguments of `docker create` without the labels of generation and input hash."""
 
     @property
     def arguments(self) -> list[str]:
-        """Every argument of `docker create`."""
         return add_labels(self.container, self.config.generation, self.config.input_hash)
 
     @property
     def vllm_arguments(self) -> tuple[str, ...]:
-        """The arguments after the image."""
         image = next(at for at, word in enumerate(self.container) if not word.startswith("-"))
         return self.container[image + 1 :]
 
@@ -119,7 +113,6 @@ class Engine:
 
     @property
     def uid(self) -> int:
-        """The user id, and group id, of the engine's processes."""
         return int(self.get_option("--user").partition(":")[0])
 
     def get_option(self, option: str) -> str:
@@ -167,27 +160,20 @@ def _is_url(value: object) -> bool:
 _Rule = tuple[Callable[[object], bool], str]
 _TEXT: _Rule = (_is_text, "a text that is not empty")
 _NAMES: _Rule = (_is_names, "a list of at least one name")
-_COUNT: _Rule = (_is_count, "a whole number from 1")
 _SECONDS: _Rule = (_is_seconds, "seconds, more than 0")
-_REQUIRED: dict[str, _Rule] = {
+_RULES: dict[str, _Rule] = {
     **dict.fromkeys(("engine", "unit", "container", "url", "model", "repo", "revision", "precision"), _TEXT),
     **dict.fromkeys(("input_hash", "image"), _TEXT),
     **dict.fromkeys(("served_names", "gpus"), _NAMES),
-    "tensor_parallel_size": _COUNT,
+    "tensor_parallel_size": (_is_count, "a whole number from 1"),
     "generation": (partial(_is_count, least=0), "a whole number from 0"),
     **dict.fromkeys(("stop_timeout_s", "stall_timeout_s", "health_timeout_s"), _SECONDS),
-}
-"""What a key must be, as a test and in words."""
-_NULLABLE: dict[str, _Rule] = {
     "port": (lambda value: _is_count(value) and cast(int, value) <= 65535, "a TCP port, 1 to 65535"),
     "vram_budget_mib": (_is_count, "MiB, a whole number from 1"),
     **dict.fromkeys(("tool_call_parser", "reasoning_parser"), _TEXT),
     "max_model_len": (_is_count, "tokens, a whole number from 1"),
     "shutdown_timeout_s": _SECONDS,
     "plan": (_is_plan, "an object with gpus, whose load_s is null or has low, mid and high in seconds"),
-}
-"""Keys that may also be null or missing."""
-_OPTIONAL: dict[str, _Rule] = {
     **dict.fromkeys(
         ("image_id", "weights_path", "weights_record", "secrets_hash"), (lambda value: isinstance(value, str), "a text")
     ),
@@ -195,37 +181,29 @@ _OPTIONAL: dict[str, _Rule] = {
     "progress_timeout_s": _SECONDS,
     "idle_probe_s": (lambda value: value == 0 or _is_seconds(value), "seconds, 0 for never"),
 }
-"""Keys that are missing in files of older generations."""
+"""What a key must be, as a test and in words. One with a default may be missing, and null if that is the default."""
 _FORMS: dict[str, _Rule] = {
     "engine": (lambda value: bool(ENGINE_NAME.fullmatch(str(value))), "small letters, digits and '-', at most 63"),
     "url": (_is_url, "unix:/<path of its socket>, or http://<address>:<port>"),
 }
 """Forms that texts must have besides."""
+_DEFAULTS = {field.name: field.default for field in fields(EngineConfig)}
 
 
 def engine_problems(data: Mapping[str, Any]) -> list[str]:
     """Return all mistakes in a parsed `engine.json`, each as a phrase; none if it is valid."""
-    missing = [f"{key} is missing: {wanted}" for key, (_, wanted) in _REQUIRED.items() if key not in data]
-    nullable = {
-        key: (good, f"{wanted}, or null") for key, (good, wanted) in _NULLABLE.items() if data.get(key) is not None
-    }
+    needed = {key: wanted for key, (_, wanted) in _RULES.items() if _DEFAULTS[key] is MISSING}
     forms = {key: rule for key, rule in _FORMS.items() if _is_text(data.get(key))}
-    rules = [*_REQUIRED.items(), *nullable.items(), *_OPTIONAL.items(), *forms.items()]
-    return missing + [
-        f"{key} is {data[key]!r}: {wanted}" for key, (good, wanted) in rules if key in data and not good(data[key])
+    wrong = [
+        f"{key} is {data[key]!r}: {wanted}{', or null' if _DEFAULTS[key] is None else ''}"
+        for key, (good, wanted) in (*_RULES.items(), *forms.items())
+        if key in data and not good(data[key]) and not (data[key] is None and _DEFAULTS[key] is None)
     ]
+    return [f"{key} is missing: {wanted}" for key, wanted in needed.items() if key not in data] + wrong
 
 
 def parse_engine(text: str, source: str) -> EngineConfig:
-    """Parse `engine.json`.
-
-    Args:
-        text: its content
-        source: its path, for messages
-
-    Raises:
-        EngineConfigError: one error that names every mistake
-    """
+    """Parse `engine.json`. Raises EngineConfigError: one error that names every mistake."""
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -239,23 +217,14 @@ def parse_engine(text: str, source: str) -> EngineConfig:
 
 
 def add_labels(arguments: Sequence[str], generation: int, input_hash: str) -> list[str]:
-    """Return arguments of `docker create` with two more labels, after the label of the engine.
-
-    Args:
-        generation: number in which this input hash first appeared
-        input_hash: hash over everything that makes up the container
-    """
+    """Return arguments of `docker create` with two more labels, after the label of the engine."""
     place = next((at for at, word in enumerate(arguments, 1) if word.startswith(f"--label={LABEL_ENGINE}=")), 0)
     labels = (f"--label={LABEL_GENERATION}={generation}", f"--label={LABEL_INPUT_HASH}={input_hash}")
     return [*arguments[:place], *labels, *arguments[place:]]
 
 
 def read_container(directory: Path) -> tuple[str, ...]:
-    """Return the arguments of `docker create` of the engine whose files are in a directory, without `add_labels`.
-
-    Raises:
-        EngineConfigError: they cannot be read
-    """
+    """Return the arguments of `docker create` in a directory, without `add_labels`. Raises EngineConfigError."""
     source = directory / CONTAINER_FILE
     if not source.exists() and (directory / CREATE_FILE).exists():
         # Written before there was container.json (f53c039). The next run of site.yml writes it.

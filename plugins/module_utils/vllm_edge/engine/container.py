@@ -32,7 +32,6 @@ REFUSED_S = 5.0
 REMOVE_WAIT_S = 120.0
 """Seconds that the removal of a container may take."""
 PING_S = 3.0
-"""Seconds to wait for Docker's answer."""
 
 T = TypeVar("T")
 
@@ -51,7 +50,6 @@ class ContainerControl:
 
     docker: DockerEngine
     unit: Callable[[], DockerUnit | None]
-    """Returns the state of docker.service."""
     reporter: Reporter
     events: Events
     away: threading.Event = field(default_factory=threading.Event)
@@ -89,7 +87,6 @@ class ContainerControl:
             return []
 
     def remember_invocation(self) -> None:
-        """Remember which start of docker.service the container runs under."""
         unit = self.unit()
         self._invocation = unit.invocation if unit is not None else None
 
@@ -108,7 +105,6 @@ class ContainerControl:
         """Remove a container and wait until it is gone: `docker rm` returns early if another removal is in progress.
 
         Args:
-            container_id: id of the container
             stopping: whether a signal to stop is no reason to give up
 
         Raises:

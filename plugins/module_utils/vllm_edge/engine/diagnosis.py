@@ -22,17 +22,13 @@ class Death:
     """What is known about an end that nobody requested."""
 
     lines: Sequence[str] = ()
-    """The container's last log lines."""
     exit_code: int | None = None
     oom_killed: bool = False
     docker_message: str = ""
-    """Docker's error message, if any."""
     was_serving: bool = False
     """Whether the engine had answered /health before."""
     removed: bool = False
-    """Whether the container was removed with Docker."""
     docker_away: bool = False
-    """Whether the Docker Engine was away at the time."""
     live_restore: bool | None = None
     """Whether Docker keeps containers running while it is stopped; None if unknown."""
     outside_signal: str | None = None
@@ -56,7 +52,6 @@ _SIGNALS = {132: "SIGILL", 134: "SIGABRT", 135: "SIGBUS", 136: "SIGFPE", 137: "S
 
 
 def _fill_signature(signature: Signature, match: re.Match[str]) -> Explanation:
-    """Return the signature's explanation with the matched groups filled in."""
     groups = {key: (value or "").strip() for key, value in match.groupdict().items()}
     reason = signature.reason.format(**groups)
     # Older versions omit some of the numbers.
@@ -102,7 +97,6 @@ def match_lines(lines: Sequence[str], was_serving: bool = False) -> Explanation 
     and then another attempt may succeed.
 
     Args:
-        lines: log lines in order
         was_serving: whether the engine had answered /health, which excludes signatures for startup only
     """
     onward = max((number for number, line in enumerate(lines) if parse_phase(line)), default=-1) + 1
@@ -123,7 +117,6 @@ def find_last_exception(lines: Sequence[str]) -> str | None:
 
 
 def _describe_end(death: Death) -> str:
-    """Return how the container ended, as the beginning of a sentence."""
     if death.exit_code is None:
         return "the engine's container ended"
     name = _SIGNALS.get(death.exit_code)
@@ -131,11 +124,7 @@ def _describe_end(death: Death) -> str:
 
 
 def explain(death: Death) -> Explanation:
-    """Return the explanation of an engine's end. There always is one: an unknown cause is described by what is known.
-
-    Args:
-        death: what is known about the end
-    """
+    """Return the explanation of an engine's end; an unknown cause is described by what is known."""
     fact = _explain_facts(death)
     if fact is not None:
         return fact
@@ -206,7 +195,6 @@ def _explain_docker_away(death: Death) -> Explanation:
 
 
 def _explain_exit(death: Death) -> Explanation:
-    """Return an explanation from the exit status and the last exception."""
     dead = any(ENGINE_DEAD.search(line) for line in death.lines)
     error = find_last_exception(death.lines)
     said = f": {error}" if error else ""
@@ -239,12 +227,7 @@ def _explain_exit(death: Death) -> Explanation:
 
 
 def explain_stall(seconds: float, phase_words: str) -> Explanation:
-    """Return the explanation for an engine that stopped advancing while it should be loading.
-
-    Args:
-        seconds: time since the last progress
-        phase_words: the phase, as text
-    """
+    """Return the explanation for an engine that did not advance for `seconds` while it should be loading."""
     return Explanation(
         "stalled",
         f"the engine's log did not advance for {seconds:.0f} s ({phase_words}), and what its container read and "
@@ -254,12 +237,7 @@ def explain_stall(seconds: float, phase_words: str) -> Explanation:
 
 
 def explain_standstill(seconds: float, work: str) -> Explanation:
-    """Return the explanation for an engine that answers /health and does not get on with its requests.
-
-    Args:
-        seconds: time since a figure of /metrics last moved
-        work: the requests, as text
-    """
+    """Return the explanation for an engine that answers /health, and of which no figure moved for `seconds`."""
     return Explanation(
         "no_progress",
         f"the engine answered /health, but none of its requests ({work}) made progress for {seconds:.0f} s; systemd's "
@@ -270,12 +248,7 @@ def explain_standstill(seconds: float, work: str) -> Explanation:
 
 
 def explain_hang(seconds: float, answer: str) -> Explanation:
-    """Return the explanation for an engine that served and does not answer any more.
-
-    Args:
-        seconds: time since the last good answer
-        answer: what /health answers instead, as text
-    """
+    """Return the explanation for an engine that served, and `answer` is all that /health has said for `seconds`."""
     return Explanation(
         "hung",
         f"the engine has not answered /health for {seconds:.0f} s ({answer}); systemd's watchdog ended it",

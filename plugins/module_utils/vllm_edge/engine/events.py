@@ -14,15 +14,11 @@ from ..system.usage import Usage
 
 @dataclass(frozen=True)
 class LogLine:
-    """The container printed a line."""
-
     line: str
 
 
 @dataclass(frozen=True)
 class HealthSeen:
-    """/health was asked."""
-
     answer: Answer
     metrics: str = ""
     """Text of /metrics with a successful answer; empty if it could not be read."""
@@ -30,45 +26,33 @@ class HealthSeen:
 
 @dataclass(frozen=True)
 class ProbeSeen:
-    """The request for one token has ended."""
-
     answer: Answer
 
 
 @dataclass(frozen=True)
 class UsageSeen:
-    """What the processes of a loading container have used was read."""
-
     usage: Usage
 
 
 @dataclass(frozen=True)
 class DockerSeen:
-    """The Docker Engine went away or is back."""
-
     away: bool
 
 
 @dataclass(frozen=True)
 class LogLost:
-    """The log cannot be read any more, or can be read again."""
-
     why: str | None
     """Why it cannot be read; None if it can be read again."""
 
 
 @dataclass(frozen=True)
 class Died:
-    """The container's main process has ended."""
-
     how: str
     """Who noticed: `docker` or `process` (the pidfd)."""
 
 
 @dataclass(frozen=True)
 class Signalled:
-    """The supervisor received a signal."""
-
     number: int
 
 
@@ -93,12 +77,10 @@ class Events(queue.SimpleQueue[Event]):
             signal.signal(number, lambda received, _frame: self.receive(received))
 
     def receive(self, number: int) -> None:
-        """Note a signal and make it an event."""
         self.signal = self.signal or number
         self.put(Signalled(number))
 
     def check_stop(self) -> None:
-        """Raise Stopped if a signal was received."""
         if self.signal is not None:
             raise Stopped
 

@@ -84,13 +84,11 @@ class Reporter:
             self._failed = True
 
     def enter(self, phase: Phase, status: str | None = None) -> None:
-        """Tell systemd and the state file about a phase."""
         self.notifier.send(status=status or WORDS[phase], extend_s=EXTEND_BY_S)
         if self.state.phase != phase:
             self.record(phase)
 
     def note_failure(self, why: Explanation, exit_code: int | None = None, tail: Iterable[str] = ()) -> None:
-        """Log and record a failure."""
         self.journal.write(why.sentence(), 3)
         self.notifier.send(status=why.sentence(), extend_s=EXTEND_BY_S)
         failure = Failure(stamp(), exit_code, why.cause, why.reason, why.remedy, self.state.phase, list(tail))

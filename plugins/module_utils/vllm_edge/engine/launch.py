@@ -187,7 +187,6 @@ class Launcher:
             self.reporter.journal.write(str(error), 4)
 
     def _prepare(self) -> tuple[Container, Existing]:
-        """Attach to the container that exists, or create and start one."""
         config = self.engine.config
         present = self.control.find(config.container)
         found = self._examine_container(present) if present is not None and needs_look(present, config) else None

@@ -30,7 +30,6 @@ STATUS_EVERY_S = 2.0
 EXTEND_EVERY_S = 5.0
 """Seconds between two extensions of the start timeout while the engine loads."""
 EXTEND_BY_S = 60.0
-"""Seconds of one extension."""
 READS_BYTES_PER_S = 1024 * 1024
 """Bytes per second that a loading container must read from disks to make progress."""
 FAULTS_PER_S = 1.0
@@ -44,8 +43,6 @@ SILENT_S = 30.0
 
 
 class Existing(Enum):
-    """What to do about a container that already has the engine's container name."""
-
     CREATE = "create"
     REFUSE = "refuse"
     REMOVE = "remove"
@@ -56,8 +53,6 @@ class Existing(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do, and why, as text for the journal."""
-
     what: Existing
     why: str
 
@@ -97,7 +92,6 @@ def decide_existing(container: Container | None, config: EngineConfig, found: Fo
 
     Args:
         container: container with the engine's container name; None if there is none
-        config: configuration of the engine
         found: its condition; None if `needs_look` is False
     """
     if container is None:
@@ -242,7 +236,6 @@ class Supervision:
     """The requests of an engine that answers /health and makes no progress, as text; else empty."""
     docker_away_since: float | None = None
     log_lost: bool = False
-    """Whether the log cannot be read."""
     _usage: tuple[Usage, float] | None = None
     _usage_phase: Phase = Phase.STARTING
     """The phase when `_usage` was read."""
@@ -256,10 +249,7 @@ class Supervision:
         self._phase_at = self.started
         self.advance = Advance(self.config.progress_timeout_s, self.config.idle_probe_s, self.started)
 
-    # -- status text
-
     def status_text(self, now: float) -> str:
-        """Return the text that `systemctl status` shows."""
         config = self.config
         names = ", ".join(config.served_names)
         if self.phase is Phase.SERVING:
@@ -307,10 +297,7 @@ class Supervision:
         self.load_phases[self.phase] = round(self.load_phases.get(self.phase, 0.0) + now - self._phase_at, 1)
         self._phase_at = now
 
-    # -- events
-
     def on_log(self, line: str, now: float) -> Reaction:
-        """Process a log line."""
         before = self.phase
         self.scan.append(line)
         self.tail.append(line)
@@ -342,8 +329,6 @@ class Supervision:
         """Process an answer of /health.
 
         Args:
-            answer: the answer
-            now: time
             clock: the wall clock time as text, for messages
             metrics: text of /metrics at the same time; empty if it could not be read
         """
@@ -383,7 +368,6 @@ class Supervision:
         return self._react(now, ready=first, watchdog=True, say=say, before=before, probe=probe)
 
     def on_docker(self, away: bool, now: float) -> Reaction:
-        """Process that Docker went away or is back."""
         if away == (self.docker_away_since is not None):
             return self._react(now)
         say = None
@@ -417,7 +401,6 @@ class Supervision:
         return self._react(now)
 
     def explain_end_by_watchdog(self, now: float) -> Explanation:
-        """Return the explanation for the end by systemd's watchdog."""
         if self.standstill:
             return explain_standstill(self.advance.get_still_s(now), self.standstill)
         return explain_hang(self.get_unanswered_s(now), self.unhealthy_answer or "no answer")

@@ -65,11 +65,7 @@ class Load:
 def describe_load(
     config: EngineConfig, at: str, seconds: float, phases: Mapping[str, float], facts: Mapping[str, float | int]
 ) -> Load:
-    """Return the entry of a load that has just ended, without `read_bytes`.
-
-    Args:
-        facts: vLLM's figures as `startup.facts_of` found them
-    """
+    """Return the entry of a load that has just ended, without `read_bytes`."""
     record = load_record(Path(config.weights_record)) if config.weights_record else None
     times = {key: float(facts[key]) for key in TIMES if key in facts}
     return Load(

@@ -37,7 +37,6 @@ def requests_in_work(metrics: str) -> int | None:
 
 
 def kv_blocks(metrics: str) -> int | None:
-    """Return the number of blocks of the KV cache."""
     found = _KV_BLOCKS.search(metrics)
     return int(found[1]) if found else None
 

@@ -98,7 +98,6 @@ class Settings:
     uid: int
     """User id, and group id, of the engines' processes."""
     image: str
-    """Name of the image."""
     gpu_uuids: Sequence[str]
     """UUID of the GPU in each slot."""
     shm_size: str
@@ -136,8 +135,7 @@ class Settings:
 def read_settings(given: Mapping[str, Any]) -> Settings:
     """Return the settings of the option `settings` of serving_switch; whole numbers may be texts, as -e gives them.
 
-    Raises:
-        EngineConfigError: one is missing, unknown or has another form; the text names them
+    Raises EngineConfigError: one is missing, unknown or has another form; the text names them.
     """
     known = {item.name: item for item in fields(Settings)}
     missing = [name for name, item in known.items() if item.default is item.default_factory and name not in given]
@@ -161,8 +159,6 @@ def list_create_arguments(
     Args:
         engine: the engine as the inventory has it, with its name and the settings of the plan
         model: `path` of its weights on the host
-        settings: what the host gives to all its engines
-        paths: places on the host
         chat_template: whether it gets a chat template instead of that of the checkpoint
 
     Raises:
@@ -301,8 +297,6 @@ def describe_engine(
     Args:
         engine: the engine as the inventory has it, with its name and the settings of the plan
         model: `repo`, `revision`, `precision`, and `path` and `record` on the host
-        settings: what the host gives to all its engines
-        paths: places on the host
     """
     name = engine["name"]
     secrets = settings.secrets_hashes.get(name)

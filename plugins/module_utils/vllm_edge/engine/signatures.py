@@ -10,8 +10,6 @@ from functools import partial
 
 @dataclass(frozen=True)
 class Explanation:
-    """Explanation of a failure."""
-
     cause: str
     """Key of the cause, such as `oom_gpu`."""
     reason: str
@@ -20,7 +18,6 @@ class Explanation:
     """Whether another attempt can succeed without an operator's action."""
 
     def sentence(self) -> str:
-        """Return reason and remedy as two sentences."""
         return f"{self.reason[:1].upper()}{self.reason[1:]}. {self.remedy}."
 
 

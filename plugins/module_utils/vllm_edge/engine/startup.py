@@ -114,7 +114,6 @@ WORST = frozenset({"graphs_estimate_gib", "consumed_gib", "activation_gib", "out
 
 
 def is_progress(line: str) -> bool:
-    """Return whether a log line shows that the engine makes progress."""
     return line.strip() != "" and not _NO_PROGRESS.search(line)
 
 
@@ -180,6 +179,5 @@ class Progress:
         return True
 
     def words(self) -> str:
-        """Return the phase as text, with the percentage if there is one."""
         text = WORDS[self.phase]
         return text if self.percent is None else f"{text}, {self.percent} %"

@@ -85,15 +85,11 @@ class Supervisor:
     watchdog_s: float | None = None
     """The unit's WatchdogSec in seconds; None if there is none."""
     docker_wait_s: float = DOCKER_WAIT_S
-    """Seconds that the launch may take."""
     unit: Callable[[], DockerUnit | None] = docker_unit
-    """Returns the state of docker.service."""
     health: Callable[[str, float], Answer] = get_health
-    """Requests /health."""
     ask: Callable[..., Answer] = request
     """Sends any other request to the engine."""
     driver: Callable[[], DriverVersions] = read_versions
-    """Returns the versions of the NVIDIA driver."""
     gpus: Callable[[Sequence[str]], str | None] = find_missing_access
     """Returns what keeps CDI devices from being given to a container."""
     systemd: Systemd = field(default_factory=Systemd)
@@ -134,7 +130,6 @@ class Supervisor:
             self._watchers.closing.set()
 
     def _begin(self, container: Container, how: Existing) -> Supervision:
-        """Start the supervision of a running container: reconstruct its state and start the watchers."""
         self._container = container
         now = time.monotonic()
         begun = parse_stamp(container.started_at)
@@ -175,7 +170,6 @@ class Supervisor:
         return life
 
     def _apply(self, life: Supervision, reaction: Reaction) -> None:
-        """Carry out a Reaction."""
         if reaction.say:
             self.journal.write(reaction.say, 5)
         if reaction.ready:
@@ -197,7 +191,6 @@ class Supervisor:
         )
 
     def _remember_load(self, life: Supervision) -> None:
-        """Add the load that has just ended to the engine's last loads. Without them the engine goes on."""
         if life.was_ready or life.load_seconds is None:
             return
         try:
@@ -356,11 +349,6 @@ class Supervisor:
 
 def run_engine(name: str, paths: HostPaths, *, docker_wait_s: float = DOCKER_WAIT_S) -> int:
     """Run `vllm-edge run-engine`.
-
-    Args:
-        name: name of the engine
-        paths: where the host keeps its files
-        docker_wait_s: seconds that the launch may take
 
     Returns:
         EXIT_OK after a requested stop, EXIT_FAILED if another attempt may succeed, else EXIT_CONFIG.

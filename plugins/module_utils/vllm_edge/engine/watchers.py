@@ -57,7 +57,6 @@ class Watchers:
     _follower: threading.Thread | None = None
 
     def start(self, container: Container) -> None:
-        """Start the threads for a running container."""
         self.control.remember_invocation()
         self._follower = self._thread(self._follow_log, container.id)
         self._thread(self._wait_for_end, container.id)
@@ -172,14 +171,12 @@ class Watchers:
         self.events.put(Died("process"))
 
     def _watch_usage(self, pid: int) -> None:
-        """Report what the container's processes read and compute, until the engine serves."""
         while not self.closing.wait(min(USAGE_S, self.config.stall_timeout_s / 5)) and not self.served.is_set():
             usage = read_usage(pid)
             if usage is not None:
                 self.events.put(UsageSeen(usage))
 
     def _open_socket(self, place: Path) -> None:
-        """Open the socket to the gateway, once the engine has made it."""
         said = ""
         while not self.closing.is_set():
             try:
@@ -194,7 +191,6 @@ class Watchers:
             self.closing.wait(OPEN_S)
 
     def _probe(self) -> None:
-        """Report the answers of /health."""
         interval = compute_health_interval(self.watchdog_s)
         while not self.closing.is_set():
             begin = time.monotonic()

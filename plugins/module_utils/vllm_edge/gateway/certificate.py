@@ -17,15 +17,12 @@ OPENSSL_S = 10.0
 
 @dataclass(frozen=True)
 class Certificate:
-    """The first certificate of `tls/server.pem`."""
-
     begins: datetime
     ends: datetime
     key_fits: bool
 
 
 def server_pem(paths: HostPaths) -> Path:
-    """Return the file of the gateway's key and certificates."""
     return paths.gateway / "tls" / "server.pem"
 
 

@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ..engine.state import stamp
+from ..names import ENGINE_NAME
 from ..system.files import is_locked
 from ..system.records import RecordError, parse_json, read_record
 from ..text import shown
 
 MOST_BYTES = 1024 * 1024
 MOST_COUNT = 1_000_000_000
-_CLIENT = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -34,7 +34,6 @@ class Key:
     until: str | None = None
 
     def valid(self, now: str) -> bool:
-        """Return whether the key counts at a time that `stamp` formatted."""
         return self.until is None or self.until > now
 
 
@@ -49,7 +48,6 @@ class Client:
     streams: int = 0
 
     def may(self, names: tuple[str, ...]) -> bool:
-        """Return whether it may use all of these names."""
         return not self.served_names or set(names) <= set(self.served_names)
 
 
@@ -57,7 +55,7 @@ def _find_errors(clients: Mapping[str, Client]) -> list[str]:
     errors = []
     owners: dict[str, str] = {}
     for name, client in clients.items():
-        if not _CLIENT.fullmatch(name):
+        if not ENGINE_NAME.fullmatch(name):
             errors.append(f"client {shown(name)}: a name is of small letters, digits and '-', at most 63")
         for limit in ("requests_per_minute", "streams"):
             if not 0 <= getattr(client, limit) <= MOST_COUNT:
@@ -79,8 +77,7 @@ def _find_errors(clients: Mapping[str, Client]) -> list[str]:
 def read_clients(path: Path) -> dict[str, Client]:
     """Read the clients by name; none where there is no file.
 
-    Raises:
-        GatewayError: the file cannot be read, or has mistakes, which are all named
+    Raises GatewayError: the file cannot be read, or has mistakes, which are all named.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -105,14 +102,7 @@ def read_clients(path: Path) -> dict[str, Client]:
 def read_temporary(path: Path, now: str) -> dict[str, Client]:
     """Read the clients that a program made for itself; none where it has ended, also by SIGKILL, or its time is over.
 
-    The program holds the file locked as long as it runs.
-
-    Args:
-        path: the file, in the form of `clients.json`
-        now: the time, as `stamp` formats it
-
-    Raises:
-        GatewayError: as `read_clients`
+    The program holds the file locked as long as it runs. Raises GatewayError: as `read_clients`.
     """
     try:
         clients = read_clients(path) if is_locked(path) else {}

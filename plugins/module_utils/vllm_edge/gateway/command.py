@@ -30,7 +30,6 @@ def synchronize(
 
     Args:
         read_course: reads the switch; called while nobody else changes the gateway's files
-        check, admin: as in `sync.apply`
 
     Raises:
         GatewayError: the generation cannot be read, or maps and links cannot be written
@@ -64,7 +63,6 @@ def run_sync(paths: HostPaths, read_course: ReadCourse, *, check: bool, output: 
 
 
 def run_status(paths: HostPaths, *, output: str) -> int:
-    """Run `vllm-edge gateway status` and return the exit status: 1 if the host has no gateway."""
     shown, problem = ask_units([GATEWAY_UNIT])
     gateway = describe_gateway(paths, shown.get(GATEWAY_UNIT, {}))
     if gateway is None:

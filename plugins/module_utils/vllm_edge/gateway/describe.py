@@ -39,11 +39,7 @@ def list_places(configuration: str) -> set[str]:
 
 
 def describe_gateway(paths: HostPaths, unit: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the gateway as `status --format json` shows it, as far as this user may see; None if the host has none.
-
-    Args:
-        unit: properties of its unit; empty if systemd does not know it
-    """
+    """Return the gateway as `status --format json` shows it, as far as this user may see; None if the host has none."""
     hidden = paths.gateway.is_dir() and not os.access(paths.gateway, os.X_OK)
     if not hidden and not is_installed(paths):
         return None

@@ -22,11 +22,7 @@ def backend_name(served: str) -> str:
 
 
 def name_link(served: str, place: int) -> str:
-    """Return the name of the link of a served name to one of its engines; the first one has that of the backend.
-
-    Args:
-        place: counts the servers of the backend from 0.
-    """
+    """Return the name of the link to the engine at a place, from 0; the first one has that of the backend."""
     return f"{backend_name(served)}+{place}" if place else backend_name(served)
 
 

@@ -62,18 +62,14 @@ class Report:
 
 
 def is_installed(paths: HostPaths) -> bool:
-    """Return whether the host has a gateway, as far as this user may see."""
     return os.path.lexists(paths.gateway / CONFIGURATION)
 
 
 def open_admin(paths: HostPaths) -> AdminSocket:
-    """Return the admin socket of the host's gateway; nothing is opened yet."""
     return AdminSocket(paths.gateway_run / "admin.sock")
 
 
 def view_host(paths: HostPaths, live: Generation | None, course: Course | None) -> View:
-    """Return what clients of this host should see."""
-
     def load_seconds(engine: str) -> float | None:
         state = read_state(paths.engine_state(engine))
         if state is not None and state.load_seconds is not None:
@@ -106,9 +102,6 @@ def lock(paths: HostPaths, patience_s: float = LOCK_S) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-# -- files
 
 
 def _read(path: Path) -> str | None:
@@ -206,9 +199,6 @@ def _write(paths: HostPaths, difference: _Difference) -> None:
             os.close(directory)
 
 
-# -- the running gateway
-
-
 def _tell(
     paths: HostPaths, admin: AdminSocket, maps: Maps, view: View, servers: Mapping[str, bool], check: bool
 ) -> list[str]:
@@ -235,9 +225,6 @@ def _tell(
     return changes
 
 
-# -- all of it
-
-
 def apply(
     paths: HostPaths, look: Callable[[], View], *, check: bool = False, admin: AdminSocket | None = None
 ) -> Report:
@@ -248,8 +235,6 @@ def apply(
 
     Args:
         look: returns the view, called while nobody else changes the files
-        check: change nothing, and take no lock
-        admin: the gateway's admin socket; a stand-in for tests
 
     Raises:
         GatewayError: maps or links cannot be written, or read; none was changed then

@@ -27,20 +27,16 @@ Maps = dict[str, dict[str, str]]
 
 @dataclass(frozen=True)
 class Role:
-    """A served name of the live generation."""
-
     name: str
     engines: tuple[str, ...]
     """The engines that answer now; that will answer, while the role is away. At least one."""
     state: Literal["up", "away", "stand-in"]
     retry_after_s: int
     port: int | None
-    """Port of the role's own engine."""
     max_model_len: int | None
 
     @property
     def target(self) -> str:
-        """The engines as one word of a map."""
         return ",".join(self.engines)
 
     @property
@@ -89,7 +85,6 @@ def build_view(
     A name of which no engine stays is away, unless engines that stay stand in for it.
 
     Args:
-        host: name of the host
         live: the generation whose names are known
         course: the switch that has not ended
         load_seconds: the seconds that the last load of an engine took, otherwise those that are expected; None if
@@ -141,7 +136,6 @@ def _to_json(value: Any) -> str:
 
 
 def render_models(view: View) -> Maps:
-    """Return the maps of models, state and ports."""
     state = {key: _to_json(getattr(view, key)) for key in ("host", "profile", "generation", "switch")}
     models = {}
     for role in view.roles:
@@ -158,7 +152,6 @@ def render_models(view: View) -> Maps:
 
 
 def _list_models(roles: Sequence[Role]) -> str:
-    """Return the answer of GET /v1/models."""
     models = [
         {"id": role.name, "object": "model", "created": 0, "owned_by": "vllm-edge"}
         | ({"max_model_len": role.max_model_len} if role.max_model_len else {})
@@ -210,11 +203,9 @@ def render_clients(view: View, clients: Mapping[str, Client], now: str) -> Maps:
 
 
 def to_text(entries: Mapping[str, str]) -> str:
-    """Return a map as the content of its file."""
     return "".join(f"{key} {value}\n" for key, value in sorted(entries.items()))
 
 
 def parse_text(text: str) -> dict[str, str]:
-    """Return the entries of a map's file."""
     lines = (line.partition(" ") for line in text.splitlines() if line and not line.startswith("#"))
     return {key: value for key, _, value in lines}

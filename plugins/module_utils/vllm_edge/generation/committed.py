@@ -46,7 +46,6 @@ def commit(
     Committing the committed generation again keeps the recorded previous one.
 
     Args:
-        choice: who chose the profile
         chosen_at: time of the choice, as `engine.state.stamp` formats it
         over_budget: whether its engines were measured to use more than their budgets
 

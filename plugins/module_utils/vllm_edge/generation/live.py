@@ -29,7 +29,6 @@ from .model import (
 
 
 def _map_engine_files(name: str, paths: HostPaths) -> dict[str, Path]:
-    """Return the live files of an engine, by their path in a generation."""
     unit = unit_name(name)
     return {
         **{f"engines/{name}/{file}": paths.engine_dir(name) / file for file in ENGINE_FILES},
@@ -88,7 +87,6 @@ def live_places(
 
     Args:
         engines: engines to consider; None considers all of the generation and all with live files
-        target: whether to include the systemd target
     """
     names = sorted(generation.engines.keys() | set(list_live_engines(paths))) if engines is None else list(engines)
     wanted: dict[Path, str | None] = {}
@@ -115,11 +113,7 @@ def live_changes(
 
 
 def seen(status: Mapping[str, Any]) -> tuple[list[SeenEngine], list[str]]:
-    """Read the output of `vllm-edge status --format json`.
-
-    Returns:
-        The state of the engines, and what is wrong with the target in systemd.
-    """
+    """Return the engines in `vllm-edge status --format json`, and what is wrong with the target in systemd."""
     engines = [
         SeenEngine(
             str(row["engine"]),
@@ -158,11 +152,7 @@ def install(generation: Generation, paths: HostPaths, engines: Iterable[str], *,
 
 
 def remove_engine(name: str, paths: HostPaths) -> list[str]:
-    """Remove the live files of an engine, but not what an operator put beside them. Raises GenerationError.
-
-    Returns:
-        The paths that were removed.
-    """
+    """Remove the live files of an engine, not what lies beside them; return their paths. Raises GenerationError."""
     places = list(_map_engine_files(name, paths).values())
     for place in places:
         _unlink(make_fresh_name(place))
@@ -177,7 +167,6 @@ def remove_engine(name: str, paths: HostPaths) -> list[str]:
 
 
 def describe_file_change(change: FileChange) -> str:
-    """Return how a live file differs from that of the generation."""
     if change.after is None:
         return "it is of an engine that is not in it"
     if change.before is None:
@@ -232,9 +221,6 @@ def record_difference(
     """Return how a run changes the record of the committed generation, for `--diff`; None if it does not.
 
     Args:
-        now: what is committed
-        generation: what will be
-        origin: who chose its profile
         defect: what is wrong with the stored committed generation, if anything
     """
 

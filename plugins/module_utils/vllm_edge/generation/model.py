@@ -60,7 +60,6 @@ class Generation:
 
     @property
     def hashes(self) -> dict[str, str]:
-        """Input hash by engine."""
         return {name: engine.config.input_hash for name, engine in self.engines.items()}
 
     @property
@@ -83,8 +82,6 @@ class Generation:
 
 @dataclass(frozen=True)
 class FileChange:
-    """A live file that differs from the generation."""
-
     path: str
     before: str | None
     """Content on the host; None if the file does not exist."""
@@ -109,8 +106,6 @@ class GenerationError(Exception):
 
 @dataclass(frozen=True)
 class CommittedEngine:
-    """One engine of the committed generation."""
-
     input_hash: str
     generation: int
     """Number in the container's label: the generation in which this input hash first appeared."""
@@ -118,8 +113,6 @@ class CommittedEngine:
 
 @dataclass(frozen=True)
 class Choice:
-    """Who chose a profile."""
-
     origin: Origin = "host"
     inventory_profile: str | None = None
     """Profile of the inventory at that time; None if the inventory was not involved."""
@@ -146,7 +139,6 @@ class Committed:
 
     @property
     def hashes(self) -> dict[str, str]:
-        """Input hash by engine."""
         return {name: engine.input_hash for name, engine in self.engines.items()}
 
 

@@ -43,9 +43,6 @@ def input_hash(
 
     Args:
         container: arguments of `docker create` without the labels that follow from this hash
-        unit: text of the systemd unit
-        config: content of engine.json
-        chat_template: text of the chat template, if any
         manifest_sha256: hash over the model's files (`weights.record.Record.manifest_sha256`)
     """
     reaches = {key: config.get(key) for key in REACH_THE_SUPERVISOR}
@@ -67,8 +64,6 @@ def rendered(
     runs: systemd applies that section (order, dependencies, limits of starts) at daemon-reload, without a restart.
 
     Args:
-        options: options of the module
-        paths: places on the host
         installed: hashes of the engines of the committed generation, by engine
 
     Raises:
@@ -152,8 +147,6 @@ def _read_number(value: object, kind: type[Any]) -> Any:
 
 @dataclass(frozen=True)
 class InstalledHash:
-    """Hashes of an engine of the committed generation."""
-
     input_hash: str
     """Hash with which it runs."""
     content_hash: str
@@ -179,7 +172,6 @@ class EngineFiles:
 
     @property
     def content(self) -> dict[str, Any]:
-        """What the digest of a generation covers."""
         return {
             "docker_create": join_lines(self.container),
             "unit": self.unit,
@@ -204,7 +196,6 @@ class Rendered:
 
     @property
     def digest(self) -> str:
-        """Hash of the whole content."""
         # Generations of before have no quality gate, and their recorded hash stays right.
         added = {"quality": dict(self.quality)} if self.quality else {}
         return _hash(
@@ -221,5 +212,4 @@ class Rendered:
 
     @property
     def hashes(self) -> dict[str, str]:
-        """Input hash by engine."""
         return {name: engine.input_hash for name, engine in self.engines.items()}

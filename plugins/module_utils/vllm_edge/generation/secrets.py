@@ -142,10 +142,7 @@ def find_missing(generation: Generation, engines: Iterable[str], paths: HostPath
 
 
 def prune(paths: HostPaths) -> None:
-    """Remove what lies beside the files of secrets, and the files of engines that no generation has.
-
-    Raises GenerationError.
-    """
+    """Remove what lies beside the secrets, and those of engines that no generation has. Raises GenerationError."""
     try:
         kept = {
             paths.secret_file(file.parent.name)

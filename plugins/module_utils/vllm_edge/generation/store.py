@@ -42,8 +42,6 @@ from .model import (
 )
 from .render import OF_NO_ENGINE, EngineFiles, InstalledHash, Rendered, join_lines
 
-# -- the committed generation
-
 
 def load_committed(paths: HostPaths) -> Generation | None:
     """Read and check the committed generation; None if nothing was committed yet. Raises GenerationError."""
@@ -51,14 +49,8 @@ def load_committed(paths: HostPaths) -> Generation | None:
     return load(paths, now.generation) if now else None
 
 
-# -- reading
-
-
 def numbers(paths: HostPaths) -> list[int]:
-    """Return the numbers of the generations that have a directory, sorted, whether it is intact or not.
-
-    Raises GenerationError.
-    """
+    """Return the numbers of the generations with a directory, intact or not, sorted. Raises GenerationError."""
     try:
         names = [entry.name for entry in (paths.state / "generations").iterdir() if entry.is_dir()]
     except FileNotFoundError:
@@ -151,9 +143,6 @@ def _load(directory: Path, number: int) -> Generation:
         limits=rendered.limits,
         quality=rendered.quality,
     )
-
-
-# -- writing a generation
 
 
 def read_installed_hashes(paths: HostPaths) -> Mapping[str, InstalledHash]:
@@ -303,11 +292,7 @@ def stage(paths: HostPaths) -> Path:
 
 
 def prune(paths: HostPaths, keep: int) -> list[int]:
-    """Remove all but the newest `keep` generations, and never the committed one or the one before it.
-
-    Returns:
-        The removed numbers. Raises GenerationError.
-    """
+    """Remove all but the newest `keep` and the last two committed generations; return them. Raises GenerationError."""
     now = committed(paths)
     stay = {now.generation, now.previous_generation} if now else set()
     there = numbers(paths)

@@ -54,7 +54,6 @@ class Access:
 
     @property
     def at_risk(self) -> tuple[str, ...]:
-        """The containers that may lose their GPUs at a daemon-reload."""
         return () if self.reload_safe else self.by_hook
 
     @property
@@ -107,12 +106,7 @@ def find_method(container: Mapping[str, Any]) -> str:
 def look(run: Run = run_command, root: Path = Path("/")) -> Access:
     """Return which running containers have GPUs and which of them may lose them.
 
-    Args:
-        run: runs a program on the host
-        root: directory that has dev; other than / only in tests
-
-    Raises:
-        CannotAsk: systemd or Docker cannot be queried
+    Raises CannotAsk: systemd or Docker cannot be queried.
     """
     try:
         refuse_stopped_docker(run)
@@ -132,10 +126,7 @@ def look(run: Run = run_command, root: Path = Path("/")) -> Access:
 
 
 def refuse_stopped_docker(run: Run) -> None:
-    """Raise CannotAsk if Docker does not run: its socket unit would start what somebody has stopped.
-
-    Raises SystemdError, too.
-    """
+    """Raise CannotAsk if Docker does not run: its socket would start what was stopped. Also raises SystemdError."""
     unit = Systemd(run).show([DOCKER])[DOCKER]
     if unit.loaded and unit.active_state not in ("active", "activating", "reloading"):
         raise CannotAsk(f"{DOCKER} is {unit.active_state}")
@@ -154,8 +145,6 @@ def ask_docker(run: Run, *arguments: str, ended: str = "") -> str:
     """Return the output of a `docker` command. Raises CannotAsk, SystemdError.
 
     Args:
-        run: runs a program on the host
-        arguments: arguments of `docker`
         ended: words of an error message that is tolerated, as of containers that have ended since they were listed
     """
     ran = run(["docker", *arguments], DOCKER_S)

@@ -60,8 +60,6 @@ class Limits:
 
 @dataclass(frozen=True)
 class ProcessUse:
-    """One process on a GPU with its memory and its owner."""
-
     pid: int
     used_mib: int | None
     container: str | None
@@ -119,7 +117,6 @@ class GpuVerdict:
 
     @property
     def card(self) -> str:
-        """The GPU's name in messages."""
         slot = "no slot" if self.slot is None else f"slot {self.slot}"
         return f"GPU {self.reading.index} ({slot}, {self.reading.name}, {self.reading.uuid})"
 
@@ -140,8 +137,6 @@ class GpuVerdict:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result for all GPUs."""
-
     gpus: tuple[GpuVerdict, ...]
     failures: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -164,9 +159,6 @@ class Evaluation:
             return " ".join(self.failures)
         parts = [f"GPU {gpu.reading.index}: {gpu.engine_mib} of {gpu.budget_mib} MiB" for gpu in self.gpus]
         return f"Every GPU is within its budget ({'; '.join(parts)})."
-
-
-# ---- input ------------------------------------------------------------------------------------------------------
 
 
 def _parse_mib(option: str, key: str, value: object) -> int:
@@ -205,14 +197,7 @@ def resolve_mib(
 ) -> dict[str, int]:
     """Convert {UUID or slot: MiB} to {UUID: MiB}.
 
-    Args:
-        option: name of the module's option, for messages
-        values: amounts by UUID or by slot number
-        gpus: the GPUs that NVML sees
-        slots: UUIDs by slot
-
-    Raises:
-        BudgetError: an amount or a key is not valid, or a GPU is named twice
+    Raises BudgetError: an amount or a key is not valid, or a GPU is named twice.
     """
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     resolved: dict[str, int] = {}
@@ -252,9 +237,6 @@ def resolve_mib(
     return resolved
 
 
-# ---- evaluation -------------------------------------------------------------------------------------------------
-
-
 def _list_processes(gpu: GpuReading, owners: Mapping[int, Owner]) -> tuple[ProcessUse, ...]:
     nobody = Owner("unknown", reason="its owner was not looked up")
     pairs = [(process, owners.get(process.pid, nobody)) for process in gpu.processes or ()]
@@ -269,14 +251,6 @@ def _sum_mib(processes: Iterable[ProcessUse]) -> int:
 
 
 def judge_gpu(gpu: GpuReading, owners: Mapping[int, Owner], limits: Limits, slot: int | None) -> GpuVerdict:
-    """Compute the figures of one GPU.
-
-    Args:
-        gpu: the sample
-        owners: owner by pid
-        limits: budgets and expected memory
-        slot: its slot; None if it has none
-    """
     processes = _list_processes(gpu, owners)
     kinds = {process.owner for process in processes}
     memory_known = gpu.processes is not None and all(process.used_mib is not None for process in processes)
@@ -386,14 +360,7 @@ def _describe_unknown_reserve(gpu: GpuVerdict) -> str | None:
 def evaluate(
     gpus: Iterable[GpuReading], owners: Mapping[int, Owner], limits: Limits, slots: Sequence[str] = ()
 ) -> Evaluation:
-    """Compare every GPU with its budget. A GPU that `limits.budgets` does not name has a budget of 0.
-
-    Args:
-        gpus: one sample per GPU
-        owners: owner by pid
-        limits: budgets, expected memory and tolerances
-        slots: UUIDs by slot
-    """
+    """Compare every GPU with its budget. A GPU that `limits.budgets` does not name has a budget of 0."""
     verdicts = tuple(
         judge_gpu(gpu, owners, limits, slots.index(gpu.uuid) if gpu.uuid in slots else None) for gpu in gpus
     )
@@ -413,9 +380,6 @@ def evaluate(
         if uuid not in seen:
             warnings.append(f"NVML does not see slot {number}, {uuid}; nothing is known about it.")
     return Evaluation(verdicts, tuple(failures), tuple(warnings))
-
-
-# ---- sampling ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -452,12 +416,7 @@ def settle(
     such memory some seconds after the process has ended, and the figures do not change until then.
 
     Args:
-        read: takes a sample
-        judge: evaluates a sample
         timeout_s: seconds after which the last sample is evaluated in any case
-        interval_s: seconds between two samples
-        clock: monotonic clock, in seconds
-        sleep: waits for so many seconds
     """
     start = clock()
     last = read()

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CudaError:
-    """An error number of CUDA."""
-
     name: str
     cause: str
     remedy: str
@@ -83,5 +81,4 @@ UNLISTED = CudaError("a CUDA error", "see CUresult in NVIDIA's documentation", "
 
 
 def describe_error(code: int) -> CudaError:
-    """Return what an error number means, also for numbers that ERRORS does not have."""
     return ERRORS.get(code, UNLISTED)

@@ -37,7 +37,6 @@ class DriverVersions:
     """The versions that were found; empty if there is none or if it cannot be read."""
 
     module: str = ""
-    """Version of the loaded kernel module."""
     libraries: Mapping[str, str] = field(default_factory=dict)
     """Version of the file behind each library, by the library's name."""
     specifications: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -62,7 +61,6 @@ class Mismatch:
     reason: str
     remedy: str
     heals: bool
-    """Whether it can pass without an operator's action."""
 
     def __str__(self) -> str:
         return f"{self.reason[:1].upper()}{self.reason[1:]}. {self.remedy}."
@@ -170,7 +168,6 @@ def find_missing_access(devices: Sequence[str], root: Path = Path("/")) -> str |
 
     Args:
         devices: names of CDI devices, as `nvidia.com/gpu=<name>` has them
-        root: where the host's files are
     """
     texts: dict[str, str] = {}
     for directory in (GENERATED, STATIC):
@@ -191,5 +188,4 @@ def find_missing_access(devices: Sequence[str], root: Path = Path("/")) -> str |
 
 
 def read_versions(root: Path = Path("/")) -> DriverVersions:
-    """Return all driver versions of the host below `root`."""
     return DriverVersions(module_version(root), read_library_versions(root), read_specification_versions(root))

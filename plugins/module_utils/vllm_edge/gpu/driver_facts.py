@@ -31,17 +31,12 @@ BUS_FIELDS = ("uuid", "pci.bus_id")
 
 @dataclass(frozen=True)
 class Kernel:
-    """An installed kernel."""
-
     release: str
     has_module: bool
-    """Whether an NVIDIA module is installed for it."""
 
 
 @dataclass(frozen=True)
 class Driver:
-    """The NVIDIA driver and what it depends on."""
-
     versions: DriverVersions
     origins: Mapping[str, tuple[str, ...]] | Unread
     """Who offers the installed version of a package (`o=` of apt's sources, otherwise the address), by package."""
@@ -73,7 +68,6 @@ class DriverReader(HostReader):
     """Reads the driver, the kernels that can start, and the bus between the GPUs."""
 
     def driver(self, packages: Packages | Unread) -> Driver:
-        """Read the versions, packages, modules and signature of the driver."""
         release = self.plain("proc/sys/kernel/osrelease")
         return Driver(
             versions=read_versions(self.root),
@@ -91,7 +85,6 @@ class DriverReader(HostReader):
         )
 
     def candidates(self, names: Sequence[str]) -> dict[str, dict[str, str]] | Unread:
-        """Return the fields of the version that apt would install, for each package that apt knows."""
         ran = self.ask("apt-cache", "show", "--no-all-versions", *names) if names else None
         if isinstance(ran, Unread):
             return ran
@@ -129,7 +122,6 @@ class DriverReader(HostReader):
         Args:
             lead: package whose version is the version of the driver
             prebuilt: prefix of the packages with prebuilt modules; empty if DKMS builds the modules
-            packages: installed packages
             wanted: packages with prebuilt modules that the flavours and the kernels need, the newest kernel's last
 
         Returns:
@@ -184,7 +176,6 @@ class DriverReader(HostReader):
         return Unread("modinfo finds no module of the driver for the running kernel")
 
     def module_on_disk(self, release: str) -> str:
-        """Return the version of the module that is installed for a kernel; empty if there is none."""
         for name in MODULES:
             ran = self.ask("modinfo", "-k", release, "-F", "version", name)
             if not isinstance(ran, Unread) and ran.status == 0:

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 
 class GpuModel(NamedTuple):
-    """Facts about one GPU model."""
-
     compute_capability: tuple[int, int]
     bandwidth_bytes_per_s: float
     """Memory bandwidth according to NVIDIA's data sheet."""
@@ -41,14 +39,7 @@ SHORT_NAMES = {"A100": "NVIDIA A100-SXM4-80GB", "H100": "NVIDIA H100 80GB HBM3",
 
 
 def by_total(nvml_total_mib: int) -> tuple[str, int] | None:
-    """Find a GPU model by its total memory.
-
-    Args:
-        nvml_total_mib: total as nvidia-smi prints it
-
-    Returns:
-        Name of the model and CUDA's total in bytes; None if no known model has this total.
-    """
+    """Return name and CUDA's total in bytes of the model with this total of nvidia-smi; None if none has it."""
     for name, model in GPU_MODELS.items():
         if model.nvml_total_mib == nvml_total_mib and model.cuda_total_bytes is not None:
             return name, model.cuda_total_bytes

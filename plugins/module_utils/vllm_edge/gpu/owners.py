@@ -33,8 +33,6 @@ _RUNTIMES: dict[str, Runtime] = {"docker": "docker", "libpod": "podman"}
 
 @dataclass(frozen=True)
 class ContainerRef:
-    """A container as a control group path shows it."""
-
     id: str
     runtime: Runtime
 
@@ -47,7 +45,6 @@ class Owner:
     container: str | None = None
     unit: str | None = None
     reason: str | None = None
-    """Why the owner is unknown."""
 
 
 def _split_paths(cgroup: str) -> Iterable[list[str]]:
@@ -75,7 +72,6 @@ def _find_container(path: list[str]) -> ContainerRef | None:
 
 
 def find_container_ids(cgroup: str) -> frozenset[str]:
-    """Return all container ids in the content of a cgroup file."""
     return frozenset(
         match["id"]
         for path in _split_paths(cgroup)

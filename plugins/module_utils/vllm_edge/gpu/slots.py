@@ -38,7 +38,6 @@ class Slot:
         return {"slot": number, "uuid": self.uuid, "name": self.name, "pci_bus_id": self.pci_bus_id}
 
     def describe(self, number: int) -> str:
-        """Return the slot with the card's last known name and place, for a message."""
         if self.pci_bus_id is None:
             return f"slot {number}, {self.uuid} (never seen on this host)"
         return f"slot {number}, {self.uuid} ({self.name or 'unknown model'}, last seen at {self.pci_bus_id})"
@@ -67,12 +66,10 @@ class SlotPlan:
 
     @property
     def paste(self) -> str:
-        """The slots as YAML for the host's host_vars."""
         return paste(self.slots)
 
 
 def paste(slots: Sequence[Slot]) -> str:
-    """Return the YAML lines for host_vars that state the slots explicitly."""
     lines = ["gpu_uuids:"]
     for number, slot in enumerate(slots):
         place = ", ".join(part for part in (slot.name, slot.pci_bus_id) if part)
@@ -89,12 +86,7 @@ def render(slots: Sequence[Slot]) -> str:
 def parse(text: str, path: str = RECORD_PATH) -> tuple[Slot, ...]:
     """Parse a record; an empty text (no record) has no slots.
 
-    Args:
-        text: content of the record
-        path: its path, for messages
-
-    Raises:
-        SlotError: the text is not a record, is of another version or names a GPU twice
+    Raises SlotError: the text is not a record, is of another version or names a GPU twice.
     """
     if not text.strip():
         return ()
@@ -224,9 +216,7 @@ def plan(
     Args:
         declared: gpu_uuids of the inventory; None or empty if it does not state them
         record: text of the record on the host; empty if there is none
-        present: the GPUs that NVML sees
         minimum: number of slots that the profile needs
-        path: path of the record, for messages
 
     Raises:
         SlotError: a GPU that has a slot is missing, there are fewer slots than needed, or a list is invalid

@@ -60,8 +60,6 @@ class Card:
 
 @dataclass(frozen=True)
 class Xid:
-    """An Xid message of the kernel's log."""
-
     bus: str
     number: int
     line: str
@@ -69,8 +67,6 @@ class Xid:
 
 @dataclass(frozen=True)
 class Topology:
-    """The GPUs of a host and how they are connected."""
-
     cards: tuple[Card, ...]
     peers: Mapping[tuple[str, str], str] | Unread
     """What the driver says about reads between two GPUs, by pair of UUIDs: OK, or why not."""
@@ -204,11 +200,7 @@ def read_redirecting(device: Path) -> tuple[str, ...] | Unread:
 
 
 def parse_peers(text: str, uuids: Sequence[str]) -> dict[tuple[str, str], str]:
-    """Parse the matrix of `nvidia-smi topo -p2p r`. Its numbers are those of the GPUs in the order of the bus.
-
-    Args:
-        uuids: UUIDs in the order of the bus.
-    """
+    """Parse the matrix of `nvidia-smi topo -p2p r`. Its numbers are those of the GPUs in the order of the bus."""
     rows = [line.split() for line in text.splitlines()]
     heads = next((row for row in rows if row and all(re.fullmatch(r"GPU\d+", word) for word in row)), [])
     found: dict[tuple[str, str], str] = {}

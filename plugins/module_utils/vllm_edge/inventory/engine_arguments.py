@@ -3,6 +3,7 @@
 
 The sentences of `find_argument_errors` hold for every release of vLLM. Those of `find_release_errors` hold for one
 release whose options are recorded in vllm_arguments. Where no release is named, it is that of vllm_image_base.
+`where` is the variable, with which each sentence begins, and `keys` are those that an engine may have.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from .vllm_arguments import RELEASES, VERSION
 
 
 class Option(NamedTuple):
-    """One option of `vllm serve`."""
-
     name: str
     aliases: tuple[str, ...]
     """Other spellings, the `--no-` form among them."""
@@ -45,7 +44,6 @@ def parse_options(groups: Mapping[str, str], choices: Mapping[str, str]) -> Iter
 
 @functools.cache
 def read_spellings(version: str) -> dict[str, Option]:
-    """Return the options of a recorded release by every spelling."""
     options = parse_options(RELEASES[version]["options"], RELEASES[version]["choices"])
     return {spelled: option for option in options for spelled in (option.name, *option.aliases)}
 
@@ -174,13 +172,7 @@ def parse_arguments(items: list[str], version: str = VERSION) -> tuple[list[Argu
 
 
 def find_argument_errors(where: str, engine: Mapping[str, Any], keys: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with extra_args in every release of vLLM.
-
-    Args:
-        where: the variable, for the beginning of each sentence.
-        engine: the keys of the engine.
-        keys: the keys that an engine may have.
-    """
+    """Yield what is wrong with extra_args in every release of vLLM."""
     given = engine.get("extra_args")
     if not isinstance(given, list):
         return
@@ -228,14 +220,7 @@ def find_recorded_release(release: str) -> str:
 def find_release_errors(
     where: str, engine: Mapping[str, Any], keys: Mapping[str, Any], version: str = VERSION
 ) -> Iterator[str]:
-    """Yield what a recorded release of vLLM does not know.
-
-    Args:
-        where: the variable, for the beginning of each sentence.
-        engine: the keys of the engine.
-        keys: the keys that an engine may have.
-        version: a key of vllm_arguments.RELEASES.
-    """
+    """Yield what a recorded release of vLLM does not know."""
     for key, choices in _read_key_choices(version).items():
         value = engine.get(key)
         if isinstance(value, str) and value and value not in choices:
@@ -254,12 +239,7 @@ def find_release_errors(
 
 
 def describe_unknown_engine_key(where: str, key: str, keys: Mapping[str, Any]) -> str:
-    """Return the sentence for a key that no role reads; it may be an option that vLLM has or had.
-
-    Args:
-        where: the variable, for the beginning of the sentence.
-        keys: the keys that an engine may have.
-    """
+    """Return the sentence for a key that no role reads; it may be an option that vLLM has or had."""
     spelled = key.lstrip("-").replace("-", "_").lower()
     dashed = "--" + spelled.replace("_", "-")
     if spelled in keys:
@@ -280,7 +260,6 @@ def describe_unknown_engine_key(where: str, key: str, keys: Mapping[str, Any]) -
 
 
 def derive_key(option: Option) -> str:
-    """Return the name of an option in Python, which is also the name of the key."""
     return option.name.removeprefix("--").replace("-", "_")
 
 
@@ -359,6 +338,5 @@ def _find_value_errors(where: str, argument: Argument, option: Option) -> Iterat
 
 
 def _describe_negation(option: Option) -> str:
-    """Return ` or --no-...` if the option has a negated form."""
     negated = [alias for alias in option.aliases if alias.startswith("--no-")]
     return f" or {negated[0]}" if negated else ""

@@ -2,8 +2,8 @@
 """Checks of keys, types, units and names of an engine, a model or a profile.
 
 The argument specs of the roles define which keys exist and their types. What a spec cannot express (units, ranges, what
-a name may contain) is defined here. Every function yields one sentence for each mistake: the variable, the value, why
-it is wrong, and what would be right.
+a name may contain) is defined here. Every function yields one sentence for each mistake: the variable (`where`), the
+value, why it is wrong, and what would be right.
 """
 
 from __future__ import annotations
@@ -66,8 +66,6 @@ PLAIN_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
 class Form(NamedTuple):
-    """A pattern that a text must match, and the rule in words."""
-
     pattern: str
     rule: str
 
@@ -173,7 +171,6 @@ def find_name_errors(where: str, name: str, what: str) -> Iterator[str]:
     """Yield a sentence if a key cannot be a file name on the host.
 
     Args:
-        where: the variable, for the beginning of the sentence.
         what: what the key names, for example `an engine`.
     """
     if not re.fullmatch(PLAIN_NAME, name):
@@ -184,13 +181,7 @@ def find_name_errors(where: str, name: str, what: str) -> Iterator[str]:
 
 
 def find_key_errors(where: str, given: Mapping[str, Any], spec: Spec) -> Iterator[str]:
-    """Yield missing keys, and values of a wrong type or form. Unknown keys are left to `describe_unknown_key`.
-
-    Args:
-        where: the variable, for the beginning of each sentence.
-        given: what the operator wrote.
-        spec: the keys that there are.
-    """
+    """Yield missing keys, and values of a wrong type or form. Unknown keys are left to `describe_unknown_key`."""
     for key, option in spec.items():
         if key not in given:
             if option.get("required"):
@@ -200,7 +191,6 @@ def find_key_errors(where: str, given: Mapping[str, Any], spec: Spec) -> Iterato
 
 
 def describe_unknown_key(where: str, key: str, known: Collection[str]) -> str:
-    """Return the sentence for a key that nothing reads."""
     spelled = key.lstrip("-").replace("-", "_")
     if spelled in known:
         return f"{where}.{key}: nothing reads this key; keys are written with underscores: {spelled}."
@@ -211,7 +201,6 @@ def find_value_errors(where: str, key: str, value: Any, option: Mapping[str, Any
     """Yield what is wrong with the value of a key.
 
     Args:
-        where: the variable, for the beginning of each sentence.
         option: the key's entry in the argument spec.
     """
     kind = option.get("type", "str")
@@ -239,7 +228,6 @@ def find_number_errors(where: str, key: str, value: Any, *, whole: bool) -> Iter
     """Yield a sentence if a value is no number, has a unit, or is out of range.
 
     Args:
-        where: the variable, for the beginning of the sentence.
         key: the key, whose unit and bounds are in QUANTITIES.
         whole: True if decimals are wrong.
     """
@@ -308,7 +296,6 @@ def _find_list_errors(where: str, key: str, value: Any, option: Mapping[str, Any
 
 
 def find_repeated(where: str, items: list[Any], rule: str) -> Iterator[str]:
-    """Yield items that a list has several times."""
     for item in {shown(item): item for item in items if items.count(item) > 1}.values():
         yield f"{where}: {shown(item)} is listed {items.count(item)} times; {rule}."
 
@@ -439,7 +426,6 @@ def find_control_character(value: str) -> str:
 
 
 def _find_fault(value: str) -> str:
-    """Return why a text does not match its form."""
     if fault := find_control_character(value):
         return fault
     if ".." in value.split("/") or value.startswith("/"):
@@ -451,13 +437,11 @@ def _find_fault(value: str) -> str:
 
 
 def _suggest_repair(key: str, value: str) -> str:
-    """Return the repository if its web address was written, otherwise an empty string."""
     address = re.fullmatch(rf"https?://[^/]+/({PLAIN_NAME}/{PLAIN_NAME})/?", value)
     return f"write {address.group(1)}; the hub's address is model_weights_endpoint" if key == "repo" and address else ""
 
 
 def _describe_expected(key: str, option: Mapping[str, Any]) -> str:
-    """Return what to write for a key that has no value."""
     kind = option.get("type", "str")
     choices = option.get("choices") or CHOICES.get(key, ())
     if choices:
@@ -476,7 +460,6 @@ def _describe_expected(key: str, option: Mapping[str, Any]) -> str:
 
 
 def _describe_number(quantity: Quantity, whole: bool) -> str:
-    """Return what to write for a number."""
     number = "a whole number" if whole else "a number"
     unit = f" of {quantity.unit}" if quantity.unit not in ("", "port", "slot", "fraction") else ""
     return quantity.remedy or f"write {number}{unit}, such as {quantity.example}"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..names import TEMPORARY_CLIENT
+from ..names import ENGINE_NAME, TEMPORARY_CLIENT
 from ..text import nearest, shown
 from .engine_inputs import Spec, describe_unknown_key, find_key_errors, find_value_errors
 
@@ -29,7 +29,6 @@ CLIENT_KEYS: Spec = {
 }
 SPELLED = {"listen_port": "port", "allowed_names": "served_names"}
 """Keys of the inventory whose rules differ from those of an engine's key of the same name."""
-CLIENT_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
 def find_stand_in_errors(engines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -78,7 +77,6 @@ def find_gateway_errors(
 
 
 def _find_keys(where: str, given: Mapping[str, Any], spec: Spec) -> Iterator[str]:
-    """Yield unknown, missing and wrong keys of an entry."""
     known = [SPELLED.get(key, key) for key in spec]
     for key in given:
         if key not in known:
@@ -148,7 +146,7 @@ def _find_client_errors(value: Any, served: set[str]) -> Iterator[str]:
         yield f"{where}: {shown(value)} is not a mapping; write clients by name: {{ci: {{served_names: [sentry]}}}}."
         return
     for name, client in value.items():
-        if not isinstance(name, str) or not CLIENT_NAME.fullmatch(name):
+        if not isinstance(name, str) or not ENGINE_NAME.fullmatch(name):
             yield (
                 f"{where}: {shown(name)} cannot be the name of a client; write up to 63 small letters, digits and -, "
                 f"the first one a letter or digit."
@@ -168,6 +166,5 @@ def _find_client_errors(value: Any, served: set[str]) -> Iterator[str]:
 
 
 def _select_names(entry: Mapping[str, Any], key: str = "served_names") -> list[str]:
-    """Return the texts in a list; what is no text is refused elsewhere."""
     names = entry.get(key)
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []

@@ -70,8 +70,7 @@ def _read_version(value: object, what: str) -> str:
 def parse_json(text: str) -> Any:
     """Parse JSON of others.
 
-    Raises:
-        ImageAnswerError: it is no JSON, longer than LONGEST_TEXT, deeper than DEEPEST, or has a key twice
+    Raises ImageAnswerError: it is no JSON, longer than LONGEST_TEXT, deeper than DEEPEST, or has a key twice.
     """
     if not isinstance(text, str) or len(text) > LONGEST_TEXT:
         raise ImageAnswerError(f"it has more than {LONGEST_TEXT} characters")
@@ -133,11 +132,7 @@ def check_contents(data: object) -> dict[str, Any]:
 
 
 def check_inventory(data: object) -> dict[str, Any]:
-    """Return the answer of list_packages.py: `packages` and `debian`, rows of name, version and architecture.
-
-    Raises:
-        ImageAnswerError: anything in it is not what that script prints
-    """
+    """Return the answer of list_packages.py: `packages` and `debian`, rows of name, version and architecture."""
     known = _read_object(data, "the answer", ("packages", "debian"))
     _check_packages(known["packages"])
     for row in _read_list(known["debian"], "debian", 10 * MOST_PACKAGES):
@@ -149,11 +144,7 @@ def check_inventory(data: object) -> dict[str, Any]:
 
 
 def check_tests(data: object) -> dict[str, Any]:
-    """Return the answer of smoke_test.py: `failures` (shortened texts), `versions` and `libraries`.
-
-    Raises:
-        ImageAnswerError: anything in it is not what that script prints
-    """
+    """Return the answer of smoke_test.py: `failures` (shortened texts), `versions` and `libraries`."""
     known = _read_object(data, "the answer", ("failures", "versions", "libraries"), ("test",))
     failures = _read_list(known["failures"], "failures", MOST_FAILURES)
     if not all(isinstance(failure, str) for failure in failures):
@@ -173,8 +164,7 @@ def check_identity(data: object) -> dict[str, Any]:
 
     Id and digests are Docker's; user and environment are the image's.
 
-    Raises:
-        ImageAnswerError: the user could be more than one word of a Dockerfile, or Docker's part has another form
+    Raises ImageAnswerError: the user could be more than one word of a Dockerfile, or Docker's part has another form.
     """
     try:
         (image,) = _read_list(data, "the answer", 1)
@@ -223,8 +213,7 @@ def check_record(data: object) -> dict[str, Any]:
 def check_wheels(data: object) -> dict[str, str]:
     """Return wheels as a mapping of file name to SHA-256.
 
-    Raises:
-        ImageAnswerError: a name is not that of a wheel, a hash is none, or there are more than MOST_WHEELS
+    Raises ImageAnswerError: a name is not that of a wheel, a hash is none, or there are more than MOST_WHEELS.
     """
     if not isinstance(data, dict) or len(data) > MOST_WHEELS:
         raise ImageAnswerError(f"the wheels are no mapping of at most {MOST_WHEELS} entries")
@@ -243,8 +232,7 @@ def check_wheels(data: object) -> dict[str, str]:
 def read_pip_report(data: object) -> dict[str, str]:
     """Return what `pip install --dry-run --report` would install, as file name to SHA-256.
 
-    Raises:
-        ImageAnswerError: it would install something else than wheels with a hash
+    Raises ImageAnswerError: it would install something else than wheels with a hash.
     """
     try:
         found = {}

@@ -38,9 +38,6 @@ class Resolution:
     explanation: str
 
 
-# ---- ranges of versions -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Range:
     """The versions between two edges without some excluded ones: specifiers in a form that can be intersected."""
@@ -50,14 +47,12 @@ class Range:
     excluded: tuple[str, ...] = ()
 
     def is_empty(self) -> bool:
-        """Return whether no version can be in the range."""
         if self.lower[0] != self.upper[0] or self.lower >= self.upper:
             return self.lower >= self.upper
         excluded = SpecifierSet(",".join(f"!={item}" for item in self.excluded))
         return not excluded.contains(self.lower[0], prereleases=True)
 
     def text(self) -> str:
-        """Return the range as specifiers for pip."""
         if self.lower[0] == self.upper[0]:
             return f"=={self.lower[0]}"
         lower = [f"{'>' if self.lower[1] else '>='}{self.lower[0]}"] if self.lower != START else []
@@ -75,7 +70,6 @@ def _parse_equal(text: str) -> Range:
 
 
 def _parse_specifier(specifier: Specifier) -> Range:
-    """Convert one specifier to a range."""
     operator, text = specifier.operator, specifier.version
     if operator == "===":
         raise CompatError(f"'==={text}' compares text, not versions. Write '=={text}'.")
@@ -109,11 +103,7 @@ def intersect(first: Range, second: Range) -> Range | None:
 def parse_range(text: str, what: str) -> Range:
     """Parse specifiers such as ``>=5.5.3,!=5.6.0,<6``.
 
-    Args:
-        what: what the text is, for the message.
-
-    Raises:
-        CompatError: if the text cannot be read or contradicts itself.
+    Raises CompatError if the text cannot be read or contradicts itself.
     """
     try:
         specifiers = SpecifierSet(text)
@@ -140,14 +130,10 @@ def _subtract(span: Range | None, bad: Row) -> Range | None:
     return intersect(span, Range(lower=broken.upper)) or intersect(span, Range(upper=broken.lower))
 
 
-# ---- requirement and matrix -------------------------------------------------------------------------------------
-
-
 def parse_requirement(text: str) -> Range:
     """Parse the operator's requirement: the name transformers and optional specifiers.
 
-    Raises:
-        CompatError: if it cannot be read, names another package, or has more than versions.
+    Raises CompatError if it cannot be read, names another package, or has more than versions.
     """
     try:
         requirement = Requirement(text)
@@ -172,12 +158,7 @@ def _parse_version(version: str, what: str) -> Version:
 def find_rows(vllm: str, matrix: Sequence[Row]) -> list[Row]:
     """Return every row that covers a vLLM release.
 
-    Args:
-        vllm: the release, as PEP 440 writes it.
-        matrix: the variable ``vllm_compatibility_matrix``.
-
-    Raises:
-        CompatError: if no row with specifiers covers it, it is no version, or a range of any row cannot be read.
+    Raises CompatError if no row with specifiers covers it, it is no version, or a range of any row cannot be read.
     """
     release = _parse_version(vllm, "The base image's vLLM")
     for number, row in enumerate(matrix, start=1):
@@ -200,7 +181,6 @@ def _find_gap(span: Range, gaps: Sequence[Row]) -> Row | None:
 
 
 def _intersect_rows(rows: Sequence[Row], release: str, takes: str, needs: Sequence[Row]) -> Range:
-    """Return what the rows of a vLLM release and the needs of the image allow."""
     span: Range | None = Range()
     for row in rows:
         span = intersect(span, parse_range(row["transformers"], "The row")) if span else None
@@ -218,7 +198,6 @@ def _intersect_rows(rows: Sequence[Row], release: str, takes: str, needs: Sequen
 
 
 def _describe_impossible(joined: Range | None, span: Range, needs: Sequence[Row], gap: Row | None) -> str:
-    """Return why no release is in the requirement and in what the rows and needs allow, and what to do."""
     because = "".join(f"; {need['reason']} needs {need['transformers']}" for need in needs)
     why = ""
     if joined and gap:
@@ -231,17 +210,7 @@ def _describe_impossible(joined: Range | None, span: Range, needs: Sequence[Row]
 
 
 def _leave_out_broken(joined: Range, span: Range, rows: Sequence[Row], what: str) -> Range:
-    """Return a range without what is known to break.
-
-    Args:
-        joined: the range.
-        span: what the rows and needs allow, for the message.
-        rows: the rows of the vLLM release.
-        what: the requirement and the vLLM release, for the message.
-
-    Raises:
-        CompatError: if nothing is left.
-    """
+    """Return a range without what is known to break. Raises CompatError if nothing is left."""
     broken = [(row, bad) for row in rows for bad in row.get("known_bad") or []]
     for row, bad in broken:
         left = _subtract(joined, bad)
@@ -260,7 +229,6 @@ def _leave_out_broken(joined: Range, span: Range, rows: Sequence[Row], what: str
 
 
 def _explain(requirement: str, release: str, constraint: str, gaps: Sequence[Row]) -> str:
-    """Return what became of the requirement, as one clause."""
     wanted = parse_requirement(requirement)
     if gap := _find_gap(wanted, gaps):
         names_none = f"{requirement} names no release ({gap['last']} -> {gap['next']})"
@@ -281,10 +249,7 @@ def resolve(
     """Combine requirement, matrix and needs into one constraint, and compare it with the base image.
 
     Args:
-        requirement: for example ``transformers>=5.5``.
-        vllm: the vLLM release of the base image.
         installed: its transformers release; None or empty if it has none.
-        matrix: the variable ``vllm_compatibility_matrix``.
         needs: further requirements, with `transformers` and `reason`.
         gaps: consecutive releases `last` and `next`, between which there is no other.
 

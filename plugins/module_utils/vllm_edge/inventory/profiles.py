@@ -110,11 +110,7 @@ class Floor(NamedTuple):
 
 
 def find_mistakes(inventory: Inventory, project: Project) -> list[str]:
-    """Return every mistake in an inventory as one sentence; empty if there is none.
-
-    Args:
-        project: the variables that the project reads.
-    """
+    """Return every mistake in an inventory as one sentence; empty if there is none."""
     found = list(_find_errors(inventory, project))
     if _is_recorded_release(inventory):
         found += _find_release_mistakes(inventory, project)
@@ -122,11 +118,7 @@ def find_mistakes(inventory: Inventory, project: Project) -> list[str]:
 
 
 def find_warnings(inventory: Inventory, project: Project) -> list[str]:
-    """Return what is wrong by the nearest recorded release of vLLM, if the image has one that nobody has recorded.
-
-    Args:
-        project: the variables that the project reads.
-    """
+    """Return what is wrong by the nearest recorded release of vLLM, if the image has one that nobody has recorded."""
     if _is_recorded_release(inventory):
         return []
     return [
@@ -161,9 +153,6 @@ def compute_vram_floor(engine: Mapping[str, Any], gpu_memory_mib: int, default: 
         math.floor(cuda_total * utilization),
         f"gpu_memory_utilization {utilization:g}{said} of the {cuda_total} MiB that CUDA has of {gpu_memory_mib}",
     )
-
-
-# ---- all of it --------------------------------------------------------------------------------------------------
 
 
 def _find_errors(inventory: Inventory, project: Project) -> Iterator[str]:
@@ -217,7 +206,6 @@ def _drop_inherited(
     """Yield the sentences about an engine, without those about arguments that it has from its model.
 
     Args:
-        engine: as the operator wrote it.
         defaults: the sentences about `engine_defaults`, by model.
     """
     model = engine.get("model")
@@ -319,7 +307,6 @@ def _find_argument_mistakes(
     """Yield what is wrong with the arguments of an engine, or of the defaults of a model.
 
     Args:
-        keys: the keys of engines.
         free: those of them that are allowed, and if required must be there.
     """
     for key in engine:
@@ -332,7 +319,6 @@ def _find_argument_mistakes(
 
 
 def _find_secret_errors(where: str, engine: Mapping[str, Any], secrets: Mapping[str, str]) -> Iterator[str]:
-    """Yield secrets of an engine that vllm_engine_secrets lacks or that cannot be used."""
     named = engine.get("secret_env")
     for name, secret in named.items() if isinstance(named, dict) else ():
         if not isinstance(secret, str) or not re.fullmatch(PLAIN_NAME, secret):
@@ -349,7 +335,6 @@ def _find_secret_errors(where: str, engine: Mapping[str, Any], secrets: Mapping[
 
 
 def _find_clashes(where: str, engine: Mapping[str, Any]) -> Iterator[str]:
-    """Yield keys of an engine that contradict each other."""
     sizes = [engine.get("tensor_parallel_size"), engine.get("pipeline_parallel_size", 1)]
     gpus = engine.get("gpus")
     if isinstance(gpus, list) and gpus and all(_is_whole(size) and size > 0 for size in sizes):
@@ -385,11 +370,7 @@ def _find_owners(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
 
 def _find_chat_template_errors(where: str, value: Any, inventory: Inventory) -> Iterator[str]:
     """Yield a sentence if the template does not exist. A value that is no plain name is refused elsewhere."""
-    if (
-        isinstance(value, str)
-        and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value)
-        and value not in inventory.chat_templates
-    ):
+    if isinstance(value, str) and re.fullmatch(PLAIN_NAME, value) and value not in inventory.chat_templates:
         yield (
             f"{where}: there is no file {shown(value)} in {inventory.chat_templates_directory or 'the directory'} "
             f"(vllm_engine_chat_templates_directory); {nearest(value, inventory.chat_templates)}"
@@ -444,9 +425,6 @@ def _find_unserved(where: str, engines: Mapping[str, Mapping[str, Any]], roles: 
             )
 
 
-# ---- the host ---------------------------------------------------------------------------------------------------
-
-
 def _find_host_errors(inventory: Inventory) -> Iterator[str]:
     count, memory = _parse_option(inventory.gpu_count), _parse_option(inventory.gpu_memory_mib)
     uuids = inventory.gpu_uuids
@@ -476,7 +454,6 @@ def _find_slot_errors(where: str, gpus: Any, slots: list[tuple[int, str]]) -> It
     """Yield slots that the host does not have.
 
     Args:
-        gpus: the slots of an engine.
         slots: numbers of slots, each with what states it.
     """
     for slot in sorted({slot for slot in gpus if _is_whole(slot)}) if isinstance(gpus, list) else ():
@@ -551,7 +528,6 @@ def _find_settings_errors(inventory: Inventory, project: Project) -> Iterator[st
 
 
 def _select_active_engines(inventory: Inventory) -> dict[str, Mapping[str, Any]]:
-    """Return the engines of the chosen profile, as far as they can be read."""
     profile = (
         _select_mappings(inventory.profiles).get(inventory.profile) if isinstance(inventory.profile, str) else None
     )

@@ -54,11 +54,7 @@ def add_defaults(engine: Mapping[str, Any], models: Any) -> dict[str, Any]:
 
 
 def find_inherited(engine: Mapping[str, Any], models: Any) -> dict[str, dict[str, Any]]:
-    """Return the arguments of an engine that its model's `engine_defaults` have, by the name of that variable.
-
-    Args:
-        engine: as `add_defaults` returns it.
-    """
+    """Return the arguments of an engine that its model's `engine_defaults` have, by the name of that variable."""
     defaults = add_defaults({"model": engine.get("model")}, models)
     found = {key: value for key, value in defaults.items() if key != "model" and engine.get(key) == value}
     return {f"vllm_models.{engine['model']}.engine_defaults": found} if found else {}
@@ -114,9 +110,6 @@ def expand_observations(observations: Any, engines: Any) -> Any:
     """Return plan_observations with those of an engine with replicas as those of each of its replicas.
 
     What is stated of a replica by its own name takes precedence. What has not the expected type stays as it is.
-
-    Args:
-        engines: as the operator wrote them.
     """
     if not isinstance(observations, Mapping) or not isinstance(engines, Mapping):
         return observations
@@ -129,11 +122,7 @@ def expand_observations(observations: Any, engines: Any) -> Any:
 
 
 def count_places(engines: Mapping[str, Mapping[str, Any]], profiles: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-    """Return by served name the most engines that serve it, or stand in for it, at once in any profile; above 1 only.
-
-    Args:
-        engines, profiles: as `expand` returns them.
-    """
+    """Return by served name the most engines that serve it, or stand in for it, at once in any profile, if several."""
     most: Counter[str] = Counter()
     for profile in profiles.values():
         for key in ("served_names", "stands_in_for"):
@@ -142,11 +131,7 @@ def count_places(engines: Mapping[str, Mapping[str, Any]], profiles: Mapping[str
 
 
 def find_replica_errors(engines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield ports of engines with replicas, and names of replicas that another engine has.
-
-    Args:
-        engines: as the operator wrote them, those that are mappings.
-    """
+    """Yield ports of engines with replicas, and names of replicas that another engine has."""
     for name, engine in engines.items():
         number = count_replicas(engine)
         if number == 1:

@@ -158,7 +158,6 @@ def find_risks(engine: Mapping[str, Any], version: str = VERSION) -> dict[str, s
     """Return what an engine has that its key `accept_risk` must name, and what each opens.
 
     Args:
-        engine: the keys of the engine, of any type.
         version: a key of vllm_arguments.RELEASES; another release may read an alias or an abbreviation otherwise.
     """
     found: dict[str, str] = {}
@@ -184,13 +183,7 @@ def find_risks(engine: Mapping[str, Any], version: str = VERSION) -> dict[str, s
 
 
 def find_risk_errors(where: str, engine: Mapping[str, Any], version: str = VERSION) -> Iterator[str]:
-    """Yield risks that an engine does not accept, and those that it accepts for nothing.
-
-    Args:
-        where: the variable, for the beginning of each sentence.
-        engine: the keys of the engine, of any type.
-        version: a key of vllm_arguments.RELEASES.
-    """
+    """Yield risks that an engine does not accept, and those that it accepts for nothing."""
     given = engine.get("accept_risk")
     accepted = [item for item in given if isinstance(item, str)] if isinstance(given, list) else []
     risks = find_risks(engine, version)
@@ -212,7 +205,6 @@ def find_risk_errors(where: str, engine: Mapping[str, Any], version: str = VERSI
 
 
 def _find_argument_risks(argument: Argument, version: str) -> Iterator[tuple[str, str]]:
-    """Yield the risks of one option, by name, and what each opens."""
     name = argument.option.name if argument.option else ""
     names = [name] if name else [begun for begun in UNSAFE if _may_mean(argument.name, begun, version)]
     for option in names:

@@ -37,8 +37,6 @@ LIKE_ANOTHER = 0.9
 
 @dataclass(frozen=True)
 class Project:
-    """What the project's files say about its variables."""
-
     known: frozenset[str]
     """Variables that an operator may set."""
     results: frozenset[str]
@@ -63,7 +61,6 @@ _Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
 
 
 def load(root: Path) -> Project:
-    """Read roles, playbooks and group_vars of the project in a directory."""
     roles = sorted(path for path in (root / "roles").iterdir() if path.is_dir())
     options: dict[str, Mapping[str, Any]] = {}
     known = set(OF_A_HOST)

@@ -39,8 +39,6 @@ def number(value: object) -> float | None:
 
 @dataclass(frozen=True)
 class BenchRun:
-    """A run of the benchmark as its record has it."""
-
     run: Row
     measurements: Sequence[Row] = ()
     end: Row = field(default_factory=dict)
@@ -64,12 +62,10 @@ class PageData:
 
     @property
     def host(self) -> str:
-        """The name of the host in the inventory."""
         return str(self.report.get("host") or "")
 
     @property
     def engines(self) -> list[Row]:
-        """The engines of the profile."""
         return list_of(self.report.get("engines"))
 
     @property
@@ -80,16 +76,13 @@ class PageData:
 
     @property
     def gpus(self) -> list[Row]:
-        """The GPUs as they were measured."""
         return list_of(self.report.get("gpus"))
 
     @property
     def plan(self) -> list[Row]:
-        """The plan of each engine, as `serving_plan` returns it."""
         return list_of(self.report.get("plan"))
 
     def plan_of(self, engine: str) -> Row:
-        """Return the plan of an engine, or an empty one."""
         return next((one for one in self.plan if one.get("engine") == engine), {})
 
     @property
@@ -123,12 +116,10 @@ class PageData:
 
     @property
     def good(self) -> bool:
-        """Whether engines serve and nothing is wrong."""
         return bool(self.engines) and not self.failures
 
     @property
     def verdict(self) -> str:
-        """One sentence about the host."""
         if self.failures:
             return f"{len(self.failures)} problem{'s' if len(self.failures) > 1 else ''}"
         return "serves without known problems" if self.engines else "no engine is known"
@@ -147,7 +138,6 @@ def complete(report: Row, saved: Row) -> dict[str, Any]:
 
 
 def newest_protocol(runs: Sequence[BenchRun], engine: str) -> list[Row]:
-    """Return the measurements of one stream in the newest run that has some of the engine."""
     for one in runs:
         found = [
             row
@@ -160,7 +150,6 @@ def newest_protocol(runs: Sequence[BenchRun], engine: str) -> list[Row]:
 
 
 def newest_files(directory: Path, pattern: str) -> list[Path]:
-    """Return the newest records; their names begin with the time."""
     return sorted(directory.glob(pattern), reverse=True)[:NEWEST]
 
 

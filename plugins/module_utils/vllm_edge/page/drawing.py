@@ -28,7 +28,6 @@ def paint() -> dict[str, str]:
 
 
 def _draw(figure: Figure, width: float, legend: bool) -> Any:
-    """Return matplotlib's figure in sentinel colours."""
     from matplotlib.figure import Figure as Canvas
     from matplotlib.patches import Patch, Rectangle
     from matplotlib.ticker import MaxNLocator

@@ -41,8 +41,6 @@ PHASES = {
 
 @dataclass(frozen=True)
 class Bar:
-    """A part of a line, from `start`, of this length."""
-
     start: float
     length: float
     colour: str
@@ -63,8 +61,6 @@ class Line:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure, and its values as a table."""
-
     name: str
     title: str
     text: str
@@ -79,7 +75,6 @@ class Figure:
 
 
 def amount(value: float | None, digits: int = 0) -> str:
-    """Return a number for people, or `unknown`."""
     return "unknown" if value is None else f"{value:,.{digits}f}"
 
 
@@ -100,7 +95,6 @@ def plan_parts(engines: Sequence[Row]) -> dict[int, dict[str, float]]:
 
 
 def draw_memory(data: PageData) -> Figure | None:
-    """Return plan, measurement and budget of each GPU."""
     plans = plan_parts(data.plan)
     lines: list[Line] = []
     rows: list[tuple[str, ...]] = []
@@ -153,7 +147,6 @@ def draw_memory(data: PageData) -> Figure | None:
 
 
 def draw_speed(data: PageData) -> Figure | None:
-    """Return the planned band of each engine, the newest measurements of one stream, and reference values."""
     lines: list[Line] = []
     rows: list[tuple[str, ...]] = []
     names = [str(engine.get("engine")) for engine in data.engines]
@@ -210,7 +203,6 @@ def draw_speed(data: PageData) -> Figure | None:
 
 
 def draw_loads(data: PageData) -> Figure | None:
-    """Return the phases of the last load of each engine."""
     lines: list[Line] = []
     rows: list[tuple[str, ...]] = []
     for engine in data.status_engines:
@@ -259,7 +251,6 @@ def draw_loads(data: PageData) -> Figure | None:
 
 
 def draw_switch(data: PageData) -> Figure | None:
-    """Return the phases of the last switch, and for each served name when nothing answered."""
     switch = data.switch
     phases = list_of(switch.get("phases"))
     if not phases:
@@ -309,5 +300,4 @@ DRAWN = (draw_memory, draw_speed, draw_loads, draw_switch)
 
 
 def list_figures(data: PageData) -> dict[str, Figure]:
-    """Return the figures for which there are values, by name."""
     return {figure.name: figure for draw in DRAWN if (figure := draw(data)) is not None}

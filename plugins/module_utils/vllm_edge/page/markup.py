@@ -38,12 +38,10 @@ def tag(name: str, /, *children: Content, **attributes: Content) -> Html:
 
 
 def join(parts: Iterable[Content]) -> Html:
-    """Return the parts one after another."""
     return Html("".join(escape(part) for part in parts))
 
 
 def make_id(text: str) -> str:
-    """Return a name of an anchor for a heading or a caption."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "part"
 
 
@@ -78,7 +76,6 @@ def table(
 
 
 def paragraphs(texts: Iterable[str], kind: str | None = None) -> Html:
-    """Return a list with one item for each text, or nothing."""
     items = [tag("li", text) for text in texts]
     return tag("ul", *items, class_=kind) if items else Html("")
 

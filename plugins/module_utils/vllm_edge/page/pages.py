@@ -48,7 +48,6 @@ def draw(figures: dict[str, Figure]) -> tuple[dict[str, Drawn], dict[str, bytes]
 
 
 def frame(title: str, head: Html, body: Html, foot: str, nav: Html | None = None) -> str:
-    """Return a whole document."""
     document = tag(
         "html",
         tag(
@@ -74,12 +73,10 @@ def frame(title: str, head: Html, body: Html, foot: str, nav: Html | None = None
 
 
 def banner(note: object) -> Html:
-    """Return the operator's note about the host, or nothing."""
     return tag("p", tag("strong", "Note: "), str(note), class_="note", role="note") if note else Html("")
 
 
 def build(data: PageData) -> Built:
-    """Return the page of a host."""
     drawn, files, missing = draw(list_figures(data))
     sections: list[Content] = []
     for heading, write in SECTIONS.items():
@@ -103,7 +100,6 @@ def build(data: PageData) -> Built:
 
 
 def build_index(hosts: Sequence[Row]) -> str:
-    """Return a page with one line for each host, from `PageData.index_row`."""
     rows = [
         [
             tag("a", row.get("host"), href=f"{quote(str(row.get('host')))}.html"),

@@ -33,17 +33,14 @@ def moment(stamp: object) -> Html:
 
 
 def command(playbook: str, data: PageData) -> Html:
-    """Return the command that runs a playbook on the host."""
     return tag("code", f"ansible-playbook playbooks/{playbook} --limit {data.host}")
 
 
 def missing(what: str, playbook: str, data: PageData) -> Html:
-    """Return the sentence for a part that nobody recorded."""
     return tag("p", f"{what} ", command(playbook, data), ".", class_="muted")
 
 
 def long(text: Content) -> Html:
-    """Return a text of a cell that may be long."""
     return tag("span", text, class_="long")
 
 
@@ -76,11 +73,7 @@ def show(drawn: Drawn | None) -> Html:
     )
 
 
-# ---- what serves ------------------------------------------------------------------------------------------------
-
-
 def write_overview(data: PageData, _figures: Figures) -> Html:
-    """What the host serves, and what is wrong."""
     gpus: dict[str, int] = {}
     for gpu in data.gpus:
         gpus[str(gpu.get("name"))] = gpus.get(str(gpu.get("name")), 0) + 1
@@ -122,7 +115,6 @@ def describe_gateway(gateway: Row) -> str:
 
 
 def write_roles(data: PageData, _figures: Figures) -> Html:
-    """Which engine answers for which served name, and how the canary went."""
     states = mapping(mapping(data.report.get("gateway")).get("roles"))
     asked = {str(row.get("served_name")): row for row in list_of(data.report.get("completions"))}
     if not asked and data.history:
@@ -177,7 +169,6 @@ def write_roles(data: PageData, _figures: Figures) -> Html:
 
 
 def write_memory(data: PageData, figures: Figures) -> Html:
-    """Plan, measurement and budget of the GPUs, and the drift of each component."""
     drift = list_of(data.report.get("drift"))
     names = {str(gpu.get("uuid")): f"GPU {gpu.get('index')}" for gpu in data.gpus}
     rows = []
@@ -209,7 +200,6 @@ def write_memory(data: PageData, figures: Figures) -> Html:
 
 
 def write_speed(data: PageData, figures: Figures) -> Html:
-    """The newest benchmark against plan and reference."""
     parts: list[Content] = [show(figures.get("speed"))]
     if not data.bench:
         return join([*parts, missing("No benchmark is recorded; this one measures the speed:", "bench.yml", data)])
@@ -253,12 +243,10 @@ def write_speed(data: PageData, figures: Figures) -> Html:
 
 
 def count(some: int, what: str) -> str:
-    """Return `1 finding` or `2 findings`."""
     return f"{some} {what}{'' if some == 1 else 's'}"
 
 
 def describe_end(run: BenchRun) -> str:
-    """Return how a run of the benchmark ended."""
     if not run.end:
         return "it still runs, or was killed"
     words = {"passed": "passed", "findings": count(len(list_of(run.end.get("findings"))), "finding")}
@@ -267,7 +255,6 @@ def describe_end(run: BenchRun) -> str:
 
 
 def write_loads(data: PageData, figures: Figures) -> Html:
-    """How long the engines loaded."""
     shown = show(figures.get("loads"))
     recorded = any(mapping(engine.get("load_phases")) for engine in data.status_engines)
     told = "The phases of a load are recorded the next time an engine starts."
@@ -280,7 +267,6 @@ def write_loads(data: PageData, figures: Figures) -> Html:
 
 
 def write_switch(data: PageData, figures: Figures) -> Html:
-    """The last switch."""
     switch = data.switch
     if not switch:
         return missing("No switch is recorded; the first one is made by", "site.yml", data)
@@ -298,16 +284,11 @@ def write_switch(data: PageData, figures: Figures) -> Html:
 
 
 def describe_way(switch: Row) -> str:
-    """Return from which profile to which a switch went."""
     former = switch.get("from_profile") or "nothing"
     return f"{former} to {switch.get('profile')} (generation {switch.get('generation')})"
 
 
-# ---- quality, history, versions ---------------------------------------------------------------------------------
-
-
 def write_quality(data: PageData, _figures: Figures) -> Html:
-    """The newest run of the quality suite, and the newest comparison with a reference answer of each engine."""
     suites = [record for record in data.quality if record.get("kind") != "reference"]
     parts: list[Content] = []
     if suites:
@@ -356,7 +337,6 @@ def write_quality(data: PageData, _figures: Figures) -> Html:
 
 
 def write_history(data: PageData, _figures: Figures) -> Html:
-    """Former switches and benchmarks."""
     parts: list[Content] = []
     switches = list(data.history) or list_of(data.status.get("history"))
     if switches:
@@ -405,7 +385,6 @@ def seconds_away(down: object) -> float | None:
 
 
 def describe_downtime(downtime: Row) -> str:
-    """Return the seconds in which each served name had no answer."""
     said = []
     for name, down in downtime.items():
         if seconds_away(down):
@@ -414,7 +393,6 @@ def describe_downtime(downtime: Row) -> str:
 
 
 def write_versions(data: PageData, _figures: Figures) -> Html:
-    """Versions of the software, and what the inventory can pin."""
     versions = dict(mapping(data.report.get("versions")))
     pins = texts_of(data.report.get("pins"))
     models = [

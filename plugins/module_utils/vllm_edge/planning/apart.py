@@ -70,7 +70,6 @@ def read_apart(what: str, read: Callable[[], Facts], drop_root: bool = True) -> 
 
 
 def _limit(drop_root: bool) -> None:
-    """Set the limits of this process and give up root."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -85,7 +84,6 @@ def _limit(drop_root: bool) -> None:
 
 
 def _answer(what: str, read: Callable[[], Facts]) -> bytes:
-    """Return the facts, or why there are none, as JSON."""
     try:
         facts = read()
         tensors = [

@@ -29,17 +29,14 @@ CONTEXT_STEP_TOKENS = 1024
 
 
 def run_plan(options: Namespace) -> int:
-    """Print the plan of one model over the GPUs, for each number of them. Returns the exit status."""
     return _explain_errors(lambda: _plan(options))
 
 
 def run_advise(options: Namespace) -> int:
-    """Print the ranked profiles of some models on the GPUs. Returns the exit status."""
     return _explain_errors(lambda: _advise(options))
 
 
 def run_facts(options: Namespace) -> int:
-    """Print the record of a checkpoint as JSON. Returns the exit status."""
     return _explain_errors(lambda: _print_facts(options))
 
 
@@ -59,14 +56,8 @@ def _warn(sentence: str) -> None:
     print(f"note: {sentence}", file=sys.stderr)
 
 
-# ---- models and GPUs ---------------------------------------------------------------------------------------------
-
-
 def load_facts(source: str, options: Namespace) -> Facts:
     """Return the facts of a checkpoint from a directory, a file, the project's records or a hub.
-
-    Args:
-        source: a path or `owner/name`.
 
     Raises:
         FactsError: nothing is there, or it is damaged.
@@ -120,9 +111,6 @@ def find_gpus(options: Namespace) -> list[Gpu]:
     if known and options.gpu_memory_mib is None:
         given |= {"cuda_total_bytes": known.cuda_total_bytes, "nvml_total_mib": known.nvml_total_mib}
     return [inputs.build_gpu(0, given, _warn)] * options.count
-
-
-# ---- plan --------------------------------------------------------------------------------------------------------
 
 
 def plan_layouts(model: Model, gpus: Sequence[Gpu], options: Namespace) -> dict[str, Plan]:
@@ -189,9 +177,6 @@ def _plan(options: Namespace) -> int:
     return status
 
 
-# ---- advise ------------------------------------------------------------------------------------------------------
-
-
 def _advise(options: Namespace) -> int:
     models = {}
     for source in options.model:
@@ -214,9 +199,6 @@ def _advise(options: Namespace) -> int:
     else:
         print("\n".join(advice_render.lines(found)))
     return FITS
-
-
-# ---- facts -------------------------------------------------------------------------------------------------------
 
 
 def _print_facts(options: Namespace) -> int:

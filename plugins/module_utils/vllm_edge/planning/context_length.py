@@ -47,17 +47,14 @@ def derive_default(model: Model) -> int:
 
 
 def is_longer_allowed(environment: Mapping[str, Any]) -> bool:
-    """Return whether the environment of an engine lets vLLM accept a longer max_model_len (envs.py)."""
     return str(environment.get(ALLOW_LONGER, "0")).strip().lower() in ("1", "true")
 
 
 def _read_config(model: Model) -> Mapping[str, Any]:
-    """Return the part of config.json about the language model."""
     return {**model.facts.config, **(model.facts.config.get("text_config") or {})}
 
 
 def _iterate_rope(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the parameters of RoPE of each type of layer, or those of all layers."""
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     by_kind = [given[kind] for kind in Attention if isinstance(given.get(kind), Mapping)]
     yield from by_kind or ([given] if given else [])

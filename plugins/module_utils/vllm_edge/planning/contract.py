@@ -44,9 +44,6 @@ class UnknownArchitecture(ValueError):
     the known ones."""
 
 
-# ---- a checkpoint ------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Tensor:
     """All tensors of one name pattern, dtype and shape, as safetensors headers list them."""
@@ -72,7 +69,6 @@ class Facts:
     revision: str
     """The commit; empty if the files do not say."""
     config: Mapping[str, Any]
-    """The content of config.json."""
     tensors: tuple[Tensor, ...]
     quantization: Mapping[str, Any] = field(default_factory=dict)
     """`quantization_config` of config.json, or hf_quant_config.json if only that exists; empty if there is neither."""
@@ -125,8 +121,6 @@ class Sharding(StrEnum):
 
 @dataclass(frozen=True)
 class Component:
-    """A tensor and what it is for."""
-
     tensor: Tensor
     kind: str
     """The row of a plan that it counts in: `embeddings`, `attention`, `mlp`, `experts`, `router`, `norms`, `towers`,
@@ -143,8 +137,6 @@ class Component:
 
 @dataclass(frozen=True)
 class Quantization:
-    """How the weights of a checkpoint are quantized."""
-
     method: str
     """As vLLM names it: `none`, `modelopt_fp4`, `modelopt`, `compressed-tensors`, `fp8`, `awq`, `gptq`."""
     weight_bits: int
@@ -208,9 +200,6 @@ class Model:
     """If the attention of all layers is latent."""
 
 
-# ---- an engine and its GPUs --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Arguments:
     """The options of `vllm serve` that affect memory. None means not given: the default of the release applies."""
@@ -238,8 +227,6 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, as far as a plan needs it."""
-
     name: str
     """As NVML names it, e.g. `NVIDIA L4`."""
     cuda_total_bytes: int
@@ -250,8 +237,6 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Uncertain:
-    """A figure with its range and source."""
-
     value: float
     low: float
     high: float
@@ -261,11 +246,7 @@ class Uncertain:
 
     @property
     def bytes(self) -> int:
-        """The value as a whole number."""
         return round(self.value)
-
-
-# ---- the answer --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -355,8 +336,6 @@ class DecodeTogether:
 
 @dataclass(frozen=True)
 class Seconds:
-    """A time with its range."""
-
     low: float
     mid: float
     high: float
@@ -374,8 +353,6 @@ class LoadTime(Seconds):
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """The plan of one engine."""
-
     engine: str
     verdict: Verdict
     reason: str
@@ -418,8 +395,6 @@ class EnginePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a profile."""
-
     profile: str
     vllm_version: str
     engines: tuple[EnginePlan, ...]

@@ -74,7 +74,6 @@ class Row:
 
     @property
     def within(self) -> bool | None:
-        """Whether the measurement is within the tolerance; None if there is none."""
         return None if self.measured is None else abs(self.measured - self.planned) <= self.tolerance
 
     def as_dict(self) -> dict[str, Any]:
@@ -85,7 +84,6 @@ def tolerances(given: Mapping[str, Any], tolerance_mib: int) -> dict[str, float]
     """Return plan_drift_tolerances merged into the defaults.
 
     Args:
-        given: the operator's values.
         tolerance_mib: plan_tolerance_mib, the default of total_mib.
 
     Raises:
@@ -112,10 +110,6 @@ def expectation(
 ) -> dict[str, Any]:
     """Return what goes from the plan of an engine into its engine.json: whole MiB, one entry for each of its GPUs in
     order.
-
-    Args:
-        limits: tolerances by component.
-        memory_threshold_percent: above which `vllm-edge status` warns, see memory_warning.
     """
     # The error of the graphs is also an error of the total. Whether the total is too large is checked by the budget.
     graphs_mib = max((gpu.graphs_bytes for gpu in plan.gpus), default=0) / MIB
@@ -161,7 +155,6 @@ def compare(
     Args:
         engines: for each engine its name, the UUIDs of its GPUs, the expectation in its engine.json, and vLLM's own
             figures.
-        gpus: rows of the module vram_budget.
     """
     rows: list[Row] = []
     planned: dict[str, float] = {}
@@ -204,11 +197,6 @@ def compare_engines(
 
     What an engine logged counts only if it ran with the wanted inputs. What was measured on a GPU counts unless one of
     its engines is known not to run.
-
-    Args:
-        configs: the configurations of the engines.
-        states: the supervisor's record by engine, or None.
-        gpus: rows of the VRAM evaluation.
     """
     engines = [(config, states.get(config.engine)) for config in configs]
     whole = (Phase.SERVING, Phase.UNHEALTHY)

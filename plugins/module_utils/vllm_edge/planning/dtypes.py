@@ -35,9 +35,6 @@ def resolve_model_dtype(model: Model, requested: str, capability: tuple[int, int
 
     `auto` is the dtype of the checkpoint, or the preferred one of the GPU if that cannot compute in it. Any other value
     is taken as it is; what cannot run in it is refused by the rules of `feasibility`.
-
-    Args:
-        capability: see `list_supported`.
     """
     if requested != "auto":
         return ALIASES.get(requested, requested)

@@ -104,8 +104,7 @@ _ELEMENTS: Mapping[str, type] = {"layer_types": str, "mlp_only_layers": int, "no
 def check_config(repo: str, config: Mapping[str, Any]) -> None:
     """Refuse a config.json whose values have another type than the planner reads, or no sensible size.
 
-    Raises:
-        FactsError: a sentence about the first such value
+    Raises FactsError: a sentence about the first such value.
     """
     for where, values in (("", config), ("text_config.", config.get("text_config") or {})):
         for key in sorted(CONFIG_KEYS & values.keys()):

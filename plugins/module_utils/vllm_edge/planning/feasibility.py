@@ -43,8 +43,6 @@ MANY_SEQUENCES = 128
 
 @dataclass(frozen=True)
 class Case:
-    """One engine, as a rule sees it."""
-
     model: Model
     arguments: Arguments
     release: tuple[int, int]
@@ -58,8 +56,6 @@ class Case:
 
 @dataclass(frozen=True)
 class Finding:
-    """Why an engine cannot run."""
-
     verdict: Verdict
     reason: str
     fix: str
@@ -72,11 +68,7 @@ Hint = Callable[[Case], Iterator[str]]
 
 
 def parse_release(version: str) -> tuple[int, int]:
-    """Return major and minor number of a version that `vllm_versions.behaviour` accepts.
-
-    Raises:
-        ValueError: if it is no version.
-    """
+    """Return major and minor number of a version as `vllm_versions.behaviour` takes it. Raises ValueError."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None:
         raise ValueError(f"{version!r} is no release of vLLM")
@@ -91,15 +83,10 @@ def findings(case: Case) -> list[Finding]:
 
 
 def advice(case: Case) -> list[str]:
-    """Return what works but could be better, each with a reference."""
     return [sentence for hint in HINTS for sentence in hint(case)]
 
 
-# ---- releases and GPUs -------------------------------------------------------------------------------------------
-
-
 def _check_model_class(case: Case) -> Iterator[Finding]:
-    """Yield a finding for an architecture that the release does not have yet, or has no more."""
     name = case.model.architecture
     events = sorted(
         (parse_release(release), has)
@@ -151,7 +138,6 @@ def _check_drafters(case: Case) -> Iterator[Finding]:
 
 
 def _check_max_model_len(case: Case) -> Iterator[Finding]:
-    """Yield a finding for requests that are longer than the model allows."""
     limit, wanted = derive_limit(case.model, case.release), case.arguments.max_model_len or 0
     if wanted > limit and not is_longer_allowed(case.environment):
         yield Finding(
@@ -214,16 +200,11 @@ def _check_dtype(case: Case) -> Iterator[Finding]:
 
 
 def _suggest_dtype(case: Case) -> str:
-    """Return the setting with the dtype that vLLM prefers for model and GPU; empty if it has none."""
     supported = list_supported(case.model, case.gpu_model.compute_capability if case.gpu_model else None)
     return f"dtype: {supported[0]}" if supported else ""
 
 
-# ---- shapes ------------------------------------------------------------------------------------------------------
-
-
 def _check_divisibility(case: Case) -> Iterator[Finding]:
-    """Yield findings for heads and sizes that tensor parallelism cannot divide."""
     size, model = case.arguments.tensor_parallel_size, case.model
     kv_heads = sorted({layer.kv_heads for layer in model.layers})
     uneven = [heads for heads in kv_heads if heads % size and size % heads]
@@ -313,9 +294,6 @@ RULES: Sequence[Rule] = (
 )
 
 
-# ---- advice ------------------------------------------------------------------------------------------------------
-
-
 def _advise_on_per_layer_pipeline(case: Case) -> Iterator[str]:
     if case.model.per_layer_embedding_size and case.arguments.pipeline_parallel_size > 1:
         yield (
@@ -394,9 +372,6 @@ def advise_on_context(max_model_len: int, max_concurrency: float) -> list[str]:
 
     The rule "at most 30,000 to 40,000 tokens on GPUs under 40 GB", which is found elsewhere, is not used: memory
     decides, and a sliding window keeps most layers small.
-
-    Args:
-        max_concurrency: how many requests of max_model_len fit into the KV cache.
     """
     if max_concurrency < FEW_ENOUGH_REQUESTS:
         return [

@@ -76,12 +76,10 @@ def find_unbounded(config: Mapping[str, Any], tensors: Sequence[Tensor], quantiz
 
 
 def has_towers(tensors: Sequence[Tensor]) -> bool:
-    """Return whether the checkpoint has encoders of images, videos or audio."""
     return any(tensor.layers is None and _TOWERS.search(tensor.name) for tensor in tensors)
 
 
 def count_layers(tensors: Sequence[Tensor]) -> int:
-    """Return the number of decoder layers that the tensors are of."""
     return max((layer + 1 for tensor in tensors for layer in tensor.layers or ()), default=0)
 
 
@@ -91,16 +89,11 @@ def widen_for_groups(layer_types: Sequence[str] | None, window: int | None, head
 
 
 def is_generic(source: str) -> bool:
-    """Return whether facts of this source are those of a generic plan."""
     return source.startswith(_MARK)
 
 
 def describe_generic(architecture: str, source: str) -> str:
-    """Return the source of the facts of a generic plan, which marks it as approximate.
-
-    Args:
-        source: of the facts themselves.
-    """
+    """Return the source of the facts of a generic plan, which marks it as approximate."""
     before = source.removeprefix("recorded: ").removeprefix(APPROXIMATE)
     return (
         f"{_MARK}because the planner does not know {architecture}: weights and KV cache are upper "
@@ -115,7 +108,6 @@ def bound_weights(most_bytes: float, whole_bytes: float, gpus: int) -> Uncertain
     Args:
         most_bytes: on one rank, with what no rule knows on each of them.
         whole_bytes: on a single GPU.
-        gpus: number of GPUs.
     """
     most = most_bytes * MOST_OF_WEIGHTS
     return Uncertain(most, whole_bytes / gpus * LEAST_OF_WEIGHTS, most, "all tensors of the checkpoint, an upper bound")

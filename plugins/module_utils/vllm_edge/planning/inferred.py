@@ -36,7 +36,6 @@ Shape = tuple[int, ...]
 
 
 def is_approximate(source: str) -> bool:
-    """Return whether facts of this source, recorded or not, were inferred."""
     return source.removeprefix("recorded: ").startswith(APPROXIMATE)
 
 
@@ -124,7 +123,6 @@ class _Sizes:
         return int(special.get("head_dim") or size), int(special.get("num_key_value_heads") or kv or self._heads)
 
     def _find_linear(self, path: str, layer: int) -> Shape | None:
-        """Return rows and columns of a linear layer or table, with the experts in front if they are one tensor."""
         part = path.rsplit(".", 1)[-1]
         head, kv = self._read_head(layer)
         hidden, queries = self._hidden, self._heads * head
@@ -176,7 +174,6 @@ class _Sizes:
         return (*experts, *mlp[part]) if part in mlp else None
 
     def _list_latent(self) -> dict[str, Shape]:
-        """Return the linear layers and norms of latent attention."""
         rank, rope, value = (self._read(key) for key in ("kv_lora_rank", "qk_rope_head_dim", "v_head_dim"))
         key = self._read("qk_nope_head_dim")
         queries = self._heads * (key + rope)

@@ -50,7 +50,6 @@ def facts_of(
     `recorded`.
 
     Args:
-        name: the key in vllm_models, for messages.
         facts: `files` or `recorded`.
         records: plan_recorded_facts, the inventory's own records by repository.
 
@@ -77,12 +76,7 @@ def facts_of(
 def model_of(
     name: str, model: Mapping[str, Any], weights_root: Path, facts: str, records: Mapping[str, Any] | None = None
 ) -> Model:
-    """Interpret the checkpoint of an entry of vllm_models. The parameters are those of `facts_of`.
-
-    Raises:
-        FactsError: see `facts_of` and `families.interpret`.
-        UnknownArchitecture: if the planner does not know the architecture.
-    """
+    """Interpret the checkpoint of an entry of vllm_models. Raises as `facts_of` and `families.interpret` do."""
     return families.interpret(facts_of(name, model, weights_root, facts, records))
 
 
@@ -90,8 +84,6 @@ def build_gpu(slot: int, given: Mapping[str, Any], warn: Callable[[str], None]) 
     """Return a GPU with CUDA's total.
 
     Args:
-        slot: its number, for messages.
-        given: one element of the option `gpus`.
         warn: called with a sentence if the total has to be estimated.
 
     Raises:

@@ -101,7 +101,6 @@ class Group:
     specs: tuple[Spec, ...]
 
     def on(self, layers: range) -> tuple[Spec, ...]:
-        """Return the specs of those of its layers that are in `layers`."""
         return tuple(spec for layer, spec in zip(self.layers, self.specs, strict=True) if layer in layers)
 
     def blocks(self, request_tokens: int, in_flight_tokens: int) -> int:
@@ -133,7 +132,6 @@ def choose_block_size(model: Model, kv_cache_dtype: str, compute_capability: tup
     and Hopper.
 
     Args:
-        kv_cache_dtype: as `resolve_dtype` returns it.
         compute_capability: of the GPU; None if its model is not known.
     """
     hopper = compute_capability is not None and compute_capability[0] == 9
@@ -153,11 +151,7 @@ def pipeline_stages(layers: int, stages: int) -> tuple[range, ...]:
 
 
 def select_layers(model: Model, arguments: Arguments, pipeline_rank: int) -> range:
-    """Return the numbers of the decoder layers of one pipeline rank.
-
-    Raises:
-        UnsupportedKvCache: if a rank would have no layer.
-    """
+    """Return the numbers of the decoder layers of a pipeline rank. Raises UnsupportedKvCache if it has none."""
     ranks, layers = arguments.pipeline_parallel_size, len(model.layers)
     if not 1 <= ranks <= layers:
         raise UnsupportedKvCache(f"pipeline_parallel_size {ranks} does not divide {layers} layers")
@@ -169,8 +163,7 @@ def groups(model: Model, arguments: Arguments, version: str) -> tuple[Group, ...
 
     Each pipeline rank has its layers of each group. Source: 0.19.0 v1/core/kv_cache_utils.py:1222.
 
-    Raises:
-        UnsupportedKvCache: if there is no such layer, or the release cannot group them.
+    Raises UnsupportedKvCache if there is no such layer, or the release cannot group them.
     """
     release = behaviour(version)
     specs = {
@@ -261,7 +254,6 @@ class _Rank:
         return bisect.bisect_right(lengths, available_bytes, key=self.needed_bytes)
 
     def described(self, request_tokens: int) -> tuple[KvGroup, ...]:
-        """Return the groups for the plan."""
         result = []
         for group in self.groups:
             here = group.on(self.layers)

@@ -98,7 +98,6 @@ def expect(config: EngineConfig, loads: Sequence[Load], disk_bytes_per_s: float 
     """Return how long the next load of an engine will take; None if its plan has no time and it was never loaded.
 
     Args:
-        loads: the engine's earlier loads on this host
         disk_bytes_per_s: what the disk of its weights delivers to a sequential reader; None if that is not known
     """
     planned = _plan_with_disk(config.plan or {}, disk_bytes_per_s)
@@ -140,9 +139,6 @@ def find_slow_load(
     """Return a sentence if a load took longer than expected, which says in which phase; else None.
 
     A load that was faster than expected is no finding: nobody has to do anything about it.
-
-    Args:
-        earlier: the engine's loads before this one
     """
     expected = expect(config, earlier, disk_bytes_per_s)
     if expected is None or load.seconds <= expected.high:

@@ -141,7 +141,6 @@ def build_facts(
 
     Args:
         repo, revision: where the files come from; an empty revision means that it is not known.
-        config: the content of config.json.
         quantization: used only if config.json says nothing.
         source: see `Facts.source`.
 
@@ -195,14 +194,7 @@ def recorded(repo: str, own: Mapping[str, Any] | None = None) -> Facts | None:
 
 
 def parse_record(repo: str, record: Any, where: str) -> Facts:
-    """Return the facts of a record as `recording.record` returns it.
-
-    Args:
-        where: the file or variable, for messages.
-
-    Raises:
-        FactsError: if it has another form.
-    """
+    """Return the facts of a record as `recording.record` returns it. Raises FactsError if it has another form."""
     try:
         tensors = tuple(
             Tensor(name, dtype, tuple(shape), None if layers is None else tuple(expand_ranges(layers)), count)
@@ -292,9 +284,6 @@ def _read_headers(path: Path) -> Iterator[Header]:
 
 def parse_header(raw: bytes, where: str) -> tuple[list[Header], int]:
     """Parse the header of a safetensors file.
-
-    Args:
-        where: the file, for messages.
 
     Returns:
         The tensors, and how many bytes of data must follow the header.

@@ -36,7 +36,6 @@ class Observation:
     """What was measured of one engine. The figures are those of its fullest rank."""
 
     engine: str
-    """Name of the engine that was measured."""
     image_id: str
     gpu: str
     """Model of its GPUs, as NVML names it."""
@@ -58,7 +57,6 @@ class Host:
 
     image_id: str
     models: Mapping[str, Mapping[str, Any]]
-    """vllm_models."""
     gpus: Sequence[str]
     """The names of the GPUs, by slot."""
 
@@ -72,7 +70,6 @@ class Host:
         return " + ".join(sorted({self.gpus[slot] for slot in engine.get("gpus") or () if slot < len(self.gpus)}))
 
     def find(self, engine: Mapping[str, Any], known: Iterable[Observation]) -> Observation | None:
-        """Return the observation that is valid for an engine of the inventory."""
         wanted = (self.image_id, self.describe_gpus(engine), self.describe_arguments(engine))
         return next((item for item in known if (item.image_id, item.gpu, item.arguments) == wanted), None)
 
@@ -94,8 +91,7 @@ class Host:
 def read(path: Path) -> list[Observation]:
     """Return the observations of a host; none if nothing was observed yet.
 
-    Raises:
-        ObservationError: if the file cannot be used.
+    Raises ObservationError if the file cannot be used.
     """
     try:
         return [read_record(Observation, item) for item in json.loads(path.read_text(encoding="utf-8"))["observations"]]
@@ -108,7 +104,6 @@ def read(path: Path) -> list[Observation]:
 
 
 def render(observations: Iterable[Observation]) -> str:
-    """Return the text of observations.json."""
     return json.dumps({"observations": [asdict(item) for item in observations]}, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -126,7 +121,6 @@ def merge(
     Args:
         given: plan_observations, which takes precedence component by component.
         known: the observations of the host.
-        engines: the engines of the profile.
 
     Returns:
         The observations by engine, and one sentence for each engine of which only invalid ones are there.
@@ -157,9 +151,6 @@ def derive(
     beyond everything else if that is more: libraries also allocate after profiling.
 
     Args:
-        engine: its name, for messages.
-        log: the figures of its log, as engine/startup.py reads them.
-        nvml: the rows of the VRAM evaluation for its GPUs.
         alone: whether it shares its GPUs with no other engine; otherwise no context_bytes can be derived.
 
     Raises:
@@ -190,13 +181,7 @@ def observe(
 ) -> Observation:
     """Return the observation of an engine that serves.
 
-    Args:
-        engine: the engine in the inventory.
-        status: the engine in `vllm-edge status --format json`.
-        boards: `gpus` there.
-
-    Raises:
-        ObservationError: if it runs another image, or its log lacks a figure.
+    Raises ObservationError if it runs another image, or its log lacks a figure.
     """
     name = str(engine["name"])
     if status["container_image_id"] != host.image_id:

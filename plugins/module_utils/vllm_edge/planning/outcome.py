@@ -45,17 +45,14 @@ class Engine:
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """Each slot of the engine with its pipeline rank."""
         return [(slot, number // self.arguments.tensor_parallel_size) for number, slot in enumerate(self.slots)]
 
     @property
     def has_nvlink(self) -> bool:
-        """Whether its GPUs are of a model with NVLink, and there are several."""
         gpu_model = known(self.gpus[self.slots[0]].name)
         return len(self.slots) > 1 and gpu_model is not None and gpu_model.nvlink
 
     def build_case(self) -> feasibility.Case:
-        """Return the engine as the rules of feasibility see it."""
         gpu = self.gpus[self.slots[0]]
         return feasibility.Case(
             self.model,
@@ -143,7 +140,6 @@ def _refuse(finding: feasibility.Finding) -> Outcome:
 
 
 def _compute_ranks(engine: Engine) -> tuple[Rank, ...]:
-    """Return what each pipeline rank takes besides its KV cache."""
     model, arguments, release = engine.model, engine.arguments, engine.release
     sequences = max_num_seqs(model, arguments, release.version)
     tokens = max_num_batched_tokens(model, arguments, release.version)
@@ -191,14 +187,10 @@ def _compute_ranks(engine: Engine) -> tuple[Rank, ...]:
 
 
 def _replace_observed(engine: Engine, name: str, predicted: Uncertain) -> Uncertain:
-    """Return what the operator observed, otherwise the prediction."""
     if name not in engine.observed:
         return predicted
     value = float(engine.observed[name])
     return Uncertain(value, value, value, f"observed: plan_observations.{engine.name}.{name}")
-
-
-# ---- bytes of the KV cache ---------------------------------------------------------------------------------------
 
 
 def compute_requested_bytes(share: float | None, rank: Rank, gpu: Gpu, pinned: int | None) -> int:
@@ -225,9 +217,6 @@ def _choose_kv_cache_bytes(engine: Engine, ranks: Sequence[Rank]) -> int | None:
     if engine.arguments.kv_cache_memory_bytes is not None or engine.arguments.gpu_memory_utilization is not None:
         return engine.arguments.kv_cache_memory_bytes
     return derive_kv_cache_bytes(engine, ranks)
-
-
-# ---- memory, in the order in which vLLM finds out ----------------------------------------------------------------
 
 
 def _judge_memory(engine: Engine, ranks: Sequence[Rank], pinned: int | None) -> Outcome:
@@ -353,15 +342,11 @@ def _find_worst(gpu_plans: Sequence[GpuPlan]) -> GpuPlan:
     return min(gpu_plans, key=lambda placed: placed.free_bytes)
 
 
-# ---- wording -----------------------------------------------------------------------------------------------------
-
-
 def _gib(size: int) -> str:
     return f"{size / GIB:.2f} GiB"
 
 
 def mib(size: int) -> str:
-    """Return a size in MiB, rounded up."""
     return f"{math.ceil(size / MIB):,} MiB"
 
 

@@ -272,9 +272,7 @@ def context(ranks: int, gpu_name: str = FITTED_GPU, nvlink: bool = False) -> Unc
     vLLM takes its first snapshot after them (0.19.0 v1/worker/gpu_worker.py:277-283).
 
     Args:
-        ranks: number of GPUs of the engine.
         gpu_name: as NVML names it; on another GPU than that of the reference the range is wider.
-        nvlink: whether the GPUs are connected by it.
     """
     found = CONTEXT_BYTES_ALONE
     if ranks > 1:
@@ -334,12 +332,10 @@ NOTHING = Uncertain(0.0, 0.0, 0.0, "nothing is taken")
 
 
 def plus(figure: Uncertain, known: int) -> Uncertain:
-    """Return a figure plus a known number."""
     return Uncertain(figure.value + known, figure.low + known, figure.high + known, figure.source, figure.fitted)
 
 
 def scaled(figure: Uncertain, factor: float) -> Uncertain:
-    """Return a figure times a known factor."""
     return Uncertain(figure.value * factor, figure.low * factor, figure.high * factor, figure.source, figure.fitted)
 
 
@@ -357,11 +353,7 @@ def together(first: Uncertain, second: Uncertain) -> Uncertain:
 def observed(observations: Mapping[str, Any], engine: str) -> dict[str, int]:
     """Return what an operator has observed of an engine: bytes by component.
 
-    Args:
-        observations: plan_observations.
-
-    Raises:
-        ObservationError: if a component is unknown or a value is no number of bytes.
+    Raises ObservationError if a component is unknown or a value is no number of bytes.
     """
     given = observations.get(engine, {})
     if not isinstance(given, Mapping):

@@ -100,8 +100,7 @@ def plan(
 def arguments_of(engine: Mapping[str, Any]) -> Arguments:
     """Return the keys and extra_args of an engine that affect memory, the latter as vLLM's own parser reads them.
 
-    Raises:
-        PlanError: if one of extra_args has another value than the planner can read.
+    Raises PlanError if one of extra_args has another value than the planner can read.
     """
     kinds = {field.name: str(field.type) for field in fields(Arguments)}
     chosen = {name: value for name, value in engine.items() if name in kinds and value is not None}
@@ -216,7 +215,6 @@ def _compute_budget_mib(outcome: Outcome, gpus: Sequence[Gpu], tolerance_mib: in
 
 
 def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
-    """Build the plan of an engine from its outcome."""
     kv, fits = outcome.kv, outcome.verdict is Verdict.FITS
     gpu_model = known(engine.gpus[engine.slots[0]].name)
     advice = [to_sentence(finding.reason)[:-1] for finding in outcome.later] + feasibility.advice(engine.build_case())
@@ -299,7 +297,6 @@ def _describe_extrapolation(engine: Engine, uncertainty_mib: tuple[int, int]) ->
 
 
 def _check_highest(engine: Engine, outcome: Outcome) -> list[str]:
-    """Return advice if the engine would not fit with every uncertain figure at its highest."""
     pinned = outcome.kv_cache_memory_bytes is not None
     short = 0
     for placed, (_, number) in zip(outcome.gpus, engine.places, strict=True):

@@ -16,10 +16,7 @@ def read_quantization(facts: Facts) -> Quantization:
 
     For modelopt, `kv_cache_dtype: auto` follows the checkpoint (`get_kv_cache_quant_algo_string`,
     vllm/utils/torch_utils.py); for compressed-tensors too (`Attention.__init__`,
-    vllm/model_executor/layers/attention/attention.py).
-
-    Raises:
-        FactsError: if the planner does not know the method.
+    vllm/model_executor/layers/attention/attention.py). Raises FactsError if the planner does not know the method.
     """
     config = facts.quantization
     if not config:

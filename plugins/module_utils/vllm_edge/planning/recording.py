@@ -31,11 +31,7 @@ from typing import Any
 
 
 def record(facts: Facts, source: str) -> dict[str, Any]:
-    """Return what is recorded of a checkpoint: the keys of config.json that the planner reads, and all its tensors.
-
-    Args:
-        source: where the facts come from, in words.
-    """
+    """Return what is recorded of a checkpoint: the keys of config.json that the planner reads, and all its tensors."""
     config = {"architectures": list(facts.config.get("architectures") or []), **_select_needed(facts.config)}
     if facts.config.get("text_config"):
         config["text_config"] = _select_needed(facts.config["text_config"])
@@ -68,15 +64,13 @@ def describe_origin(facts: Facts) -> str:
 
 
 def find_file(directory: Path, repo: str) -> Path:
-    """Return where the record of a repository is in a directory of records."""
     return directory / f"{repo.replace('/', '--')}.json"
 
 
 def read_directory(models: Any, directory: Path) -> dict[str, Any]:
     """Return the records in a directory, by repository, of the entries of vllm_models.
 
-    Raises:
-        FactsError: if a file is not what `record` returned.
+    Raises FactsError if a file is not what `record` returned.
     """
     entries = models.values() if isinstance(models, Mapping) else ()
     repos = {entry.get("repo") for entry in entries if isinstance(entry, Mapping)}
@@ -99,12 +93,7 @@ def render(records: Mapping[str, dict[str, Any]]) -> str:
 
 
 def changes(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> list[str]:
-    """Return what recording would change, one line each; empty if nothing changes.
-
-    Args:
-        before: what is recorded now, or None.
-        after: what `record` returned.
-    """
+    """Return what recording would change, one line each; empty if nothing changes."""
     if before is None:
         return [f"new: {len(after['tensors'])} kinds of tensors"]
     lines = [f"{key} differs" for key in ("revision", "source", "quantization") if before[key] != after[key]]

@@ -42,8 +42,6 @@ def overview(plans: Mapping[str, Plan | None], why: Mapping[str, Sequence[str]],
 
     Args:
         plans: by name of the profile; None is a profile that cannot be planned.
-        why: the reasons for each profile, empty for one that fits.
-        note: what the columns mean.
     """
     rows = [[name, *(_summarize(plan) if plan else ("cannot be planned", *["-"] * 4))] for name, plan in plans.items()]
     lines = table(["profile", "verdict", "tok/s", "context", "at once", "free MiB"], rows, frozenset({2, 3, 4, 5}))
@@ -78,7 +76,6 @@ def lines(plan: Plan) -> list[str]:
 
 
 def legend() -> list[str]:
-    """Return what the letters of a bar mean, and the units."""
     return _wrapped(
         "",
         f"{LEGEND}; figures are MiB per GPU; tok/s are estimates, for one sequence at short "
@@ -103,7 +100,6 @@ def bar(parts: Mapping[str, int], capacity_bytes: int, width: int = BAR_WIDTH) -
 
     Args:
         parts: bytes by letter, in order.
-        width: cells of the bar.
     """
     needed = sum(parts.values())
     whole = max(capacity_bytes, needed)
@@ -121,9 +117,6 @@ def bar(parts: Mapping[str, int], capacity_bytes: int, width: int = BAR_WIDTH) -
         end = capacity_bytes * width // whole
         text = text[:end] + "|" + text[end + 1 :]
     return text
-
-
-# ---- one engine --------------------------------------------------------------------------------------------------
 
 
 def _engine(engine: EnginePlan) -> Iterator[str]:

@@ -19,8 +19,6 @@ from .outcome import Engine, Outcome, to_sentence
 
 
 class Effect(StrEnum):
-    """What an argument does to the figures of a plan."""
-
     MORE = "needs more memory"
     OTHER = "needs more or less memory"
     MODEL = "makes another model of the checkpoint"
@@ -28,8 +26,6 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True)
 class Uncounted:
-    """An argument that is not counted."""
-
     key: str
     """`extra_args` or `extra_env`."""
     text: str
@@ -105,12 +101,7 @@ _ONE_IS_NONE = frozenset({"--decode-context-parallel-size", "--prefill-context-p
 
 
 def find_uncounted(model: Model, extra_args: Sequence[str], environment: Mapping[str, Any]) -> Iterator[Uncounted]:
-    """Yield what the plan does not count of an engine, in the order in which it is written.
-
-    Args:
-        extra_args: of the engine.
-        environment: extra_env of the engine.
-    """
+    """Yield what the plan does not count of an engine, in the order in which it is written."""
     for argument in parse_arguments(list(extra_args))[0]:
         name = argument.option.name if argument.option else argument.name
         value = argument.values[0].strip().lower() if argument.values else ""
@@ -140,13 +131,7 @@ def _is_own_quantization(model: Model, value: str) -> bool:
 
 
 def judge(outcome: Outcome, found: Iterable[Uncounted], observed: Mapping[str, int]) -> Outcome:
-    """Return the outcome of an engine with what is not counted: `cannot_say` wherever that could change the verdict.
-
-    Args:
-        outcome: of the engine without these arguments.
-        found: what is not counted.
-        observed: what was measured of the engine, by component.
-    """
+    """Return the outcome of an engine with what is not counted: `cannot_say` wherever that could change the verdict."""
     for item in found:
         if item.measured and item.measured <= observed.keys():
             continue
@@ -171,9 +156,6 @@ def judge(outcome: Outcome, found: Iterable[Uncounted], observed: Mapping[str, i
 def judge_generic(outcome: Outcome, engine: Engine) -> Outcome:
     """Return the outcome of an engine whose architecture the planner does not know: what fits with upper bounds fits,
     and what does not fit with the least that its weights may take does not. Otherwise the plan cannot say.
-
-    Args:
-        outcome: of the engine, whose weights and KV cache are upper bounds.
     """
     model, arguments, observed = engine.model, engine.arguments, engine.observed
     if not model.generic or outcome.verdict in (

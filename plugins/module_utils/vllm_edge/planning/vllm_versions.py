@@ -72,8 +72,6 @@ class Behaviour:
 
 @dataclass(frozen=True)
 class Change:
-    """What one release changed."""
-
     since: tuple[int, int]
     sets: Mapping[str, Any]
     """Fields of Behaviour and their new values."""

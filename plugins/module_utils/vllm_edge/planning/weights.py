@@ -104,7 +104,6 @@ def _is_head(component: Component) -> bool:
 
 
 def _count(component: Component, stage: _Stage) -> int:
-    """Return how many tensors of a component the stage has."""
     tensor = component.tensor
     if tensor.layers is None:
         return tensor.count if _is_on(component, stage) else 0

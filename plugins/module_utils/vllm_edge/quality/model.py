@@ -22,8 +22,6 @@ Verdict = Literal["passed", "failed", "unsteady", "error"]
 
 @dataclass(frozen=True)
 class Answered:
-    """One answer."""
-
     text: str
     ok: bool
     why: str
@@ -59,8 +57,6 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class Record:
-    """One run of the suite."""
-
     run: str
     at: str
     ended_at: str
@@ -81,14 +77,12 @@ class Record:
 
 
 def list_files(paths: HostPaths) -> list[Path]:
-    """Return the files of the records, oldest first, also those of reference answers."""
     with contextlib.suppress(OSError):
         return sorted(paths.quality.glob("*.json"))
     return []
 
 
 def read_suites(paths: HostPaths) -> Iterator[Record]:
-    """Yield the runs of the suite, newest first; files that are none are left out."""
     for path in reversed(list_files(paths)):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             data = json.loads(path.read_text(encoding="utf-8"))

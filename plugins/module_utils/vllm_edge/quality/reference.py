@@ -35,19 +35,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Compared:
-    """Result of one prompt."""
-
     case: str
     prompt_equal: bool
     first_difference: int | None
     """Number of the first token of the answer that differs, from 0; None if none differs or none was compared."""
     agreed: int
-    """Number of tokens before the first difference."""
     compared: int
     """Number of tokens that were compared, with the one that differs."""
     finding: Finding
     text: str
-    """The finding in one sentence."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +121,6 @@ def compare(case: str, reference: Answer, engine: Answer, *, quantized: str, dec
     A difference between tokens that both sides rate within ROUNDING_NATS of each other is rounding.
 
     Args:
-        case: name of the prompt
-        reference: the answer of transformers
-        engine: the answer of the engine
         quantized: what is quantized in the engine and not in the reference, in words; empty if nothing is
         decode: the engine's tokenizer
     """
@@ -177,9 +170,6 @@ def choose_status(compared: Sequence[Compared]) -> int:
     return 2 if "unknown" in findings or not findings else 0
 
 
-# -- what transformers can load
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A model's directory on this host."""
@@ -198,7 +188,6 @@ def describe_quantized(same_checkpoint: bool, precision: str, kv_cache_dtype: st
 
     Args:
         same_checkpoint: whether both have the same weights; else the reference has the unquantized ones
-        precision: precision of the engine's weights
         kv_cache_dtype: vLLM's --kv-cache-dtype
     """
     parts = [] if same_checkpoint else [f"weights in {precision} where the reference is not quantized"]
@@ -212,18 +201,12 @@ SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"
 
 
 def read_shape(config: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what two checkpoints of one base have in common."""
     inner = config.get("text_config", config)
     return tuple(inner.get(key) for key in SHAPE)
 
 
 def find_quantization(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None) -> str:
-    """Return the method by which a checkpoint is quantized; empty if it is not.
-
-    Args:
-        config: its config.json
-        modelopt: its hf_quant_config.json; None if it has none
-    """
+    """Return the method by which a checkpoint is quantized; empty if it is not."""
     declared = config.get("quantization_config") or config.get("text_config", {}).get("quantization_config")
     if declared:
         return " ".join(str(declared[key]) for key in ("quant_method", "quant_algo") if declared.get(key)) or "unknown"
@@ -264,8 +247,6 @@ def find_refusal(reference: Checkpoint, engine: Checkpoint, known: Sequence[Chec
 
 @dataclass(frozen=True)
 class Place:
-    """Where the reference is computed."""
-
     device: Literal["cpu", "gpu", "either"]
     """`either`: on the GPUs, or on the CPU if PyTorch of the image has no CUDA."""
     gpus: tuple[str, ...]
@@ -285,7 +266,6 @@ def choose_place(wanted: str, weights_mib: int, ram_mib: int, gpus: Mapping[str,
 
     Args:
         wanted: `auto`, `cpu` or `gpu`
-        weights_mib: size of the weights
         ram_mib: host memory that is available
         gpus: MiB that are free on each GPU without an engine, by UUID
     """

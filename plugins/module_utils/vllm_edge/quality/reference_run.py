@@ -80,8 +80,6 @@ class ReferenceRefusedError(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
-
     engine: str
     model: str = ""
     """Name of a model on this host, or its directory; empty for the engine's own."""
@@ -98,8 +96,6 @@ class Options:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will run."""
-
     engine: Engine
     reference: Checkpoint
     quantized: str
@@ -130,7 +126,6 @@ def read_checkpoint(name: str, path: str, precision: str = "") -> Checkpoint:
 
 
 def list_records(paths: HostPaths) -> dict[str, Record]:
-    """Return the records of the models whose weights are on this host, by name."""
     records = {path.stem: load_record(path) for path in sorted((paths.state / "weights").glob("*.json"))}
     return {name: record for name, record in records.items() if record and Path(record.path).is_dir()}
 
@@ -188,7 +183,6 @@ def _read_text(path: str) -> str:
 
 
 def read_arguments(engine: Engine) -> dict[str, str]:
-    """Return the `--option=value` lines of vLLM's arguments by option."""
     words = engine.vllm_arguments
     return {key: value for key, _, value in (word.partition("=") for word in words) if key.startswith("--")}
 
@@ -358,7 +352,6 @@ def run_plan(plan: Plan, options: Options, paths: HostPaths, long_run: LongRun) 
 def build_record(
     plan: Plan, options: Options, paths: HostPaths, began: datetime, script: ScriptAnswers, compared: Sequence[Compared]
 ) -> dict[str, Any]:
-    """Return the record of a run."""
     try:
         active = committed(paths)
     except GenerationError:
@@ -396,7 +389,6 @@ def build_record(
 
 
 def render(record: Mapping[str, Any]) -> list[str]:
-    """Return a record as lines of text."""
     rows = [
         [one["case"], one["finding"], f"{one['agreed']} of {one['compared']}" if one["prompt_equal"] else "-"]
         for one in record["cases"]

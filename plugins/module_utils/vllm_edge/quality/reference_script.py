@@ -56,7 +56,6 @@ def load_model(directory: str, device: str) -> Any:
 
 
 def answer(model: Any, tokenizer: Any, case: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
-    """Compute the answer to one prompt."""
     import torch
 
     text = tokenizer.apply_chat_template(
@@ -99,7 +98,6 @@ def answer(model: Any, tokenizer: Any, case: Mapping[str, Any], request: Mapping
 
 
 def main() -> None:
-    """Answer the prompts of the request."""
     request = json.loads((JOB / "request.json").read_text(encoding="utf-8"))
     os.nice(10)  # the engines come first
 

@@ -46,8 +46,6 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """What an operator asked for."""
-
     cases: tuple[Case, ...]
     engines: tuple[str, ...] = ()
     repeats: int = REPEATS
@@ -120,19 +118,16 @@ class Suite:
 
 
 def describe_failures(results: Sequence[CaseResult]) -> list[str]:
-    """Return one sentence for each result that did not pass."""
     return [result.describe() for result in results if result.verdict != "passed"]
 
 
 def hash_suite(cases: Sequence[Case]) -> str:
-    """Return a hash over the questions and what is expected."""
     return hashlib.sha256(json.dumps([asdict(case) for case in cases], sort_keys=True).encode()).hexdigest()
 
 
 def build_record(
     generation: Generation, options: Options, results: Sequence[CaseResult], began_at: str, profile: str = ""
 ) -> Record:
-    """Return the record of a run."""
     profile = profile or generation.profile
     verdicts = [result.verdict for result in results]
     asked = {result.engine for result in results}
@@ -175,16 +170,12 @@ def write_record(record: Record, paths: HostPaths) -> Path:
 
 
 def render(record: Record) -> list[str]:
-    """Return a run as lines of text."""
     rows = [
         [result.case, result.source, result.served_name, result.precision, result.verdict] for result in record.cases
     ]
     head = f"{record.run}: {record.passed} passed, {record.failed} failed, {record.unsteady} unsteady"
     lines = [*wrapped(record.note), head, "", *table(("case", "source", "served name", "precision", "verdict"), rows)]
     return [*lines, "", *(line for text in record.findings for line in wrapped(text))]
-
-
-# ---- the command ------------------------------------------------------------------------------------------------
 
 
 def read_suite_file(path: str) -> tuple[Case, ...]:
@@ -267,7 +258,6 @@ def run_compare(paths: HostPaths, names: Sequence[str], *, output: str) -> int:
 
 
 def run_list(paths: HostPaths, *, output: str) -> int:
-    """Print the former runs, oldest first, and return the exit status."""
     records = list(read_suites(paths))[:LISTED][::-1]
     if output == "json":
         print(json.dumps([asdict(record) for record in records], ensure_ascii=False))

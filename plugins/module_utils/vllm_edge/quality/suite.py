@@ -11,10 +11,10 @@ from typing import Any
 
 from ..canary.checks import Reply, quote
 from ..engine.config import EngineConfig
+from ..names import ENGINE_NAME
 from ..system.records import RecordError, parse_json, read_record
 from ..text import nearest, shown
 
-NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 MAX_TOKENS = 256
 MOST_TOKENS = 32768
 EXPECTATIONS = ("exact", "regex", "json_schema", "points", "tool_call")
@@ -36,8 +36,6 @@ class Point:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a tool."""
-
     name: str
     arguments: Mapping[str, Any]
 
@@ -79,16 +77,11 @@ class Case:
 
     @property
     def expectation(self) -> str:
-        """The kind of what is expected."""
         return next(kind for kind in EXPECTATIONS if getattr(self, kind))
 
 
 def find_mistakes(cases: Any, variable: str) -> list[str]:
-    """Return every mistake in a list of cases as one sentence; empty if there is none.
-
-    Args:
-        variable: name of the variable that has the list
-    """
+    """Return every mistake in a list of cases as one sentence; empty if there is none."""
     if not isinstance(cases, list | tuple):
         return [f"{variable}: {shown(cases)} is no list; write one entry for each case."]
     found: list[str] = []
@@ -113,7 +106,7 @@ def _find_mistakes_of(data: Any) -> Iterator[str]:
     except RecordError as error:
         yield f"{error}."
         return
-    if not NAME.fullmatch(case.name):
+    if not ENGINE_NAME.fullmatch(case.name):
         yield f"the name {shown(case.name)} is none: small letters, digits and '-', at most 63, such as my-case."
     if not case.prompt.strip():
         yield "the prompt is empty; write the question."

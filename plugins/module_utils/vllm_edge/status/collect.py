@@ -36,15 +36,8 @@ Json = dict[str, Any]
 Asked = tuple[list[Json], str | None]
 
 
-# -- asking
-
-
 def ask_containers(docker: DockerEngine, names: Sequence[str]) -> tuple[dict[str, Container], str | None]:
-    """Inspect containers by name.
-
-    Returns:
-        The containers that exist, by name, and why Docker could not be asked, or None.
-    """
+    """Return the containers that exist, by name, and None or why Docker could not be asked."""
     found: dict[str, Container] = {}
     unit = docker_unit()
     if unit is not None and not unit.active:
@@ -125,11 +118,7 @@ def read_active_profile(paths: HostPaths) -> tuple[Json | None, str | None]:
 
 
 def read_live_files(paths: HostPaths, profile: Mapping[str, Any] | None) -> tuple[list[Json] | None, list[str]]:
-    """Compare the live files with those of the committed generation.
-
-    Returns:
-        The files that differ, or None if there is no generation to compare with, and what could not be read.
-    """
+    """Return the live files that differ from the committed generation, None without one, and what was unreadable."""
     number = (profile or {}).get("generation")
     if not isinstance(number, int) or not (profile or {}).get("digest"):
         return None, []
@@ -147,16 +136,8 @@ def read_live_files(paths: HostPaths, profile: Mapping[str, Any] | None) -> tupl
     return [{"path": change.path, "how": describe_file_change(change)} for change in changes], []
 
 
-# -- putting together
-
-
 def parse_systemd_time(unit: Mapping[str, str], key: str) -> int | None:
-    """Convert a time of systemd to seconds since the epoch; None if it has none.
-
-    Args:
-        unit: its properties, whose times are `@1763730000`, as `--timestamp=unix` shows them.
-        key: the property.
-    """
+    """Convert a time of systemd, such as `@1763730000`, to seconds since the epoch; None if it has none."""
     text = unit.get(key, "").removeprefix("@")
     return int(text) if text.isdigit() and int(text) > 0 else None
 
@@ -244,8 +225,6 @@ def describe_engine(
 
     Args:
         unit: properties of its unit, or None if systemd does not know it.
-        container: its container, or None.
-        state: the supervisor's record, or None.
     """
     configured = {key: getattr(config, key) for key in CONFIGURED}
     return {
@@ -295,11 +274,6 @@ def collect(
     expected_profile: str | None = None,
 ) -> Json:
     """Collect everything that `vllm-edge status` shows.
-
-    Args:
-        docker: the connection to Docker.
-        units, gpus: the readers of systemd and NVML; stand-ins for tests.
-        expected_profile: the profile that the inventory names.
 
     Returns:
         The status document. What is wrong or could not be asked is listed under `problems`.

@@ -25,7 +25,6 @@ SHOWN = 5
 
 
 def _name_gpus(uuids: Sequence[str], boards: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the index of each GPU, or the beginning of its UUID if it does not answer."""
     index = {board.get("uuid"): board.get("index") for board in boards}
     return [str(index[uuid]) if uuid in index else uuid.removeprefix("GPU-")[:8] for uuid in uuids]
 
@@ -68,12 +67,10 @@ def render_load(engine: Mapping[str, Any]) -> list[str]:
 
 
 def render_gpus(boards: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the table of GPUs and their UUIDs."""
     return [*render_gpu_table(boards), "", *[f"GPU {board['index']} is {board['uuid']}" for board in boards]]
 
 
 def render_choice(status: Mapping[str, Any]) -> list[str]:
-    """Return who chose the profile, and what the inventory says if that is another profile."""
     profile = status["active_profile"]
     inventory = status["expected_profile"] or profile.get("inventory_profile")
     if inventory is not None and inventory != profile.get("profile"):
@@ -82,7 +79,6 @@ def render_choice(status: Mapping[str, Any]) -> list[str]:
 
 
 def render_quality(quality: Mapping[str, Any]) -> list[str]:
-    """Return the verdict of the newest run of the quality suite."""
     verdicts = ", ".join(f"{quality[word]} {word}" for word in ("passed", "failed", "unsteady"))
     return wrapped(f"quality of {quality['profile']} at {quality['at']}: {verdicts}")
 

@@ -106,7 +106,6 @@ def find_profile_problems(status: Mapping[str, Any]) -> list[str]:
 
 
 def _compare_with_record(profile: Mapping[str, Any], engines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return how the files of the engines differ from the record of the active profile."""
     recorded, number = profile.get("engines"), profile.get("generation")
     if not isinstance(recorded, Mapping):
         return []
@@ -171,7 +170,6 @@ def engine_problems(engine: Mapping[str, Any], *, switching: bool = False) -> li
 
 
 def _find_unit_problems(engine: Mapping[str, Any]) -> list[str]:
-    """Return a problem if the unit of an engine does not serve."""
     unit, active, state = engine["unit"], engine["active_state"], describe_state(engine)
     explain = f"'vllm-edge explain {engine['engine']}' and 'journalctl -u {unit}' say why"
     if active is None or (active, state) == ("active", "serving"):

@@ -26,9 +26,6 @@ def mib(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else "?"
 
 
-# ---- engines ----------------------------------------------------------------------------------------------------
-
-
 def render_engine_table(heading: str, engines: Sequence[Row]) -> list[str]:
     """Return a table with one line for each engine, and notes below it.
 
@@ -75,9 +72,6 @@ def render_risk_notes(engines: Sequence[Row]) -> list[str]:
         if engine.get("accept_risk")
         for line in wrapped(f"{engine['engine']}: accepted risks: {', '.join(map(str, engine['accept_risk']))}.")
     ]
-
-
-# ---- roles ------------------------------------------------------------------------------------------------------
 
 
 def describe_checks(asked: Row) -> str:
@@ -143,9 +137,6 @@ def render_role_table(asked: Sequence[Row]) -> list[str]:
     return [*table(headings, rows, frozenset({2, 4})), *render_check_notes(asked), *render_canary_notes(asked)]
 
 
-# ---- GPUs -------------------------------------------------------------------------------------------------------
-
-
 def bar(used_mib: int, budget_mib: int, total_mib: int) -> str:
     """Return a bar of a GPU to scale: `#` used, `.` free within the budget, `|` the budget, spaces beyond the
     budget."""
@@ -192,9 +183,6 @@ def render_gpu_table(gpus: Sequence[Row]) -> list[str]:
     )
 
 
-# ---- plan and measurement ---------------------------------------------------------------------------------------
-
-
 def render_drift_table(rows: Sequence[Row], index: Mapping[str, Any]) -> list[str]:
     """Return a table of plan and measurement, one line for each component.
 
@@ -223,11 +211,7 @@ def render_drift_table(rows: Sequence[Row], index: Mapping[str, Any]) -> list[st
     return table(headings, cells, frozenset({2, 3, 4, 5}))
 
 
-# ---- the report of a run ----------------------------------------------------------------------------------------
-
-
 def render(report: Mapping[str, Any]) -> list[str]:
-    """Return the report of a run as text."""
     lines = [
         f"{report['host']}: profile {report['profile']}, generation {report['generation']}",
         "",

@@ -69,9 +69,6 @@ Not ProtectClock and PrivateDevices: both close the device nodes of the GPUs, wh
 """
 
 
-# ---- the unit ---------------------------------------------------------------------------------------------------
-
-
 def build_start_command(paths: HostPaths, generation: Generation, choice: Choice, asked_by: str) -> list[str]:
     """Return the systemd-run command that starts the switch.
 
@@ -164,9 +161,6 @@ class Unit:
             self._systemd.reset_failed([SWITCH_UNIT])
 
 
-# ---- which generation -------------------------------------------------------------------------------------------
-
-
 class Refused(Exception):
     """The command is refused and nothing was done. The text says why; `status` is the exit status."""
 
@@ -203,8 +197,7 @@ def find_generation(wanted: str, paths: HostPaths) -> Generation:
 def previous_generation(paths: HostPaths) -> Generation:
     """Return the generation that was committed before the present one.
 
-    Raises:
-        Refused: if there is none, or its directory is gone or cannot be read.
+    Raises Refused if there is none, or its directory is gone or cannot be read.
     """
     now = _read_committed(paths)
     if now is None:
@@ -232,9 +225,6 @@ def _read_committed(paths: HostPaths) -> Committed | None:
         return committed(paths)
     except GenerationError as error:
         raise Refused(f"What is committed cannot be read: {error}") from error
-
-
-# ---- starting and following -------------------------------------------------------------------------------------
 
 
 def busy(running: Journal | None) -> Refused:
@@ -354,7 +344,6 @@ def refuse_without_write_access(paths: HostPaths, command: str) -> int:
 def _start_and_follow(
     paths: HostPaths, unit: Unit, generation: Generation, choice: Choice, asked_by: str, output: str
 ) -> int:
-    """Start the switch, follow it, print its end, and return the exit status."""
     try:
         before = start(paths, unit, generation, choice, asked_by)
         journal = follow(paths, unit, before, Teller(paths) if output == "text" else lambda journal: None)
@@ -409,7 +398,6 @@ def run_switch_to(wanted: str, paths: HostPaths, choice: Choice, *, output: str,
 
 
 def run_rollback(paths: HostPaths, *, output: str, unit: Unit | None = None) -> int:
-    """Run `vllm-edge rollback` and return the exit status."""
     try:
         _refuse_without_root("rollback")
         generation = previous_generation(paths)
@@ -418,9 +406,6 @@ def run_rollback(paths: HostPaths, *, output: str, unit: Unit | None = None) -> 
         return _start_and_follow(paths, unit or Unit(), generation, choice, _describe_asker(choice, "rollback"), output)
     except Refused as error:
         return _refused(error)
-
-
-# ---- what would be done -----------------------------------------------------------------------------------------
 
 
 def moves_lines(generation: Generation, moves: Moves) -> list[str]:

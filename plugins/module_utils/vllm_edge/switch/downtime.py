@@ -32,8 +32,6 @@ JOIN_S = TIMEOUT_S + 1.0
 
 @dataclass
 class Role:
-    """The answers for one role so far."""
-
     good_s: float = 0.0
     """The time of the last good answer on the monotonic clock; at first the beginning of the watch."""
     asked: int = 0

@@ -97,9 +97,6 @@ def require(boards: Boards, needed: Collection[str]) -> None:
     )
 
 
-# -- whose memory it is
-
-
 def is_orphan(owner: Owner, uid: int | None, ours: int | None) -> bool:
     """Return whether a process of the user `uid` runs as the user of our engines (`ours`) outside of any container: its
     container is gone and it stayed."""
@@ -128,7 +125,6 @@ class Occupied:
 
     gpu: GpuReading
     holders: tuple[Holder, ...]
-    """Processes of ours."""
     engine_mib: int
     """Memory in use, without what stays and what belongs to other people."""
     foreign_mib: int
@@ -175,7 +171,6 @@ def look(
         owners: owner by pid, as `find_owners` returns it.
         keep: units of engines that stay; their memory does not count.
         ours: the user of our engines.
-        uid, command: user and command line of a process, stand-ins for tests.
     """
     holders: list[Holder] = []
     unknown: list[str] = []
@@ -201,9 +196,6 @@ def look(
                 others.append(str(holder))
     engine_mib = max(0, gpu.used_mib - foreign - kept)
     return Occupied(gpu, tuple(holders), engine_mib, foreign, exact, tuple(unknown), tuple(others))
-
-
-# -- free
 
 
 @dataclass
@@ -258,8 +250,7 @@ class Release:
     def run(self, timeout_s: float) -> Done:
         """Wait until the GPUs are free; after the limit, kill the processes of ours that are left.
 
-        Raises:
-            PhaseFailed: if an engine would not find the memory of its budget, or NVML does not answer.
+        Raises PhaseFailed if an engine would not find the memory of its budget, or NVML does not answer.
         """
         seen, seconds = self._until_free(timeout_s)
         warnings: list[str] = []
@@ -329,15 +320,10 @@ class Release:
         return warnings
 
 
-# -- measured against budgets
-
-
 def measure(host: HostWorld, wanted: Generation, timeout_s: float = SETTLE_S, *, accept: bool = False) -> Done:
     """Compare the VRAM of every GPU with its budget, once the values no longer change.
 
     Args:
-        wanted: the generation, with the budgets and what foreign processes may do.
-        timeout_s: how long to wait until the values settle.
         accept: whether engines that use more than their budgets are no failure. Memory on a GPU without an engine, and
             memory that no process holds, is always one.
 

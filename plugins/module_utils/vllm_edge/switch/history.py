@@ -30,12 +30,10 @@ TROUBLE = frozenset({Result.OVER_BUDGET, Result.REFUSED, Result.ROLLED_BACK, Res
 
 
 def describe_names(names: Iterable[str]) -> str:
-    """Join names with commas, or return `none`."""
     return ", ".join(names) or "none"
 
 
 def short(journal: Journal) -> Json:
-    """Return one switch as `status` and the report of a run show it."""
     whole = to_json(journal)
     downtime = {role: downtime.seconds for role, downtime in journal.downtime.items()}
     return {key: whole[key] for key in SHORT} | {"downtime": downtime, "message": journal.message}
@@ -54,7 +52,6 @@ def count_seconds_since(stamp: str, now: datetime | None = None) -> float:
 
 
 def describe_running(journal: Journal) -> Json:
-    """Return the running switch as `status` shows it."""
     whole = to_json(journal)
     keys = ("generation", "profile", "phase", "direction", "asked_by", "started_at")
     return {key: whole[key] for key in keys} | {"seconds": round(count_seconds_since(journal.started_at), 1)}
@@ -80,7 +77,6 @@ def _is_hidden(paths: HostPaths, command: str) -> bool:
 
 
 def run_history(paths: HostPaths, *, output: str) -> int:
-    """Run `vllm-edge history` and return the exit status."""
     if _is_hidden(paths, "history"):
         return 1
     journals = history(paths)
@@ -104,7 +100,6 @@ def list_loading_engines(journal: Journal) -> list[str]:
 
 
 def run_progress(paths: HostPaths) -> int:
-    """Run `vllm-edge progress` and return the exit status."""
     if _is_hidden(paths, "progress"):
         return 1
     journal = holder(paths)

@@ -163,8 +163,7 @@ def _read_own_oom_score_adj() -> int:
 def run_one(path: Path, environment: Mapping[str, str], timeout_s: float) -> float:
     """Run one hook and return the seconds that it took.
 
-    Raises:
-        HookFailed: if it cannot be run, does not end within `timeout_s`, or ends with an error.
+    Raises HookFailed if it cannot be run, does not end within `timeout_s`, or ends with an error.
     """
     began = time.monotonic()
     # A file in memory and not a pipe: a child that stays in the background must not be waited for, and no disk is

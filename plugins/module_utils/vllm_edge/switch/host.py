@@ -58,7 +58,6 @@ REMOVE_S = 60.0
 
 
 def several(names: Iterable[str]) -> str:
-    """Join names with commas."""
     return ", ".join(names)
 
 
@@ -95,8 +94,6 @@ class HostWorld:
     _failures: dict[str, Failure | None] = field(default_factory=dict)
     """The last failure of each engine, as its supervisor recorded it before `start`."""
 
-    # -- time and the host's life
-
     def monotonic(self) -> float:
         """Return seconds of a clock that never jumps; all durations and deadlines use it."""
         return self.clock()
@@ -106,7 +103,6 @@ class HostWorld:
         return stamp()
 
     def boot_id(self) -> str:
-        """Return the kernel's id of this boot."""
         try:
             return BOOT_ID.read_text(encoding="ascii").strip()
         except OSError as error:
@@ -118,8 +114,6 @@ class HostWorld:
             return self.systemd.going_down()
         except SystemdError:
             return False
-
-    # -- asking
 
     def show_units(self, names: Iterable[str]) -> dict[str, Unit]:
         """Show units, retrying for SYSTEMD_PATIENCE_S while systemd reloads."""
@@ -152,8 +146,6 @@ class HostWorld:
                     "'systemctl start docker.service' starts it, then switch again."
                 )
             self.sleep(POLL_S)
-
-    # -- what is there
 
     def find_engine_units(self) -> set[str]:
         """Return the engines whose unit is loaded and whose unit file says that this project wrote it."""
@@ -208,8 +200,6 @@ class HostWorld:
         if stale:
             target.append(f"needs daemon-reload ({several(sorted(stale))})")
         return decide_moves(wanted.hashes, seen, files, target)
-
-    # -- stop
 
     def _configs(self, names: Iterable[str]) -> list[EngineConfig]:
         """Load the configurations of live engines, leaving out those that cannot be read."""
@@ -302,8 +292,6 @@ class HostWorld:
                     problem = str(error)
             self.sleep(0.2)
 
-    # -- files
-
     def install(self, wanted: Generation, moves: Moves) -> Done:
         """Write the files and units of `start`, `keep` and `wait` that differ, and run daemon-reload if a file was
         written or systemd does not know a unit. The target is not written."""
@@ -325,8 +313,6 @@ class HostWorld:
             raise PhaseFailed(
                 f"{what}: {error}. 'systemctl status' and 'journalctl -b -p warning' show more."
             ) from error
-
-    # -- start and healthy
 
     def read_state(self, engine: str) -> EngineState | None:
         return read_state(self.paths.engine_state(engine))
@@ -355,10 +341,7 @@ class HostWorld:
         """
         return loading.wait_until_healthy(self, wanted, moves, self._failures, all_of_them=all_of_them)
 
-    # -- what the new engines do
-
     def warm_up(self, wanted: Generation, moves: Moves) -> Done:
-        """Send the first requests to the engines that were started."""
         configs = [wanted.engines[name].config for name in (*moves.start, *moves.wait)]
         return requests.warm_up(configs, wanted.limits, ask=self.ask, clock=self.clock)
 
@@ -391,8 +374,6 @@ class HostWorld:
             raise PhaseFailed(" ".join(said), data=data)
         return replace(measured, data=data, warnings=(*measured.warnings, *(() if on_drift == "ignore" else said)))
 
-    # -- what clients of the gateway see
-
     def away(self, wanted: Generation, serving: Generation | None, moves: Moves) -> Done:
         """Let requests wait for the names of `serving` whose engines do not stay, or go to an engine that stands in.
 
@@ -404,7 +385,6 @@ class HostWorld:
         return self._show_clients(lambda: view_host(self.paths, serving, course))
 
     def back(self, generation: Generation) -> Done:
-        """Let requests go to the engines of a generation."""
         return self._show_clients(lambda: view_host(self.paths, generation, Course(Phase.BACK)))
 
     def publish(self, phase: Phase | None) -> None:
@@ -420,8 +400,6 @@ class HostWorld:
             return Done("this host has no gateway")
         told = f"requests for {several(report.away)} wait" if report.away else "every served name is reached"
         return Done(f"{told}{'' if report.answers else '; the gateway does not run'}", warnings=report.warnings)
-
-    # -- drain and free
 
     def drain(self, moves: Moves, limits: Limits) -> Done:
         """Wait until the engines in `moves.stop` have no request, or `limits.drain_timeout_s` has passed."""
@@ -439,8 +417,6 @@ class HostWorld:
             return Done("no engine has to start")
         kept = {unit_name(name) for name in (*moves.keep, *moves.wait)}
         return gpu_memory.Release(self, needed, kept).run(wanted.limits.free_timeout_s)
-
-    # -- the end
 
     def clean_up(self, wanted: Generation, former: Generation | None) -> Done:
         """Write, enable and start the target of `wanted`, remove files of other engines, and prune old generations."""
@@ -468,25 +444,20 @@ class HostWorld:
         return several(sentences) or "no engine runs"
 
     def _describe_service(self, engine: str, unit: Unit) -> str:
-        """Return whether an engine serves, as the end of a sentence."""
         if unit.active_state != "active":
             return f"does not serve ({unit.active_state}, {unit.sub_state})"
         state = self.read_state(engine)
         return "is active and does not answer" if state and state.phase == EnginePhase.UNHEALTHY else "serves"
-
-    # -- before anything is touched, hooks, and the client's view
 
     def preflight(self, wanted: Generation, moves: Moves) -> Done:
         """Check everything that can be known to fail, without changing anything."""
         return preflight.check_host(self, wanted, moves)
 
     def prepare(self, wanted: Generation, moves: Moves) -> Done:
-        """Read the weights of the engines in `moves.start` into the page cache."""
         configs = [wanted.engines[name].config for name in moves.start]
         return page_cache.prepare(configs, clock=self.clock, rates=self.paths.read_rates)
 
     def hook(self, name: hooks.Hook, wanted: Generation, former: Generation | None) -> Done:
-        """Run the operator's executables of one hook."""
         return hooks.run_hooks(name, wanted, former, self.paths)
 
     def watch(self, wanted: Generation, former: Generation | None) -> RoleWatch:

@@ -46,20 +46,13 @@ class JournalDamaged(ValueError):
     """A file is not a journal. The text says why."""
 
 
-# ---- as JSON ----------------------------------------------------------------------------------------------------
-
-
 def to_json(journal: Journal) -> dict[str, Any]:
     """Return the journal as it is written to the file; enums are their values."""
     return asdict(journal)
 
 
 def from_json(data: Mapping[str, Any]) -> Journal:
-    """Read a journal that this or another version of the program wrote.
-
-    Raises:
-        JournalDamaged: if the data is not a journal.
-    """
+    """Read a journal that this or another version of the program wrote. Raises JournalDamaged if it is none."""
     try:
         return read_record(Journal, data)
     except RecordError as error:
@@ -130,9 +123,6 @@ def _list_journals(paths: HostPaths) -> Iterable[Path]:
     return paths.history.glob("*.json")
 
 
-# ---- writing ----------------------------------------------------------------------------------------------------
-
-
 class JournalFile:
     """The journal of the running switch and its file. Whoever has one must hold the lock."""
 
@@ -143,10 +133,7 @@ class JournalFile:
 
     def take_ballast(self) -> None:
         """Reserve BALLAST_BYTES on the disk, which can be released later so that a rollback can be journalled on a full
-        disk.
-
-        Raises:
-            JournalLost: if there is no room even now.
+        disk. Raises JournalLost if there is no room even now.
         """
         try:
             self.paths.state.mkdir(parents=True, exist_ok=True)
@@ -180,8 +167,7 @@ class JournalFile:
     def write(self, **changes: Any) -> None:
         """Change fields of the journal and write it durably.
 
-        Raises:
-            JournalLost: if that fails; the fields in memory are changed all the same.
+        Raises JournalLost if that fails; the fields in memory are changed all the same.
         """
         self.journal = replace(self.journal, **changes)
         self._write(self.paths.switch_journal)
@@ -206,8 +192,7 @@ class JournalFile:
     def finish(self, **changes: Any) -> None:
         """Write the last changes to the journal and the history, and release the ballast.
 
-        Raises:
-            JournalLost: if that fails.
+        Raises JournalLost if that fails.
         """
         try:
             self.write(**changes)
@@ -242,7 +227,6 @@ class JournalFile:
 
 
 def _choose_free(name: str, taken: Collection[str]) -> str:
-    """Return the name, with a number appended if it is taken."""
     candidates = (name if count == 1 else f"{name}-{count}" for count in range(1, len(taken) + 2))
     return next(candidate for candidate in candidates if candidate not in taken)
 
@@ -271,9 +255,6 @@ def set_aside_damaged(paths: HostPaths, stamp: str) -> Path | None:
     except OSError:
         return None
     return kept
-
-
-# ---- the lock ---------------------------------------------------------------------------------------------------
 
 
 LOCK_MODE = 0o600
@@ -349,7 +330,6 @@ def holder(paths: HostPaths) -> Journal | None:
 
 
 def _read_unfinished(paths: HostPaths) -> Journal | None:
-    """Return the journal of a switch that has not ended, if it can be read."""
     journal = read_journal(paths)
     return journal if journal is not None and journal.result is None and journal.id != DAMAGED else None
 

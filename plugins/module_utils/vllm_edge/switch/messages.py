@@ -18,7 +18,6 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 
 def complain(text: str) -> None:
-    """Print a line on standard error, ignoring errors like `say`."""
     say(text, sys.stderr)
 
 
@@ -29,7 +28,6 @@ def to_sentence(text: str) -> str:
 
 
 def name_generation(generation: Generation | None) -> str:
-    """Return `generation 3 (nvfp4-tp2)`, or `nothing`."""
     return "nothing" if generation is None else f"generation {generation.number} ({generation.profile})"
 
 
@@ -39,7 +37,6 @@ def describe_over_budget(generation: Generation, journal: Journal, words: str) -
 
 
 def capitalize(text: str) -> str:
-    """Return the text with its first letter in upper case; the rest is unchanged."""
     return text[:1].upper() + text[1:]
 
 

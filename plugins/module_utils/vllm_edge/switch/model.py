@@ -63,8 +63,6 @@ Direction = Literal["forward", "back"]
 
 
 class Result(StrEnum):
-    """How a switch ended."""
-
     COMMITTED = "committed"
     OVER_BUDGET = "over_budget"
     """The generation is committed and serves, and its engines use more memory than their budgets: decision 0099."""
@@ -150,9 +148,6 @@ class Interrupted(BaseException):
     It may be raised at any point of a phase. It is not an Exception, so that code that catches every error of a library
     lets it pass.
     """
-
-
-# -- the journal
 
 
 @dataclass(frozen=True)

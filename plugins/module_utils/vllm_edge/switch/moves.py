@@ -17,7 +17,6 @@ _RESTING = frozenset({"inactive", "failed", "maintenance"})
 
 
 def _waits_for_restart(engine: SeenEngine) -> bool:
-    """Return whether systemd waits to restart the unit."""
     return engine.sub_state.startswith("auto-restart")
 
 
@@ -48,7 +47,6 @@ def decide_moves(
 
     Args:
         wanted: input hash by name of engine.
-        seen: the engines that the host shows.
         files, target: live files that differ, and what is wrong with the target in systemd; copied to the result.
     """
     found = {engine.name: _decide(engine, wanted.get(engine.name)) for engine in seen}

@@ -88,8 +88,6 @@ class PhaseRunner:
             complain(f"warning: {text}")
             self.file.journal = replace(self.journal, warnings=(*self.journal.warnings, text))
 
-    # -- one phase
-
     def attempt(self, what: str, act: Callable[[], Value], *, shielded: bool) -> Value | PhaseFailed:
         """Call `act` and turn every exception into a PhaseFailed, which is returned and not raised.
 
@@ -121,13 +119,9 @@ class PhaseRunner:
         run without the journal: every phase on the way back, and those after the commit, because a switch is never
         rolled back after its commit.
 
-        Args:
-            direction: `back` if the phase belongs to a rollback.
-            act: the work of the phase.
-            shielded: True if no signal may interrupt it.
-
-        Returns None if the phase succeeded, otherwise what failed. Raises LeftForBoot if a phase that is not harmless
-        failed while the host is shutting down.
+        `direction` is `back` for a phase of a rollback, and no signal interrupts one that is `shielded`. Returns None
+        if the phase succeeded, otherwise what failed. Raises LeftForBoot if a phase that is not harmless failed while
+        the host is shutting down.
         """
         began = self.now()
         outcome: Done | PhaseFailed
@@ -184,7 +178,6 @@ class PhaseRunner:
 
     @property
     def committed(self) -> Result:
-        """The result of a switch whose generation is committed and verified."""
         return Result.OVER_BUDGET if self.journal.over_budget else Result.COMMITTED
 
     def clean_up(self, wanted: Generation, former: Generation | None, *, hook: bool) -> Done:
@@ -197,8 +190,6 @@ class PhaseRunner:
             return combine(done, told)
         # The generation serves already, so a hook that fails is only a warning.
         return replace(done, warnings=(*done.warnings, told.text))
-
-    # -- what clients see
 
     def publish(self, phase: Phase | None) -> None:
         """Tell clients of the gateway the phase of the switch; if that fails, nothing depends on it."""
@@ -227,8 +218,6 @@ class PhaseRunner:
         except Exception as error:
             self.warn(f"Downtime is not known: {error}")
 
-    # -- the end
-
     def finish(self, result: Result, message: str) -> Result:
         """Write the end of the journal and return the result.
 
@@ -246,7 +235,6 @@ class PhaseRunner:
 
 
 def combine(first: Done, second: Done) -> Done:
-    """Return two results of one phase as one."""
     details = [done.detail for done in (first, second) if done.detail]
     return Done("; ".join(details), {**first.data, **second.data}, (*first.warnings, *second.warnings))
 

@@ -48,8 +48,7 @@ class Found:
 def check_host(host: HostWorld, wanted: Generation, moves: Moves) -> Done:
     """Run all checks and report every problem at once, so that an operator can repair them together.
 
-    Raises:
-        PhaseFailed: if anything would make the switch fail.
+    Raises PhaseFailed if anything would make the switch fail.
     """
     began = host.clock()
     start = [wanted.engines[name].config for name in moves.start]
@@ -77,9 +76,6 @@ def check_host(host: HostWorld, wanted: Generation, moves: Moves) -> Done:
     )
 
 
-# -- load time
-
-
 def check_load_limit(paths: HostPaths, wanted: Generation, start: Iterable[EngineConfig]) -> list[str]:
     """Return a warning for each engine whose load may take longer than an operator lets the switch wait.
 
@@ -95,9 +91,6 @@ def check_load_limit(paths: HostPaths, wanted: Generation, start: Iterable[Engin
     ]
 
 
-# -- secrets
-
-
 def check_secrets(paths: HostPaths, wanted: Generation, moves: Moves) -> list[str]:
     """Check that the secrets of every engine that starts are on the host; their content is not judged."""
     try:
@@ -109,9 +102,6 @@ def check_secrets(paths: HostPaths, wanted: Generation, moves: Moves) -> list[st
         "vllm_engine_secrets."
         for name in missing
     ]
-
-
-# -- image
 
 
 def check_images(configs: Iterable[EngineConfig], docker: DockerEngine) -> list[str]:
@@ -137,9 +127,6 @@ def check_images(configs: Iterable[EngineConfig], docker: DockerEngine) -> list[
                 f"{who} is {there} for Docker, which is another one. Run 'ansible-playbook playbooks/image.yml'."
             )
     return problems
-
-
-# -- weights
 
 
 def check_weights(configs: Iterable[EngineConfig]) -> Found:
@@ -178,9 +165,6 @@ def check_weights(configs: Iterable[EngineConfig]) -> Found:
     return found
 
 
-# -- disk
-
-
 def check_disk(state: Path) -> list[str]:
     """Check that the file system of the state directory has room for what a switch writes.
 
@@ -199,11 +183,7 @@ def check_disk(state: Path) -> list[str]:
     ]
 
 
-# -- GPUs
-
-
 def _read_and_check_gpus(host: HostWorld, wanted: Generation, moves: Moves) -> Found:
-    """Read the GPUs and compare them with what the generation needs."""
     with host.nvml() as session:
         boards = read_boards(session, load_slots(host.paths))
     owners = host.owners({process.pid for gpu in boards.gpus for process in gpu.processes or ()})

@@ -66,7 +66,6 @@ def _describe_killed(left: Journal) -> str:
 
 
 def _continue(world: HostWorld, paths: HostPaths, left: Journal, signals: Signals) -> tuple[PhaseRunner, str]:
-    """Take over the journal. Returns what runs the next phases, and the beginning of the message."""
     file = _take_over(world, paths, left)
     with contextlib.suppress(JournalLost):
         file.take_ballast()

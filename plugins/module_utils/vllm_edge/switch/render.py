@@ -21,7 +21,6 @@ def describe_generation(number: object, profile: object) -> str:
 
 
 def phase_words(phase: Row) -> str:
-    """Return `healthy`, or `back: healthy` for a phase of a rollback."""
     return f"{'back: ' if phase.get('direction') == 'back' else ''}{phase['phase']}"
 
 

@@ -31,9 +31,6 @@ LONGEST_PROMPT_TOKENS = 1024
 WARM_UP_TOKENS = 8
 
 
-# -- drain
-
-
 def _count_requests(config: EngineConfig, timeout_s: float, ask: Ask) -> tuple[int | None, str]:
     """Return how many requests an engine has, or None and why it does not say."""
     answer = ask(config.url, "/metrics", timeout_s)
@@ -128,9 +125,6 @@ def wait_until_idle(config: EngineConfig, wait: Callable[[float], bool], *, ask:
     return False
 
 
-# -- warm-up
-
-
 def count_words(config: EngineConfig) -> int:
     """Return how many words make the longer prompt. A word is about one token; two tokens each would also fit."""
     return max(1, min((config.max_model_len or 2 * LONGEST_PROMPT_TOKENS) // 2, LONGEST_PROMPT_TOKENS) - 64)
@@ -214,9 +208,6 @@ def warm_up(
     )
 
 
-# -- canary
-
-
 def run_canary(
     wanted: Generation,
     paths: HostPaths,
@@ -229,8 +220,7 @@ def run_canary(
 
     For each engine it is recorded which run of its container has passed. The rows are `data["canary"]`.
 
-    Raises:
-        PhaseFailed: if a served name fails a check.
+    Raises PhaseFailed if a served name fails a check.
     """
     began = clock()
     configs = [engine.config for engine in wanted.engines.values()]
@@ -248,9 +238,6 @@ def run_canary(
     return Done(f"{len(results)} served names answer; {clock() - began:.1f} s", data={"canary": rows})
 
 
-# -- quality
-
-
 def ask_suite(
     wanted: Generation, started: Sequence[str], paths: HostPaths, *, ask: Ask = request, clock: Callable[[], float]
 ) -> Done:
@@ -258,8 +245,7 @@ def ask_suite(
 
     The answers are kept in a record of the suite. The rows are `data["quality"]`: case, name, engine and verdict.
 
-    Raises:
-        PhaseFailed: a case did not pass, and the gate is `fail`
+    Raises PhaseFailed: a case did not pass, and the gate is `fail`.
     """
     configs = [wanted.engines[name].config for name in started if name in wanted.engines]
     if not wanted.quality or not configs:

@@ -34,11 +34,6 @@ def go_back(
     A failed repair is not rolled back, because there is no other generation to return to. If nothing was committed
     before, the engines that were started are stopped again.
 
-    Args:
-        failure: what failed.
-        wanted, former: as in `Transaction.forward`.
-        moves: what the switch was to change.
-
     Returns:
         The result (`rolled_back` or `failed`) and its message.
     """
@@ -147,9 +142,6 @@ def _stop_what_started(change: PhaseRunner, head: str, start: Sequence[str]) -> 
     )
 
 
-# ---- to the committed generation ----------------------------------------------------------------------------------
-
-
 def converge_to(
     change: PhaseRunner, generation: Generation, other: Generation | None, direction: Direction
 ) -> list[Failed]:
@@ -158,7 +150,6 @@ def converge_to(
     A phase that fails does not end this: the engines that are not concerned continue.
 
     Args:
-        generation: the committed generation.
         other: the generation at the other end of the switch, if it is known.
         direction: `forward` if the killed switch had already committed `generation`.
 
@@ -229,7 +220,6 @@ def _decide_patiently(change: PhaseRunner, generation: Generation) -> Moves:
 
 
 def _has_its_files(change: PhaseRunner, generation: Generation, engine: str) -> bool:
-    """Return whether the live files of an engine are those of the generation."""
     try:
         return not live.live_changes(generation, change.paths, [engine], target=False)
     except (GenerationError, OSError):
@@ -260,9 +250,6 @@ def _find_difference(change: PhaseRunner, generation: Generation) -> Failed | No
     return Failed(None, to_sentence(f"These differ from {name_generation(generation)}: {'; '.join(wrong)}"))
 
 
-# ---- what is said of failures -------------------------------------------------------------------------------------
-
-
 def _serves_again(failures: Sequence[Failed]) -> bool:
     """Return whether the generation serves and is verified in spite of these failures."""
     return all(failure.phase in UNVERIFIED for failure in failures)
@@ -274,7 +261,6 @@ def _warn_of(change: PhaseRunner, failures: Iterable[Failed], where: str) -> Non
 
 
 def _describe_failures(change: PhaseRunner, failures: Iterable[Failed], committed: Generation) -> str:
-    """Return the failures and what runs now, as one text."""
     texts = [f"In phase {failure.phase}: {failure.text}" if failure.phase else failure.text for failure in failures]
     return " ".join([*texts, _describe_what_runs(change, committed)])
 

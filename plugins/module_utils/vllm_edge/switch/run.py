@@ -92,10 +92,6 @@ def switch(
 
     The caller holds the lock.
 
-    Args:
-        number: the generation to switch to.
-        choice: who chose it and who asked.
-
     Returns:
         The result, or None if the host shuts down and the boot has to end the switch.
     """

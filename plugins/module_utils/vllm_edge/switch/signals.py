@@ -59,7 +59,6 @@ class Signals:
         self._back = False
 
     def check(self) -> None:
-        """Raise Interrupted if a signal arrived that has not been acted on."""
         if self.asked is not None and (not self._back or self.going_down()):
             raise Interrupted(self.asked)
 

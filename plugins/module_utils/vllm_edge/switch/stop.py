@@ -43,7 +43,6 @@ class Stopped:
 
 
 def _back(generation: Generation) -> str:
-    """Return the sentence that says how to start the engines again."""
     return f"'vllm-edge switch {generation.number}' brings back what is missing and verifies it."
 
 
@@ -97,7 +96,6 @@ def stop_engines(world: HostWorld, systemd: Systemd, paths: HostPaths) -> Stoppe
 
 
 def _print_end(stopped: Stopped, output: str) -> int:
-    """Print how the command ended and return the exit status."""
     if output == "json":
         print(json.dumps(asdict(stopped) | {"status": stopped.status.name.lower()}, indent=2, ensure_ascii=False))
     else:

@@ -50,9 +50,7 @@ class Transaction(PhaseRunner):
         """Switch to a generation, and roll back if that fails.
 
         Args:
-            wanted: the generation to switch to.
             former: the committed generation; `wanted` itself if this is a repair, None if nothing was committed before.
-            choice: who chose the profile, to be recorded.
 
         Returns:
             The result, and the message for the end of the journal.
@@ -124,7 +122,6 @@ class Transaction(PhaseRunner):
         return self.committed, self._serves(wanted, moves)
 
     def _is_committed(self, wanted: Generation) -> bool:
-        """Return whether active-profile.json names `wanted`."""
         try:
             now = generation_committed.committed(self.paths)
         except GenerationError:
@@ -155,7 +152,6 @@ class Transaction(PhaseRunner):
         )
 
     def _refused(self, failure: Failed) -> tuple[Result, str]:
-        """Return the result of a switch that changed nothing."""
         where = f" in phase {failure.phase}" if failure.phase else ""
         journal = self.journal
         still = (
@@ -210,13 +206,7 @@ class Transaction(PhaseRunner):
 def begin_journal(
     world: HostWorld, paths: HostPaths, *, number: int, profile: str, now: Committed | None, choice: Choice
 ) -> Journal:
-    """Return the journal of a switch that begins now; nothing is written.
-
-    Args:
-        number, profile: the generation to switch to.
-        now: what is committed, or None.
-        choice: who chose the profile, and who asked.
-    """
+    """Return the journal of a switch that begins now; nothing is written."""
     stamp = world.stamp()
     return Journal(
         id=make_id(paths, stamp, number),
@@ -243,10 +233,7 @@ def leave_for_boot(change: PhaseRunner) -> None:
 
 
 def archive(paths: HostPaths, ended: Journal) -> None:
-    """Copy a finished journal to the history if the copy is missing.
-
-    It is missing if the program was killed between its last two writes.
-    """
+    """Copy a finished journal to the history if a kill between the last two writes left it out."""
     if not (paths.history / f"{ended.id}.json").exists():
         with contextlib.suppress(JournalLost):
             JournalFile(paths, ended).archive()

@@ -134,8 +134,6 @@ REQUIRED = ("vllm_image_base", "vllm_image_base_id", "vllm_image_base_archive", 
 
 @dataclass(frozen=True)
 class Document:
-    """A checked air-gap.yml."""
-
     sums_sha256: str
     values: Mapping[str, Any]
 
@@ -204,7 +202,6 @@ def resolve(document: Document, controller: Path, host: str, url: str) -> dict[s
     """Return the variables of the roles, with the medium's paths as controller and host see them.
 
     Args:
-        document: a checked air-gap.yml
         controller: the medium's directory on the controller
         host: the medium's directory on the host
         url: address of that directory for apt; empty for the directory itself
@@ -252,9 +249,6 @@ def pin_models(document: Document, models: Mapping[str, Any]) -> dict[str, Any]:
             )
         found[name] = {**model, "revision": staged["revision"]}
     return found
-
-
-# -- the files
 
 
 def read_sums(root: Path, expected: str) -> dict[str, str]:
@@ -311,7 +305,6 @@ def verify(root: Path, sums: Mapping[str, str], below: Sequence[str], known: Rec
     """Verify the files of the medium below some of its directories.
 
     Args:
-        root: the medium's directory
         sums: the expected hashes by path
         below: directories; one that does not exist is left out, because the medium may be divided
         known: what was verified before; files that are the same since are not read again

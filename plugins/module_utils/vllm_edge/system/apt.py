@@ -29,8 +29,6 @@ POLL_S = 1.0
 
 @dataclass(frozen=True)
 class Limits:
-    """How long apt may wait."""
-
     lock_s: int
     """Seconds to wait for another program that holds one of apt's locks."""
     silence_s: int
@@ -39,8 +37,6 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a call of apt-get."""
-
     ok: bool
     text: str
     """Standard output and standard error."""
@@ -60,13 +56,6 @@ def apt_get(
 
     The locks are waited for here because DPkg::Lock::Timeout covers only dpkg's lock and not those of the indexes and
     of the archive directory.
-
-    Args:
-        run: runs the command
-        arguments: arguments of apt-get
-        limits: how long to wait
-        clock: monotonic clock, in seconds
-        sleep: waits for so many seconds
     """
     network = [f"Acquire::{scheme}::Timeout={limits.silence_s}" for scheme in ("http", "https")]
     options = [word for option in (*network, "Acquire::Retries=1") for word in ("-o", option)]
@@ -78,9 +67,6 @@ def apt_get(
         if not locked or waited >= limits.lock_s:
             return Outcome(code == 0, printable(f"{out}\n{err}"), waited)
         sleep(POLL_S)
-
-
-# -- messages
 
 
 @dataclass(frozen=True)
@@ -134,17 +120,14 @@ class Failure:
 
     url: str
     said: str
-    """apt's reason."""
 
     @property
     def kind(self) -> Kind:
-        """Kind of the failure, recognised by apt's reason."""
         kinds = (UNTRUSTED, DAMAGED, MISSING, UNREACHABLE)
         return next(kind for kind in kinds if re.search(kind.pattern, self.said))
 
     @property
     def package(self) -> str:
-        """Name and version if the file is a package, else empty."""
         name, _, rest = unquote(self.url.rpartition("/")[2]).partition("_")
         return f"{name} {rest.partition('_')[0]}" if self.url.endswith(".deb") else ""
 
@@ -207,8 +190,6 @@ def locate(url: str, sources: Iterable[Source], variables: Mapping[str, str]) ->
     """Return the repository that a file belongs to, and where an operator configured it.
 
     Args:
-        url: address of the file
-        sources: all sources of the host
         variables: variable that sets a repository's address, by that address
 
     Returns:
@@ -224,13 +205,7 @@ def locate(url: str, sources: Iterable[Source], variables: Mapping[str, str]) ->
 
 
 def suggest_remedy(failure: Failure, where: str, silence_s: int) -> str:
-    """Return what an operator can do about a file that could not be downloaded.
-
-    Args:
-        failure: the failure
-        where: variable or file that names the repository
-        silence_s: the timeout that was set, in seconds
-    """
+    """Return what an operator can do; `where` is the variable or file that names the repository."""
     text = failure.kind.remedy.format(where=where)
     if failure.kind is UNREACHABLE and re.search(r"timed out|Connection failed", failure.said):
         text += f" A server may be silent for {silence_s} s ({TIMEOUT_VARIABLE})."
@@ -309,10 +284,7 @@ def explain_failed_install(
     """Return one paragraph: what failed, whether anything was changed, and what to do.
 
     Args:
-        request: what was to be installed
-        outcome: result of `apt-get install`
         update: output of the preceding `apt-get update`
-        sources: all sources of the host
         offered: available versions of the requested packages, newest first
     """
     text = outcome.text
@@ -342,9 +314,6 @@ def explain_failed_install(
     return f"{told}{extract_errors(text).rstrip('.')}."
 
 
-# -- disk space
-
-
 RESERVE_BYTES = 512 * 1024**2
 """Our choice: space that stays free for the journal, dpkg's own files and an initramfs, which apt does not count."""
 _SIZE = r"([\d.,]+) ?(B|kB|MB|GB)"
@@ -366,7 +335,6 @@ def explain_lack_of_space(purpose: str, needed: tuple[int, int], free: Mapping[s
     """Return why the file systems lack the space for an installation; empty if there is enough.
 
     Args:
-        purpose: what the packages are for
         needed: bytes to download and bytes to install
         free: for the download directory and for the program directory, in this order: the device number of the file
             system and its free bytes
@@ -387,15 +355,6 @@ def explain_lack_of_space(purpose: str, needed: tuple[int, int], free: Mapping[s
 
 
 def explain_unread_repository(uri: str, key: str, uri_variable: str, outcome: Outcome, limits: Limits) -> str:
-    """Return one paragraph on why a repository was not added.
-
-    Args:
-        uri: address of the repository
-        key: the key that has to sign its index
-        uri_variable: variable that sets the address
-        outcome: result of reading the index
-        limits: how long apt was allowed to wait
-    """
     told = f"The repository {uri} was not added, and nothing was changed: "
     if lock := find_lock(outcome.text):
         return told + explain_lock(lock, outcome.waited_s)

@@ -68,9 +68,7 @@ def find_clashes(sources: Sequence[Source], uri: str, suites: Sequence[str], arc
     """Return the sources that define a repository of ours too, which apt refuses with another Signed-By value.
 
     Args:
-        sources: sources in files of others
         uri: address of our repository; like the others it may contain $(ARCH)
-        suites: its suites
         architecture: value for $(ARCH), as `dpkg --print-architecture` prints it
     """
 
@@ -84,9 +82,7 @@ def find_missing_components(sources: Sequence[Source], release: str, components:
     """Return the components that the host's own sources of the archive lack, with their address, suite and key.
 
     Args:
-        sources: the host's own sources
         release: code name of the distribution's release; its updates and security updates count as the archive too
-        components: components that the host needs
     """
     suites = (release, f"{release}-updates", f"{release}-security")
     # Repositories of Docker and other vendors also have suites with these names, but no component main.
@@ -126,9 +122,6 @@ def get_index_prefix(uri: str, suite: str) -> str:
     url = re.sub(r"^[a-z+]+:(//)?([^/@]*@)?", "", url)
     quoted = "".join(f"%{ord(c):02x}" if c in '\\|{}[]<>"^~_=!@#$%&*' or not "!" <= c <= "~" else c for c in url)
     return quoted.replace("/", "_")
-
-
-# -- preferences
 
 
 PACKAGE_PATTERN = re.compile(r"[a-z0-9][a-z0-9+.-][a-z0-9+.*?-]*")
@@ -177,7 +170,6 @@ def choose_pin(uri: str, shared: bool, release: Mapping[str, str]) -> str:
     all repositories in directories have none.
 
     Args:
-        uri: address of the repository
         shared: whether a repository that is not restricted has the same host
         release: its Origin and Label
     """

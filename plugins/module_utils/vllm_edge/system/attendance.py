@@ -29,8 +29,6 @@ class AlreadyRuns(Exception):
 
 @dataclass
 class LongRun:
-    """A command that takes minutes."""
-
     directory: Path
     """Where its lock and its line of progress are: HostPaths.run."""
     name: str

@@ -30,7 +30,6 @@ def gpu_specs(directory: str) -> dict[str, str]:
 
 
 def lists_uvm(text: str) -> bool:
-    """Whether a specification gives containers the device node that CUDA needs."""
     return bool(UVM_NODE.search(text))
 
 
@@ -40,15 +39,7 @@ def driver_versions(text: str) -> list[str]:
 
 
 def compare(devices: list[str], gpus: list[str]) -> tuple[list[str], list[str]]:
-    """Compare the devices that CDI defines with the GPUs of the host.
-
-    Args:
-        devices: CDI device names, `nvidia.com/gpu=<name>`
-        gpus: UUIDs of the GPUs
-
-    Returns:
-        UUIDs of GPUs that no device has, and UUIDs of devices that no GPU has.
-    """
+    """Return the UUIDs of GPUs without a device `nvidia.com/gpu=<UUID>`, and of devices without a GPU."""
     named = {device.split("=", 1)[1] for device in devices}
     uuids = {name for name in named if name.startswith("GPU-")}
     return sorted(set(gpus) - uuids), sorted(uuids - set(gpus))

@@ -84,8 +84,6 @@ class Container:
 
 @dataclass(frozen=True)
 class LogRecord:
-    """One line of a container's log."""
-
     at: str
     """Docker's time stamp (RFC 3339, nanoseconds, UTC). Time stamps can be compared as text."""
     line: str
@@ -159,7 +157,6 @@ def find_kill_signal(events: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def parse_listed(entry: Mapping[str, Any]) -> Container:
-    """Convert one entry of Docker's list of containers."""
     names = entry.get("Names") or [entry["Id"][:12]]
     return Container(
         id=entry["Id"],
@@ -311,14 +308,12 @@ class DockerEngine:
         self._call_patiently("docker start", 120, lambda c: c.start(container_id))
 
     def wait(self, container_id: str) -> int:
-        """Block until the container has ended and return its exit status."""
         return int(self._call("docker wait", lambda c: int(c.wait(container_id)["StatusCode"])))
 
     def logs(self, container_id: str, *, after: str | None, follow: bool, tail: int | None) -> Iterator[LogRecord]:
         """Yield lines of the container's log.
 
         Args:
-            container_id: id of the container
             after: only lines with a later time stamp; None for all lines
             follow: wait for further lines until the container ends
             tail: only the last so many lines; None for all lines
@@ -355,7 +350,6 @@ class DockerEngine:
         self._call_patiently("docker stop", seconds + 30, lambda c: c.stop(container_id, timeout=seconds))
 
     def remove(self, container_id: str) -> None:
-        """Remove the container and its anonymous volumes, by force."""
         self._call("docker rm", lambda c: c.remove_container(container_id, force=True, v=True))
 
     def killed_from_outside(self, container_id: str, since_s: float) -> str | None:
@@ -373,14 +367,12 @@ class DockerEngine:
         return signal
 
     def listed(self) -> list[Container]:
-        """Return all containers, running or not."""
         found: list[Container] = self._call(
             "docker ps", lambda c: [parse_listed(entry) for entry in c.containers(all=True)]
         )
         return found
 
     def kill(self, container_id: str) -> None:
-        """Send SIGKILL to the container."""
         self._call("docker kill", lambda c: c.kill(container_id))
 
     def image_id(self, name: str) -> str | None:
@@ -393,8 +385,6 @@ class DockerEngine:
 
 @dataclass(frozen=True)
 class DockerUnit:
-    """State of docker.service in systemd."""
-
     active: bool
     invocation: str
     """systemd's InvocationID, which changes with every start of the unit."""
@@ -427,7 +417,6 @@ def explain_unreachable_docker(ping: Callable[[float], None], unit: DockerUnit |
     Args:
         ping: `DockerEngine.ping`, which is called only if the unit is active (see `docker_unit`)
         unit: state of docker.service; None if it is unknown
-        timeout_s: seconds to wait for the answer
     """
     if unit is not None and not unit.active:
         return "docker.service is not running"

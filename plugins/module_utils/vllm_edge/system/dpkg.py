@@ -60,7 +60,6 @@ def parse_packages(text: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
 
 
 def is_driver(name: str) -> bool:
-    """Return whether the package is part of an NVIDIA driver, whoever built it."""
     return bool(DRIVER.fullmatch(name)) and not OTHERS.fullmatch(name)
 
 

@@ -78,15 +78,7 @@ def write_durably(path: Path, text: str, mode: int = 0o644) -> None:
     """Replace the file atomically: readers, and a host after a power failure, see the old or the new content.
 
     Missing parent directories are created. There may be only one writer at a time: the temporary file of a writer that
-    was killed is overwritten.
-
-    Args:
-        path: file to write
-        text: its new content
-        mode: its permissions
-
-    Raises:
-        OSError: the file could not be written; the old one is unchanged
+    was killed is overwritten. Raises OSError: the file could not be written; the old one is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = make_fresh_name(path)

@@ -28,8 +28,7 @@ class Unread:
 def run_in_english(command: Sequence[str], timeout_s: float) -> Ran:
     """Run a program with English output; sbin directories, which may be missing from PATH, are searched too.
 
-    Raises:
-        SystemdError: if it cannot be run or does not end within `timeout_s`.
+    Raises SystemdError if it cannot be run or does not end within `timeout_s`.
     """
     environment = {**os.environ, "LC_ALL": "C", "PATH": f"{os.environ.get('PATH', '')}:{PATH}"}
     return run_command(command, timeout_s, environment)
@@ -43,11 +42,9 @@ class HostReader:
     run: Run = run_in_english
 
     def at(self, path: str) -> Path:
-        """Return a path below `root`."""
         return self.root / path.lstrip("/")
 
     def text(self, path: str) -> str | Unread:
-        """Return the text of a file."""
         try:
             return self.at(path).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
@@ -66,7 +63,6 @@ class HostReader:
             return Unread(str(error))
 
     def unit(self, name: str) -> Unit | Unread:
-        """Show a unit of systemd."""
         try:
             return Systemd(self.run).show([name])[name]
         except SystemdError as error:

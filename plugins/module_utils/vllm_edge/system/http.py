@@ -34,7 +34,6 @@ class Answer:
 
     @property
     def ok(self) -> bool:
-        """Whether the status is 200."""
         return self.status == 200
 
     def words(self) -> str:
@@ -96,12 +95,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 def explain_oserror(error: Exception, timeout_s: float) -> str:
-    """Return why a request failed, in an operator's terms.
-
-    Args:
-        error: exception of the socket or of http.client
-        timeout_s: timeout of the request in seconds, quoted if it expired
-    """
+    """Return why a request failed, in an operator's terms."""
     if isinstance(error, TimeoutError):
         return f"no answer within {timeout_s:g} s"
     if isinstance(error, ConnectionRefusedError):
@@ -124,7 +118,6 @@ def request(
         url: `http://host:port`, or `unix:/path` of a socket; a link in place of the socket is not followed
         path: path below it, with a leading slash
         timeout_s: seconds that the connection, the request and the whole response may take together
-        method: HTTP method
         payload: value sent as JSON; None sends no body
         limit: bytes of the body to read at most; the rest of a longer one is left out
     """
@@ -158,12 +151,6 @@ def takes_work(url: str, name: str, timeout_s: float, ask: Callable[..., Answer]
 
     Between SIGTERM and its end vLLM still lists its models and reports itself healthy, but answers every request with
     an error. So the engine is asked to count tokens, which costs it nothing and shows the difference.
-
-    Args:
-        url: address of the engine, as for `request`
-        name: served name
-        timeout_s: timeout in seconds
-        ask: function to send the request with
     """
     question = {"model": name, "messages": [{"role": "user", "content": "."}]}
     answer = ask(url, "/tokenize", timeout_s, method="POST", payload=question)

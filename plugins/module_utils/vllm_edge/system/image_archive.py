@@ -95,8 +95,6 @@ def _list_members(path: Path) -> dict[str, tuple[int, int]]:
 
 @dataclass(frozen=True)
 class _Archive:
-    """The members of an archive, and access to the small ones."""
-
     path: Path
     members: Mapping[str, tuple[int, int]]
 
@@ -161,8 +159,6 @@ def _check_index(archive: _Archive, base: str, config: str) -> str:
     """Return the id that Docker's containerd store gives the image, from index.json.
 
     Args:
-        archive: the archive
-        base: name of the base image
         config: digest of the configuration that manifest.json names
 
     Raises:
@@ -201,7 +197,6 @@ def read_image_ids(path: Path, base: str) -> list[str]:
     The second is missing in an archive that Docker before 25 wrote.
 
     Args:
-        path: file that `docker save` wrote
         base: name that the image must have, with a tag
 
     Raises:

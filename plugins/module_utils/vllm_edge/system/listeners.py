@@ -26,11 +26,7 @@ class Listener:
 
 
 def parse_listeners(text: str) -> list[Listener]:
-    """Return the listening sockets.
-
-    Args:
-        text: content of /proc/net/tcp or /proc/net/tcp6
-    """
+    """Return the listening sockets of /proc/net/tcp or /proc/net/tcp6."""
     found = []
     for words in (line.split() for line in text.splitlines()[1:]):
         if len(words) < 10 or words[3] != "0A":
@@ -44,12 +40,7 @@ def parse_listeners(text: str) -> list[Listener]:
 
 
 def listeners(port: int | None = None, proc: Path = PROC) -> list[Listener]:
-    """Return the sockets that listen on the port.
-
-    Args:
-        port: TCP port; None for all ports
-        proc: the proc file system
-    """
+    """Return the sockets that listen on the TCP port; on any port for None."""
     found: list[Listener] = []
     for name in ("tcp", "tcp6"):
         try:
@@ -79,7 +70,6 @@ def find_port_users(wanted: Iterable[tuple[str, int]], own_unit: str, proc: Path
     Args:
         wanted: addresses and ports that a unit will listen on
         own_unit: that unit; what it listens on already is left out
-        proc: the proc file system
     """
     found = []
     for address, port in dict.fromkeys(wanted):

@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 MIB = 1024 * 1024
-"""Bytes."""
 
 MemoryVersion = Literal["v1", "v2"]
 T = TypeVar("T")
@@ -155,7 +154,6 @@ class NvmlFailure(Exception):
 
     @property
     def driver_absent(self) -> bool:
-        """Whether the host has no loaded driver yet."""
         return self.code in ABSENT
 
     def as_dict(self) -> dict[str, str | None]:
@@ -164,8 +162,6 @@ class NvmlFailure(Exception):
 
 @dataclass(frozen=True)
 class ProcessReading:
-    """GPU memory of one process."""
-
     pid: int
     used_mib: int | None
     """None if NVML does not report it (virtual GPUs, WSL): unknown, not 0."""
@@ -173,8 +169,6 @@ class ProcessReading:
 
 @dataclass(frozen=True)
 class GpuIdentity:
-    """What identifies one GPU."""
-
     index: int
     """Position in PCI bus order, from 0, whatever order NVML counts in."""
     uuid: str
@@ -183,14 +177,11 @@ class GpuIdentity:
 
     @property
     def card(self) -> str:
-        """The card's name in messages: UUID, model and bus id."""
         return f"{self.uuid} ({self.name} at {self.pci_bus_id})"
 
 
 @dataclass(frozen=True)
 class MemoryReading:
-    """Memory of one GPU."""
-
     total_mib: int
     reserved_mib: int | None
     """What the driver reserves for itself; None if only v1 answered."""
@@ -202,8 +193,6 @@ class MemoryReading:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuReading(GpuIdentity, MemoryReading):
-    """One sample of one GPU."""
-
     processes: tuple[ProcessReading, ...] | None
     """None if the GPU cannot list its processes."""
     compute_capability: str | None
@@ -240,20 +229,15 @@ THROTTLE: dict[int, str] = {
 
 @dataclass(frozen=True)
 class HostReading:
-    """One sample of all GPUs."""
-
     driver_version: str
     gpus: tuple[GpuReading, ...]
 
 
 def interpret_memory(total: int, used: int, free: int, reserved: int | None) -> MemoryReading | None:
-    """Convert the figures of a memory call; they show by their sum which definition of "used" applies.
+    """Convert the bytes of a memory call, whose sum shows which definition of "used" applies.
 
     Args:
-        total: bytes
-        used: bytes
-        free: bytes
-        reserved: bytes; None for the v1 call
+        reserved: None for the v1 call
 
     Returns:
         The reading; None if the figures match neither definition. A difference of one MiB is tolerated, because some
@@ -304,7 +288,6 @@ def decide_where_to_run(python: str, *, respawned: bool) -> tuple[Place, str]:
 
     Args:
         python: path of the interpreter in vllm-edge's environment, which has nvidia-ml-py
-        respawned: whether the module was respawned already
 
     Returns:
         "here", "respawn" (under `python`) or "nowhere", and in the last case the reason.
@@ -474,11 +457,6 @@ def name_lost(failure: NvmlFailure, expected: Sequence[GpuIdentity], seen: Seque
     """Return the failure with the card's name, if the expected cards leave only one candidate.
 
     A GPU that was lost before NVML was opened has no handle and so no UUID: NVML only reports that some index is gone.
-
-    Args:
-        failure: the failure, with or without a UUID
-        expected: the cards that this host should have, by slot
-        seen: UUIDs of the GPUs that answered
     """
     if failure.gpu is not None or failure.index is None:
         return failure

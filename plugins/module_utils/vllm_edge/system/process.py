@@ -66,7 +66,6 @@ def end_process(
     """Send signals to one process until it has ended, through a pidfd: a process that gets the pid later is never hit.
 
     Args:
-        pid: process to end
         signals: each a signal and the seconds to wait for the end of the process after it
         is_still_meant: called once the pidfd is open; False means that the pid now belongs to another process
 

@@ -29,7 +29,6 @@ def parse_json(raw: bytes | str, most_depth: int = MOST_DEPTH) -> Any:
     values that they would fill the memory. The caller bounds the length of the text.
 
     Args:
-        raw: the text
         most_depth: levels of objects and lists that it may have
 
     Raises:
@@ -84,8 +83,6 @@ def read_record(kind: type[T], data: object, where: str = "") -> T:
     Unknown keys, which a newer program wrote, are dropped. A missing key gets its default.
 
     Args:
-        kind: the dataclass
-        data: the parsed JSON
         where: where the data are within the record, for messages, such as `files.config.json`
 
     Raises:

@@ -30,8 +30,6 @@ class RemovalError(ValueError):
 
 @dataclass(frozen=True)
 class Removal:
-    """What was removed, or would be."""
-
     removed: list[str] = field(default_factory=list)
     """Paths. A directory ends with `/` and stands for everything in it."""
     left: dict[str, str] = field(default_factory=dict)
@@ -73,7 +71,6 @@ def _find_mount(directory: Path) -> str | None:
 
 
 def _remove_trees(paths: Sequence[Path], result: Removal, apply: bool) -> Iterator[Path]:
-    """Remove the paths with everything in them, and yield each that is gone."""
     for path in paths:
         if not os.path.lexists(path):
             continue
@@ -134,7 +131,6 @@ def remove(
         keep: paths in `directories` that stay without being listed
         inside: directory that all of `paths` and `directories` must be in
         gone: paths to treat as absent, because an earlier step removed them or, in check mode, would have
-        apply: False only lists what would be removed
 
     Raises:
         RemovalError: a path is not acceptable; nothing was removed

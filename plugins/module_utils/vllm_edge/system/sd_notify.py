@@ -52,9 +52,6 @@ class Notifier:
         A message that is lost is not an error: another one follows.
 
         Args:
-            ready: the service has started
-            stopping: the service is stopping
-            watchdog: the service is alive
             status: text for `systemctl status`
             extend_s: seconds during which the current start or stop timeout must not expire
 

@@ -58,8 +58,6 @@ class SystemdError(Exception):
 
 @dataclass(frozen=True)
 class Ran:
-    """Exit status and output of a command."""
-
     status: int
     out: str = ""
     err: str = ""
@@ -75,8 +73,6 @@ def run_command(command: Sequence[str], timeout_s: float, environment: Mapping[s
     """Run a program and wait until it ends.
 
     Args:
-        command: program and arguments
-        timeout_s: seconds that it may take
         environment: its environment; None for that of this process
 
     Raises:
@@ -152,12 +148,10 @@ class Unit:
 
     @property
     def auto_restart(self) -> bool:
-        """Whether the unit's process has ended and systemd waits before it starts it again."""
         return self.active_state == "activating" and self.sub_state.startswith("auto-restart")
 
     @property
     def down(self) -> bool:
-        """Whether nothing of the unit is running or about to start."""
         return self.active_state in ("inactive", "failed") and not self.job
 
 
@@ -169,7 +163,6 @@ def parse_timespan(text: str) -> float | None:
 
 
 def build_unit(shown: Mapping[str, str]) -> Unit:
-    """Build a Unit from the properties that `systemctl show` printed for it."""
     restarts = shown.get("NRestarts", "")
     return Unit(
         id=shown["Id"],
@@ -222,16 +215,7 @@ class Systemd:
     def show_properties(
         self, units: Sequence[str], properties: Sequence[str], *options: str
     ) -> dict[str, dict[str, str]]:
-        """Return properties of units by the unit's Id.
-
-        Args:
-            units: names of the units
-            properties: names of the properties, with `Id` among them
-            options: further options of `systemctl show`
-
-        Raises:
-            SystemdError: systemd could not be queried
-        """
+        """Return properties, with `Id` among them, of units by the unit's Id. Raises SystemdError."""
         return parse_units(self._ask("show", f"--property={','.join(properties)}", *options, "--", *units))
 
     def loaded(self, pattern: str) -> list[str]:
@@ -242,7 +226,6 @@ class Systemd:
         return sorted({line[0] for line in words if line})
 
     def going_down(self) -> bool:
-        """Return whether the host is shutting down."""
         return self._systemctl("is-system-running", timeout_s=ASK_S).out.strip() == "stopping"
 
     def daemon_reload(self) -> None:
@@ -293,21 +276,13 @@ UNIT_PROPERTIES = (
 
 
 def parse_units(text: str) -> dict[str, dict[str, str]]:
-    """Parse the output of `systemctl show` for several units: blocks of Key=value lines, separated by blank lines.
-
-    Returns:
-        The properties by the unit's Id.
-    """
+    """Return the properties by the unit's Id from the output of `systemctl show` for several units."""
     blocks = [dict(line.split("=", 1) for line in part.splitlines() if "=" in line) for part in text.split("\n\n")]
     return {block["Id"]: block for block in blocks if "Id" in block}
 
 
 def ask_units(units: Sequence[str]) -> tuple[dict[str, dict[str, str]], str | None]:
-    """Query the units with UNIT_PROPERTIES; time stamps are in seconds since the epoch.
-
-    Returns:
-        The properties by the unit's Id, and None or why systemd could not be queried.
-    """
+    """Return UNIT_PROPERTIES by the unit's Id, times since the epoch in seconds; and None, or why systemd is silent."""
     try:
         return Systemd().show_properties(units, UNIT_PROPERTIES, "--timestamp=unix"), None
     except SystemdError as error:

@@ -37,7 +37,6 @@ def read_usage(pid: int, root: Path = Path("/")) -> Usage | None:
 
     Args:
         pid: main process of the container, an ancestor of all others
-        root: where /proc and /sys are
     """
     parents: dict[int, int] = {}
     used: dict[int, tuple[int, int]] = {}

@@ -50,13 +50,7 @@ def is_loopback(host: str) -> bool:
 
 
 def find_endpoint_mistake(variable: str, endpoint: Any, has_token: bool) -> str:
-    """Return why the address of a hub cannot be used, as one sentence; empty if it can.
-
-    Args:
-        variable: name of the variable or option that has the address, for the sentence
-        endpoint: the address
-        has_token: whether a token is sent to it
-    """
+    """Return why the address of a hub cannot be used, as one sentence; empty if it can."""
     parts = _split(endpoint) if isinstance(endpoint, str) else None
     if parts is None:
         value = re.sub(r"//[^/]*@", "//...@", endpoint) if isinstance(endpoint, str) else endpoint
@@ -80,8 +74,7 @@ def find_endpoint_mistake(variable: str, endpoint: Any, has_token: bool) -> str:
 def parse_token(text: str, origin: str) -> str:
     """Return a token without the white space around it; empty if there is none.
 
-    Raises:
-        WeightsError: the text is no token; the message has the origin and not the text
+    Raises WeightsError: the text is no token; the message has the origin and not the text.
     """
     token = text.strip()
     if token and not TOKEN.fullmatch(token):

@@ -43,7 +43,6 @@ class ReadRate:
 
 
 def find_file_system(device: str, mounts: Path = Path("/proc/self/mountinfo")) -> str:
-    """Return the type of a mounted file system, such as `ext4`; empty if it is not known."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -84,7 +83,6 @@ def measure(path: Path, clock: Callable[[], float] = time.monotonic) -> tuple[fl
 
 
 def read_rates(record: Path) -> list[ReadRate]:
-    """Return the rates that were measured; none if the file is not there or damaged."""
     try:
         return [read_record(ReadRate, row) for row in parse_json(read_foreign(record, MOST_RECORD_BYTES))["rates"]]
     except (OSError, ValueError, KeyError, TypeError, RecordError):
@@ -108,12 +106,6 @@ def find_rate(record: Path, weights: Path) -> ReadRate | None:
 
 def ensure_measured(record: Path, weights: Path, files: Sequence[tuple[Path, int]], at: str) -> ReadRate | None:
     """Measure the disk of a model's directory, unless it was measured before, and record the result.
-
-    Args:
-        record: the file of all rates
-        weights: directory of the model
-        files: its files with their sizes in bytes
-        at: the time now, as text
 
     Returns:
         The new rate, or None if there is nothing new. A rate that could not be measured is tried again next time.

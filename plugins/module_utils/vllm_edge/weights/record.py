@@ -35,8 +35,6 @@ class WeightsError(Exception):
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file as its source lists it."""
-
     path: str
     """Relative to the root of the repository."""
     size_bytes: int
@@ -51,8 +49,6 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """All files of one commit of a repository."""
-
     commit: str
     files: tuple[RemoteFile, ...]
 
@@ -81,7 +77,6 @@ def check_listing(origin: str, commit: Any, files: Iterable[tuple[Any, Any, Any]
 
     Args:
         origin: who says it, for messages
-        commit: the commit as the source states it
         files: path, size in bytes and digest of each file; a digest is the SHA-256 or the id of the git blob, and None
             only for a file that is not brought
 
@@ -147,12 +142,10 @@ class Record:
 
     @property
     def total_bytes(self) -> int:
-        """Size of all files together."""
         return sum(item.size_bytes for item in self.files.values())
 
     @property
     def manifest_sha256(self) -> str:
-        """One hash over names and contents."""
         return hash_manifest(self.files)
 
     @property
@@ -161,7 +154,6 @@ class Record:
         return [RemoteFile(path, item.size_bytes, item.sha256) for path, item in sorted(self.files.items())]
 
     def to_json(self) -> str:
-        """Return the record as JSON text."""
         data = {
             "format": RECORD_FORMAT,
             **asdict(self),
@@ -179,8 +171,6 @@ def hash_manifest(files: Mapping[str, RecordedFile]) -> str:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The weights that the inventory asks for."""
-
     model: str
     repo: str
     revision: str

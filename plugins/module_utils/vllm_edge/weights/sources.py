@@ -41,8 +41,6 @@ class HubError(WeightsError):
 
 
 class Source(Protocol):
-    """Interface of a source."""
-
     kind: str
 
     def listing(self, repo: str, revision: str) -> Listing:

@@ -116,7 +116,6 @@ def stat_regular(path: Path) -> os.stat_result | None:
 
 
 def observe(path: Path, sha256: str) -> RecordedFile:
-    """Return the record entry of a file that was just verified."""
     found = path.stat()
     return RecordedFile(found.st_size, sha256, found.st_mtime_ns, found.st_ino)
 
@@ -171,8 +170,5 @@ def survey_files(
 
 
 def survey_recorded(record: Record, *, full: bool, progress: CountBytes | None = None) -> Survey:
-    """Compare the directory with the record.
-
-    A file whose size, mtime and inode are as recorded is not read, unless `full` is set.
-    """
+    """Compare the directory with the record; only `full` reads files of the recorded size, mtime and inode."""
     return survey_files(Path(record.path), record.expected, progress, unread={} if full else record.files)

@@ -41,8 +41,7 @@ from .survey import Ownership, Survey, list_directories, mismatch, observe, stat
 def select(listing: Listing, repo: str) -> tuple[list[RemoteFile], list[str]]:
     """Divide a listing into the files to download and the paths of those that are left out, both sorted by path.
 
-    Raises:
-        WeightsError: a path leaves its directory, or there are no .safetensors files (perhaps only pickles)
+    Raises WeightsError: a path leaves its directory, or there are no .safetensors files (perhaps only pickles).
     """
     what = f"{repo} at {listing.commit}"
     for item in listing.files:
@@ -81,7 +80,6 @@ class Plan:
 
     @property
     def bring(self) -> list[RemoteFile]:
-        """Files to download."""
         return [item for item in self.files if item.path not in self.survey.good]
 
 
@@ -104,7 +102,6 @@ def plan_listed(wanted: Wanted, record: Record | None, source: Source, progress:
 
 
 def sum_bytes(files: Iterable[RemoteFile]) -> int:
-    """Return the size of all files together."""
     return sum(item.size_bytes for item in files)
 
 
@@ -269,16 +266,7 @@ def bring(
 ) -> dict[str, RecordedFile]:
     """Download the files of a plan, verify all of them, and only then put them in place.
 
-    Args:
-        source: where to download from
-        wanted: the model
-        plan: what the run does
-        owner: owner and permissions of the files
-        progress: receives the progress
-        reserve_bytes: bytes that must stay free on the file system
-        workers: number of parallel downloads
-
-    Returns the record entries of the files by path.
+    Returns the record entries of the files by path. `reserve_bytes` stay free on the file system.
 
     Raises:
         WeightsError: there is not enough space, a download failed or does not match its hash (then no file was

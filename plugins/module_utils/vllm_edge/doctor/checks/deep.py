@@ -48,7 +48,6 @@ def check_status(deep: Deep) -> Verdict:
 
 
 def check_images(deep: Deep) -> Verdict:
-    """Fail if an image of an engine is missing or another one, or its container is missing or runs another image."""
     problems = list(deep.images)
     for engine in deep.status["engines"]:
         running, wanted = engine["container_image_id"], engine["image_id"]
@@ -98,7 +97,6 @@ def check_files(deep: Deep) -> Verdict:
 
 
 def check_canary(deep: Deep) -> Verdict:
-    """Fail if a served name of an engine that runs does not answer as it should."""
     results = [result for answers in deep.canary.values() for result in answers]
     failures: dict[tuple[str, str], list[str]] = {}
     for result in results:

@@ -19,18 +19,15 @@ ENABLED = ("enabled", "enabled-runtime", "static", "alias", "generated")
 
 
 def list_driver_packages(facts: Facts) -> list[str]:
-    """Return the installed packages of the driver; empty if the packages could not be read."""
     return [] if isinstance(facts.system.packages, Unread) else versioned(facts.system.packages)
 
 
 def require_driver(facts: Facts) -> None:
-    """Raise NotKnown if no driver is installed, so that one missing driver is reported once."""
     if not facts.driver.versions.library and not list_driver_packages(facts):
         decline_to_judge("no driver is installed")
 
 
 def check_driver_installed(facts: Facts) -> Verdict:
-    """Fail if the driver's libraries are missing."""
     library, packages = facts.driver.versions.library, list_driver_packages(facts)
     if library:
         return good(f"libnvidia-ml.so.1 is of driver {library}")
@@ -83,7 +80,6 @@ def check_driver_one_source(facts: Facts) -> Verdict:
 
 
 def check_driver_packages_whole(facts: Facts) -> Verdict:
-    """Fail if a package of the driver is half installed."""
     known(facts.system.packages)
     half = [name for name in facts.system.half_installed if re.search("nvidia|cuda", name)]
     if half:
@@ -96,7 +92,6 @@ def check_driver_packages_whole(facts: Facts) -> Verdict:
 
 
 def check_driver_held(facts: Facts) -> Verdict:
-    """Warn if apt may replace the driver by itself."""
     require_driver(facts)
     packages = known(facts.system.packages)
     # Prebuilt modules have the version of the kernel. A newer version of the helpers does no harm.
@@ -113,7 +108,6 @@ def check_driver_held(facts: Facts) -> Verdict:
 
 
 def check_driver_module_loaded(facts: Facts) -> Verdict:
-    """Fail if a kernel module that CUDA needs is not loaded."""
     require_driver(facts)
     if facts.driver.loaded and not facts.driver.uvm:
         return fail(
@@ -135,7 +129,6 @@ def check_driver_module_loaded(facts: Facts) -> Verdict:
 
 
 def check_driver_nouveau(facts: Facts) -> Verdict:
-    """Fail if nouveau is loaded."""
     if facts.driver.nouveau:
         return fail(
             "the module nouveau is loaded and holds the GPUs",
@@ -145,7 +138,6 @@ def check_driver_nouveau(facts: Facts) -> Verdict:
 
 
 def check_driver_versions(facts: Facts) -> Verdict:
-    """Fail if the loaded module and the libraries have different versions."""
     found = facts.driver.versions
     require_driver(facts)
     if not found.module:
@@ -234,7 +226,6 @@ def check_driver_next_kernel(facts: Facts) -> Verdict:
 
 
 def check_driver_kernel_updates(facts: Facts) -> Verdict:
-    """Warn if a held kernel metapackage is older than the one that apt offers."""
     require_driver(facts)
     held = known(facts.driver.held_kernels)
     older = [
@@ -251,7 +242,6 @@ def check_driver_kernel_updates(facts: Facts) -> Verdict:
 
 
 def check_driver_persistence(facts: Facts) -> Verdict:
-    """Warn if the driver does not stay initialised while no process uses a GPU."""
     require_driver(facts)
     unit = facts.driver.persistence
     answering = facts.gpus.answering

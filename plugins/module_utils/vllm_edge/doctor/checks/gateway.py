@@ -23,7 +23,6 @@ def find_gateway(facts: Facts) -> Gateway:
 
 
 def check_gateway_unit(facts: Facts) -> Verdict:
-    """Fail if the gateway does not run or does not answer; warn if it does not start at boot."""
     gateway = find_gateway(facts)
     unit = known(gateway.unit)
     if unit.active_state != "active":
@@ -69,7 +68,6 @@ def check_gateway_certificate(facts: Facts) -> Verdict:
 
 
 def check_gateway_maps(facts: Facts) -> Verdict:
-    """Fail if a map, a link or a server of the gateway is not as what serves needs it."""
     gateway = find_gateway(facts)
     if facts.serving.switching:
         decline_to_judge("a switch runs; 'vllm-edge progress' says how far it is")

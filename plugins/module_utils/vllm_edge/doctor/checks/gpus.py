@@ -13,7 +13,6 @@ from .helpers import decline_to_judge, listed
 
 
 def check_gpus_answer(facts: Facts) -> Verdict:
-    """Fail if nvidia-smi reports an error."""
     require_driver(facts)
     if not facts.driver.loaded and not facts.gpus.answering:
         decline_to_judge("the module nvidia is not loaded")

@@ -14,19 +14,16 @@ GIB = 1024**3
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version, for comparison."""
     return tuple(
         int(part) for part in re.findall(r"\d+", parse_upstream_version(version) if "-" in version else version)
     )
 
 
 def listed(names: list[str], most: int = 6) -> str:
-    """Join names with commas, at most `most` of them."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def decline_to_judge(why: str) -> NoReturn:
-    """Raise NotKnown with the reason why a check cannot judge."""
     raise NotKnown(f"not judged: {why}")
 
 

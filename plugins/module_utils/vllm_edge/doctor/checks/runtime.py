@@ -29,14 +29,12 @@ def parse_docker_version(facts: Facts) -> tuple[int, ...]:
 
 
 def check_runtime_docker_installed(facts: Facts) -> Verdict:
-    """Fail if there is no dockerd."""
     if facts.runtime.docker_version:
         return good(f"Docker Engine {facts.runtime.docker_version}")
     return fail("no dockerd", f"{HOST_STAGE} installs it.")
 
 
 def check_runtime_docker_version(facts: Facts) -> Verdict:
-    """Fail if Docker is too old for CDI."""
     if parse_docker_version(facts) >= CDI_SINCE:
         return good(f"{facts.runtime.docker_version} knows CDI")
     return fail(
@@ -47,7 +45,6 @@ def check_runtime_docker_version(facts: Facts) -> Verdict:
 
 
 def check_runtime_runc(facts: Facts) -> Verdict:
-    """Warn if runc does not tell systemd which of NVIDIA's devices a container may use."""
     version = facts.runtime.runc_version
     if not version:
         decline_to_judge("runc does not say its version")
@@ -64,7 +61,6 @@ def check_runtime_runc(facts: Facts) -> Verdict:
 
 
 def check_runtime_docker_running(facts: Facts) -> Verdict:
-    """Fail if docker.service does not run; warn if it does not start at boot."""
     parse_docker_version(facts)
     unit = known(facts.runtime.docker)
     if unit.active_state != "active":
@@ -78,7 +74,6 @@ def check_runtime_docker_running(facts: Facts) -> Verdict:
 
 
 def check_runtime_docker_config(facts: Facts) -> Verdict:
-    """Fail if daemon.json is not valid."""
     if facts.runtime.config_error:
         return fail(
             facts.runtime.config_error,
@@ -91,7 +86,6 @@ def check_runtime_docker_config(facts: Facts) -> Verdict:
 
 
 def check_runtime_cdi_enabled(facts: Facts) -> Verdict:
-    """Fail if CDI is switched off in Docker."""
     version = parse_docker_version(facts)
     if version < CDI_SINCE:
         decline_to_judge("this Docker does not know CDI")
@@ -150,7 +144,6 @@ ADVICE: Mapping[str, str] = {
 
 
 def toolkit_packages(facts: Facts) -> dict[str, str]:
-    """Return the versions of the installed packages of the container toolkit."""
     packages = known(facts.system.packages)
     return {name: parse_upstream_version(str(packages[name]["version"])) for name in TOOLKIT if name in packages}
 
@@ -179,13 +172,11 @@ def check_runtime_toolkit(facts: Facts) -> Verdict:
 
 
 def require_toolkit(facts: Facts) -> None:
-    """Raise NotKnown if the container toolkit is not installed."""
     if not toolkit_packages(facts):
         decline_to_judge("the container toolkit is not installed")
 
 
 def check_runtime_toolkit_held(facts: Facts) -> Verdict:
-    """Warn if apt may replace the toolkit by itself."""
     require_toolkit(facts)
     packages = known(facts.system.packages)
     loose = [name for name in TOOLKIT if name in packages and not packages[name]["held"]]
@@ -195,7 +186,6 @@ def check_runtime_toolkit_held(facts: Facts) -> Verdict:
 
 
 def check_runtime_cdi_refresh(facts: Facts) -> Verdict:
-    """Warn if the unit that renews the CDI specification does not run or does not start at boot."""
     require_toolkit(facts)
     unit = known(facts.runtime.refresh)
     if unit.active_state == "active" and unit.file_state in ENABLED:
@@ -223,7 +213,6 @@ def specifications(facts: Facts) -> Mapping[str, Sequence[str]]:
 
 
 def check_runtime_cdi_conflict(facts: Facts) -> Verdict:
-    """Fail if two CDI specifications define the same device."""
     seen: dict[str, list[str]] = {}
     for path, devices in specifications(facts).items():
         for device in devices:
@@ -241,7 +230,6 @@ def check_runtime_cdi_conflict(facts: Facts) -> Verdict:
 
 
 def check_runtime_cdi_current(facts: Facts) -> Verdict:
-    """Fail if the CDI specification was made for another driver version."""
     specifications(facts)
     found = facts.driver.versions
     mounted = sorted({version for versions in found.in_use.values() for version in versions})
@@ -292,7 +280,6 @@ def check_runtime_cdi_devices(facts: Facts) -> Verdict:
 
 
 def check_runtime_gpu_access(facts: Facts) -> Verdict:
-    """Warn about running containers that may lose their GPUs at the next daemon-reload."""
     parse_docker_version(facts)
     access = known(facts.runtime.access)
     if access.at_risk:
@@ -302,7 +289,6 @@ def check_runtime_gpu_access(facts: Facts) -> Verdict:
 
 
 def check_runtime_leftovers(facts: Facts) -> Verdict:
-    """Warn about containers that a killed benchmark or reference answer has left."""
     parse_docker_version(facts)
     left = known(facts.runtime.leftovers)
     if not left:

@@ -18,7 +18,6 @@ def engines(facts: Facts) -> tuple[Engine, ...]:
 
 
 def check_serving_configuration(facts: Facts) -> Verdict:
-    """Fail if the files of an engine are not valid."""
     if facts.serving.errors:
         return fail("; ".join(facts.serving.errors), "Run site.yml, which renders the files of every engine anew.")
     return good(f"every engine's files are valid: {listed([engine.name for engine in engines(facts)])}")
@@ -32,7 +31,6 @@ def settled(facts: Facts) -> tuple[Engine, ...]:
 
 
 def check_serving_units(facts: Facts) -> Verdict:
-    """Fail if a unit failed or is being restarted; warn if one does not run."""
     found = settled(facts)
     failed = [engine for engine in found if engine.unit.active_state == "failed" or engine.unit.auto_restart]
     if failed:
@@ -66,12 +64,10 @@ def check_serving_sockets(facts: Facts) -> Verdict:
 
 
 def up(engine: Engine) -> bool:
-    """Return whether the unit of an engine is active."""
     return engine.unit.active_state == "active"
 
 
 def check_serving_libraries(facts: Facts) -> Verdict:
-    """Warn if the supervisor of an engine runs with libraries that an upgrade has replaced."""
     replaced = {engine.unit.id: list(known(engine.replaced)) for engine in settled(facts)}
     old = {unit: names for unit, names in replaced.items() if names}
     if not old:
@@ -85,7 +81,6 @@ def check_serving_libraries(facts: Facts) -> Verdict:
 
 
 def check_serving_boot(facts: Facts) -> Verdict:
-    """Warn if the engines do not start at boot."""
     engines(facts)
     target = known(facts.serving.target)
     if target.file_state in ENABLED:
@@ -94,7 +89,6 @@ def check_serving_boot(facts: Facts) -> Verdict:
 
 
 def check_serving_permissions(facts: Facts) -> Verdict:
-    """Fail if others than root could read the secrets of engines, or change a hook of a switch."""
     known(facts.serving.engines)
     if facts.serving.open_to_others:
         return fail(
@@ -106,7 +100,6 @@ def check_serving_permissions(facts: Facts) -> Verdict:
 
 
 def check_serving_switch(facts: Facts) -> Verdict:
-    """Fail if a switch was killed and left unfinished; warn if the generation was committed over its budget."""
     known(facts.serving.engines)
     if facts.serving.unfinished_switch:
         return fail(
@@ -123,7 +116,6 @@ def check_serving_switch(facts: Facts) -> Verdict:
 
 
 def check_serving_risks(facts: Facts) -> Verdict:
-    """Warn if the inventory accepts a risk of an engine."""
     risky = {engine.name: engine.accept_risk for engine in engines(facts) if engine.accept_risk}
     if not risky:
         return good("no engine has an option or a variable that undoes a limit of it")

@@ -18,7 +18,6 @@ RED_HAT = ("rhel", "rocky", "almalinux", "centos", "fedora", "ol")
 
 
 def check_system_distribution(facts: Facts) -> Verdict:
-    """Fail if the roles do not support this distribution."""
     system = facts.system
     if system.distribution in SUPPORTED:
         return good(system.name)
@@ -31,7 +30,6 @@ def check_system_distribution(facts: Facts) -> Verdict:
 
 
 def check_system_dpkg(facts: Facts) -> Verdict:
-    """Fail if a run of dpkg was cut off, or a package is half installed."""
     if known(facts.system.dpkg_interrupted):
         return fail(
             "a run of dpkg was cut off: /var/lib/dpkg/updates is not empty",
@@ -48,7 +46,6 @@ def check_system_dpkg(facts: Facts) -> Verdict:
 
 
 def check_system_apt_lock(facts: Facts) -> Verdict:
-    """Warn if a process holds a lock of apt or dpkg."""
     locks = known(facts.system.locks)
     if not locks:
         return good("nobody holds a lock of apt or dpkg")
@@ -61,7 +58,6 @@ def check_system_apt_lock(facts: Facts) -> Verdict:
 
 
 def check_system_time(facts: Facts) -> Verdict:
-    """Warn if the clock is not synchronised."""
     if known(facts.system.synchronized):
         return good("the clock is synchronised")
     return warn(
@@ -72,7 +68,6 @@ def check_system_time(facts: Facts) -> Verdict:
 
 
 def check_system_file_limits(facts: Facts) -> Verdict:
-    """Warn if containers may open fewer files than vLLM wants."""
     limit = known(facts.system.files_limit)
     if limit is None or limit >= FILES_WANTED:
         return good(f"containers may open {'any number of' if limit is None else limit} files")

@@ -66,7 +66,6 @@ def check_link(facts: Facts) -> Verdict:
 
 
 def check_numa(facts: Facts) -> Verdict:
-    """Warn if the GPUs of one engine are on different NUMA nodes."""
     cards = {card.uuid: card for card in _require_cards(facts)}
     nodes = {uuid: card.numa for uuid, card in cards.items() if card.numa is not None}
     if not nodes:
@@ -158,7 +157,6 @@ def check_ecc(facts: Facts) -> Verdict:
 
 
 def check_xids(facts: Facts) -> Verdict:
-    """Fail on a grave Xid since the boot, warn about any other."""
     xids = known(facts.topology.xids)
     if not xids:
         return good("the kernel has logged no Xid since the boot")

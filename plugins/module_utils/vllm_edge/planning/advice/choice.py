@@ -24,9 +24,7 @@ def build_arguments(
     """Return an engine as in serving_engines, without what depends on the host's GPUs.
 
     Args:
-        model: key of vllm_models.
         kv_cache_dtype: as written in the inventory; `auto` is left out unless the model's engines have another default.
-        max_model_len: tokens.
     """
     unsaid = kv_cache_dtype == "auto" and "kv_cache_dtype" not in add_defaults({"model": model}, host.inventory)
     stages = {"pipeline_parallel_size": shape.pipeline_parallel_size} if shape.pipeline_parallel_size > 1 else {}

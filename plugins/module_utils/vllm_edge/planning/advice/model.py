@@ -30,8 +30,6 @@ class NothingFits(AdviceError):
 
 
 class By(StrEnum):
-    """What the profiles are ranked by."""
-
     TOK_S = "tok_s"
     CONTEXT = "context"
     FREE_GPUS = "free_gpus"
@@ -56,8 +54,6 @@ class Wish:
 
 @dataclass(frozen=True)
 class Host:
-    """The models, GPUs and settings to choose from."""
-
     models: Mapping[str, Model]
     gpus: Sequence[Gpu]
     vllm_version: str
@@ -71,21 +67,17 @@ class Host:
     """vllm_models, for their engine_defaults."""
 
     def describe_gpus(self) -> str:
-        """Return for example `4 x NVIDIA L4`."""
         kinds = Counter((gpu.name or f"GPU of {gpu.cuda_total_bytes // 2**20:,} MiB") for gpu in self.gpus)
         return " and ".join(f"{count} x {name}" for name, count in kinds.items())
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How an engine is distributed over its GPUs."""
-
     tensor_parallel_size: int
     pipeline_parallel_size: int = 1
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def __str__(self) -> str:
@@ -128,7 +120,6 @@ class Fit:
         return f"{self.shape}{'' if self.kv_cache_dtype == 'auto' else f' kv={self.kv_cache_dtype}'}{sequences}"
 
     def at_once(self, tokens: int) -> float:
-        """Return how many requests of so many tokens the KV cache holds at once."""
         return self.plan.kv_blocks / self.blocks_of_request(tokens)
 
 
@@ -147,17 +138,14 @@ class Engine:
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs of all replicas."""
         return self.fit.shape.gpus * self.replicas
 
     @property
     def at_once(self) -> float:
-        """How many requests of full length the KV caches of all replicas hold at once."""
         return self.fit.at_once(self.max_model_len) * self.replicas
 
     @property
     def waiting(self) -> int:
-        """How many roles wait if each of them sends a request of full length at the same time."""
         return max(len(self.roles) - int(self.fit.at_once(self.max_model_len)) * self.replicas, 0)
 
     @property
@@ -233,8 +221,6 @@ class Profile:
 
 @dataclass(frozen=True)
 class Rejection:
-    """Why some shapes of a model are in no profile."""
-
     model: str
     verdict: str
     shapes: tuple[str, ...]
@@ -248,8 +234,6 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Chosen:
-    """One profile, as it is written into group_vars."""
-
     rank: int
     serving_engines: Mapping[str, Mapping[str, Any]]
     serving_profiles: Mapping[str, Mapping[str, Any]]

@@ -24,7 +24,6 @@ ROWS = 20
 
 
 def document(advice: Advice) -> dict[str, Any]:
-    """Return the whole advice as plain data."""
     return {
         "by": advice.wish.by.value,
         "min_context": advice.wish.min_context_tokens,

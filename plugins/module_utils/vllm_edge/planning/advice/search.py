@@ -119,9 +119,6 @@ def wish(
 def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None) -> Advice:
     """Return all feasible profiles of the host, ranked, and the chosen one.
 
-    Args:
-        unreadable: models of which nothing is known, each with the reason.
-
     Raises:
         AdviceError: if no profile is feasible, the chosen rank does not exist, or the ranking needs something that is
             not known of the GPU. Errors of planner.plan are passed on.
@@ -149,9 +146,6 @@ def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None)
     chosen = describe_choice(asked, host, profiles[asked.choose - 1])
     lost = tuple(_explain_lost(asked, profiles))
     return Advice(asked, host, mains, tuple(profiles), tuple(rejections), chosen, lost)
-
-
-# ---- engines -----------------------------------------------------------------------------------------------------
 
 
 def parameters(model: Model) -> int:
@@ -265,13 +259,9 @@ def _plan_fits(name: str, gpu: Gpu, shape: Shape, max_num_seqs: int, asked: Wish
             return
 
 
-# ---- profiles ----------------------------------------------------------------------------------------------------
-
-
 def _find_profiles(
     asked: Wish, host: Host, models: Mapping[str, Model], fits: Sequence[Fit]
 ) -> tuple[tuple[str, ...], list[Profile]]:
-    """Return the models of the largest kind with a feasible profile, and these profiles."""
     kinds = _group_kinds(models)
     for position, kind in enumerate(kinds):
         mains = tuple(name for name in kind if asked.main in (None, name))
@@ -438,7 +428,6 @@ _NEEDS_BANDWIDTH = "needs the bandwidth of the GPU, which is not known of {}"
 
 
 def _describe_failure(asked: Wish, host: Host, rejections: Sequence[Rejection]) -> str:
-    """Return why no profile is feasible, and what would work."""
     only = f"advise_main: no engine of {asked.main}" if asked.main else "advise_models: no engine of any of the models"
     why = [str(reason) for reason in rejections if asked.main in (None, reason.model)]
     if asked.min_tok_s:
