@@ -102,6 +102,7 @@ def test_engine_hangs(machine: Machine, undisturbed: None) -> None:
     assert machine.run("docker", "ps", "--all", "--quiet", "--filter", f"name={CONTAINER}").split() == [after.id[:12]]
 
 
+@pytest.mark.thorough
 def test_engine_crashes_while_loading(machine: Machine, undisturbed: None) -> None:
     machine.fault("engine-crash-loading")
     cursor, begin = machine.cursor(), machine.now()

@@ -196,6 +196,7 @@ def supply(operator: Controller, machine: Machine, tmp_path: Path) -> Supply:
     return Supply(operator, machine, tmp_path)
 
 
+@pytest.mark.thorough
 def test_hub_breaks_off_in_the_middle_of_a_file(supply: Supply, hub: Hub) -> None:
     hub.faults({"path": "*/model.safetensors", "times": 1, "break_after_bytes": 15 * MIB})
     play = supply.play(LARGE)

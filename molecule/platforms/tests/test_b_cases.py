@@ -46,6 +46,7 @@ def test_half_installed(driver_play: Run) -> None:
     assert "dpkg left nvidia-smi half installed" in said and '"dpkg --configure -a"' in said
 
 
+@pytest.mark.thorough
 def test_card_swapped(driver_play: Run) -> None:
     other = LAST_GPU.replace("f52a6b98", "00000000")
 
