@@ -57,6 +57,7 @@ def write_shard(path: Path, tensors: Shapes) -> None:
 
 
 def write(directory: Path, tensors: Shapes = TENSORS, config: Mapping[str, Any] = CONFIG) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     write_shard(directory / "model.safetensors", tensors)
     return directory
