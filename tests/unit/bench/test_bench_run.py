@@ -70,13 +70,8 @@ class World:
             tell(f"{program.MARK}{json.dumps({'what': 'begin', 'step': number})}")
             self.finished += step["requests"] + (1 if number == 1 else 0)
             times = {"p50": 1.0, "p95": 2.0, "p99": 3.0}
-            figures = {
-                "seconds": 4.0,
-                "completed": step["requests"],
-                "failed": 0,
-                "output_tokens": 200,
-                "tpot_ms": 20.0,
-            }
+            figures = {"seconds": 4.0, "completed": step["requests"], "failed": 0}
+            figures |= {"output_tokens": 200, "tpot_ms": 20.0}
             tell(f"{program.MARK}{json.dumps({'what': 'end', 'step': number, **figures, 'ttft': times})}")
 
     def run_companion(self, companion: Companion, *_: Any, on_line: Any, attended: Any, **__: Any) -> Ended:
@@ -114,9 +109,15 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 def bench(world: World, output: str = "json", attended: bool = False, **options: Any) -> int:
     given = Options(**{"cases": ("protocol",), "through": ("engine",), **options})
-    return command.run_bench(
-        world.paths, given, LongRun(world.paths.run, "bench", attended), output=output, gate="warn"
-    )
+    long_run = LongRun(world.paths.run, "bench", attended)
+    return command.run_bench(world.paths, given, long_run, output=output, gate="warn")
+
+
+def read_error(world: World) -> str:
+    """Why the one run of the host was interrupted."""
+    end = parse_run(list_files(world.paths)[0].read_text()).end
+    assert end is not None and end.verdict == "interrupted"
+    return end.error
 
 
 def test_a_run_is_recorded_line_by_line(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,21 +156,18 @@ def test_it_is_refused_while_clients_are_served(world: World, capsys: pytest.Cap
     assert bench(world, allow_load=True) == 0
 
 
-def test_it_is_refused_while_a_switch_runs(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_switch_another_run_and_an_engine_that_does_not_serve_are_refused(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Lock(world.paths):
         assert bench(world) == 2
-    assert "a switch began" in capsys.readouterr().err and list_files(world.paths) == []
-
-
-def test_two_runs_never_overlap(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "a switch began" in capsys.readouterr().err
     with LongRun(world.paths.run, "bench").alone():
         assert bench(world) == 2
     assert "Another benchmark runs on this host" in capsys.readouterr().err
-
-
-def test_an_engine_that_does_not_serve_is_refused_by_name(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(world, engines=("31b",)) == 2
     assert "31b is no engine of profile p, which serves now; it has e2b" in capsys.readouterr().err
+    assert list_files(world.paths) == []
 
 
 @pytest.mark.parametrize(
@@ -185,10 +183,9 @@ def test_a_run_that_is_cut_off_says_so_in_its_record(world: World, trouble: Base
         raise trouble
 
     world.play = play
-    assert bench(world) == 1
+    assert bench(world) == 1 and said in read_error(world)
     recorded = parse_run(list_files(world.paths)[0].read_text())
     assert len(recorded.measurements) == 4, "what was measured before counts"
-    assert recorded.end is not None and recorded.end.verdict == "interrupted" and said in recorded.end.error
 
 
 def test_a_switch_that_begins_ends_the_run(world: World) -> None:
@@ -199,9 +196,7 @@ def test_a_switch_that_begins_ends_the_run(world: World) -> None:
         raise CompanionError("nobody waits for it")
 
     world.play = play
-    assert bench(world) == 1
-    recorded = parse_run(list_files(world.paths)[0].read_text())
-    assert recorded.end is not None and "a switch began" in recorded.end.error
+    assert bench(world) == 1 and "a switch began" in read_error(world)
 
 
 def test_a_run_that_nobody_follows_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,16 +208,7 @@ def test_a_run_that_nobody_follows_ends(world: World, monkeypatch: pytest.Monkey
         raise CompanionError("nobody waits for it")
 
     world.play = play
-    assert bench(world, attended=True) == 1
-    recorded = parse_run(list_files(world.paths)[0].read_text())
-    assert recorded.end is not None and "nobody follows it any more" in recorded.end.error
-
-
-def read_error(world: World) -> str:
-    """Why the one run of the host was interrupted."""
-    end = parse_run(list_files(world.paths)[0].read_text()).end
-    assert end is not None and end.verdict == "interrupted"
-    return end.error
+    assert bench(world, attended=True) == 1 and "nobody follows it any more" in read_error(world)
 
 
 @pytest.mark.parametrize("change", [{"id": "d" * 64}, {"started_at": "2026-11-25T04:00:00Z"}, {"status": "exited"}, {}])

@@ -37,6 +37,8 @@ def test_every_served_name_gets_every_check(server: Server) -> None:
     questions = [asked for asked in server.asked if "messages" in asked and "max_tokens" in asked]
     assert all(asked["temperature"] == 0 and asked["seed"] == 0 for asked in questions)
     assert sum(asked["max_tokens"] for asked in questions) < 2 * 250  # 17 s at 15 tokens a second
+    prompts = [asked["messages"][0]["content"] for asked in server.asked if "messages" in asked]
+    assert len({prompt for prompt in prompts if prompt.startswith("The canary of")}) == 2, "one for each name"
 
 
 def test_names_are_asked_side_by_side_but_for_what_wants_the_engine_alone(server: Server) -> None:
@@ -61,7 +63,8 @@ def test_names_are_asked_side_by_side_but_for_what_wants_the_engine_alone(server
 
 ONE, TWO, OTHER = (chat(text, token_ids=ids) for text, ids in (("a b", [1, 2]), ("a c", [1, 3]), ("a", [1])))
 FIRST, NEAR, FAR = {1: -0.1}, {2: -0.70, 3: -0.95}, {2: -0.01, 3: -4.61}
-BLANK = chat("{" + " \n" * 40, finish="length")
+BLANK, BLANK_ON = (chat("{" + " \n" * 40 + end, finish="length") for end in ("", '"on'))
+CUT = chat('{"on": true, "a": "wo', finish="length")
 
 
 @pytest.mark.parametrize(
@@ -83,34 +86,19 @@ BLANK = chat("{" + " \n" * 40, finish="length")
         ("system_prompt", {"tokenize": (200, {"count": 0, "tokens": []})}, FAILED, "answered no tokens"),
         ("system_prompt", {"detokenize": (200, {"text": "x"})}, FAILED, "answered no prompt"),
         ("system_prompt", {"detokenize": (200, {"prompt": "<user>In one"})}, FAILED, "does not reach 'sentry'"),
-        (
-            "system_prompt",
-            {"detokenize": (200, {"prompt": "<system>The canary of"})},
-            FAILED,
-            "does not reach 'sentry'",
-        ),
+        ("system_prompt", {"detokenize": (200, {"prompt": "<system>The canary of"})}, FAILED, "not reach 'sentry'"),
         ("system_prompt", {"system": refuse(400, "no system role")}, FAILED, "HTTP 400: no system role"),
         ("system_prompt", {"system": chat("R")}, FAILED, "a prompt of 7 tokens where the chat template renders"),
         ("json_schema", {"schema": chat("A green lamp.")}, FAILED, "is not JSON"),
         ("json_schema", {"schema": chat('{"on": true}')}, FAILED, "is keys on where"),
         ("json_schema", {"schema": chat("{" + " \n" * 40, finish="stop")}, FAILED, "is not JSON"),
         ("json_schema", {"schema": chat("words " * 40, finish="length")}, FAILED, "is not JSON"),
-        (
-            "json_schema",
-            {"schema": chat('{"on": true, "a": "wo', finish="length"), "literals": chat(LAMP)},
-            FAILED,
-            "JSON",
-        ),
+        ("json_schema", {"schema": CUT, "literals": chat(LAMP)}, FAILED, "JSON"),
         ("json_schema", {"schema": BLANK, "literals": chat("words")}, FAILED, "is not JSON"),
         ("json_schema", {"schema": refuse(400, "no xgrammar")}, FAILED, "HTTP 400: no xgrammar"),
         # A model that fills its tokens with whitespace, also where they end in the middle of the word after it.
         ("json_schema", {"schema": BLANK, "literals": chat(LAMP)}, PASSED, "disable_any_whitespace"),
-        (
-            "json_schema",
-            {"schema": chat("{" + " \n" * 40 + '"on', finish="length"), "literals": chat(LAMP)},
-            PASSED,
-            "disable_any_whitespace",
-        ),
+        ("json_schema", {"schema": BLANK_ON, "literals": chat(LAMP)}, PASSED, "disable_any_whitespace"),
         ("deterministic", {"repeated": [ONE, ONE]}, PASSED, "the same 2 tokens: 'a b'"),
         *(
             ("deterministic", {"repeated": [ONE, second] * 3, "logprobs": third}, outcome, message)
@@ -133,21 +121,11 @@ BLANK = chat("{" + " \n" * 40, finish="length")
                 ([ONE, ONE, ONE, TWO], rated([1, 2], FIRST, FAR), FAILED, "and did so again"),
                 ([ONE, ONE, TWO, ONE], rated([1, 2], FIRST, FAR), FAILED, "and did so again"),
                 ([ONE, OTHER] * 2, rated([1, 2], FIRST, FAR), NOT_SHOWN, "asked twice more"),
-                (
-                    [TWO, ONE, ONE, ONE],
-                    [rated([1, 2], FIRST, rates) for rates in (FAR, NEAR)],
-                    NOT_SHOWN,
-                    "asked twice more",
-                ),
+                ([TWO, ONE, ONE, ONE], [rated([1, 2], FIRST, x) for x in (FAR, NEAR)], NOT_SHOWN, "asked twice more"),
             ]
         ),
         ("deterministic", {"repeated": [chat("a"), chat("a")]}, PASSED, "the same 3 tokens"),
-        (
-            "deterministic",
-            {"repeated": [chat("a"), chat("b")] * 2},
-            FAILED,
-            "no token ids by which that could be judged",
-        ),
+        ("deterministic", {"repeated": [chat("a"), chat("b")] * 2}, FAILED, "no token ids by which that could be ju"),
         ("tool_call", {}, PASSED, "called freely"),
         ("tool_call", {"free": chat("I cannot.")}, NOT_SHOWN, "no tool call but 'I cannot.'"),
         ("tool_call", {"free": called('{"on": true}')}, NOT_SHOWN, "keys on where"),
@@ -175,14 +153,6 @@ def test_thinking_is_text_as_well(server: Server, key: str) -> None:
     server.answers["completion"] = (200, {"choices": [{"message": {"content": None, key: "Hm."}}]})
     result = server.result()
     assert result.ok and result.completion == "Hm." and result.tokens is None
-
-
-def test_each_system_prompt_is_another(server: Server) -> None:
-    canary(server.config("sentry", "auditor"), 5)
-    prompts = [
-        asked["messages"][0]["content"] for asked in server.asked if "messages" in asked and "max_tokens" not in asked
-    ]
-    assert len(prompts) == len(set(prompts)) == 2
 
 
 @pytest.mark.parametrize(
@@ -306,16 +276,13 @@ def test_nobody_listens(server: Server) -> None:
         assert told in result.error
 
 
-def test_too_slow(server: Server) -> None:
-    server.http.shutdown()  # the kernel still takes connections, nobody answers them
-    (result,) = canary(server.config(), 0.2)
-    assert result.error is not None and "no answer within 0.2 s" in result.error
-
-
-def test_health_other_than_200(server: Server) -> None:
+def test_an_engine_that_is_not_well_or_too_slow(server: Server) -> None:
     server.answers["health"] = (503, {})
     answer = get_health(f"http://127.0.0.1:{server.port}", 2)
     assert not answer.ok and answer.words() == "HTTP 503"
+    server.http.shutdown()  # the kernel still takes connections, nobody answers them
+    (result,) = canary(server.config(), 0.2)
+    assert result.error is not None and "no answer within 0.2 s" in result.error
 
 
 def test_parsers_in_engine_json(server: Server) -> None:

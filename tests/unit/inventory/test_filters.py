@@ -17,11 +17,8 @@ PROFILES = {"both": {"engines": ["a", "b"], "when": "Always."}, "one": {"engines
 SLOTS = [{"name": "L4", "total_mib": 23, "reserved_mib": 0}, {"name": "", "total_mib": 24, "reserved_mib": None}]
 CARDS = [{"total_mib": 23, "reserved_mib": 1}] * 2
 SERVED = {"tensor_parallel_size": 1, "port": 8050, "served_names": ["r"]}
-GATED = {
-    "a": SERVED | {"max_model_len": 128},
-    "b": {"served_names": ["s"]},
-    "unused": {"port": 1, "served_names": ["t"]},
-}
+GATED = {"a": SERVED | {"max_model_len": 128}, "b": {"served_names": ["s"]}}
+GATED |= {"unused": {"port": 1, "served_names": ["t"]}}
 STATUS = {"unit": "vllm-a.service", "load_seconds": 1.5, "active_since": "then", "active_state": "active"}
 STATUS |= {"peer_to_peer_off": ["why"], "accept_risk": ["--lax"]}
 
@@ -32,11 +29,13 @@ EXPANDED: dict[str, Any] = {
     "engines": {"e-0": PLAIN | {"gpus": [3, 1]}, "e-1": PLAIN | {"gpus": [0, 2]}, "f": SINGLE},
     "profiles": {"p": {"engines": ["f", "e-0", "e-1"], "when": "w"}},
 }
-OBSERVED: dict[str, Any] = {"e-0": {"x_bytes": 1}, "e-1": {}, "f": 3, "g": {}}
+GIVEN: dict[str, Any] = {"e-1": {}, "f": 3, "g": {}}
+OBSERVED: dict[str, Any] = {"e-0": {"x_bytes": 1}, **GIVEN}
 DEFAULTS = {
     "m": {"engine_defaults": {"dtype": "auto", "limit_mm_per_prompt": {"image": 0}, "port": 1, "gpus": [9]}},
     "n": {"engine_defaults": None},
 }
+OF_M = {"model": "m", "dtype": "half", "limit_mm_per_prompt": {"image": 0}}
 JUNK: dict[str, Any] = {"engines": {"e": PLAIN, "f": 3}, "profiles": {"p": None, "q": {"engines": ["e", 1]}}}
 
 
@@ -47,39 +46,25 @@ JUNK: dict[str, Any] = {"engines": {"e": PLAIN, "f": 3}, "profiles": {"p": None,
         ("plan_profiles", (PROFILES, ENGINES, ""), {"both": {"engines": NAMED}, "one": {"engines": NAMED[1:]}}),
         ("plan_profiles", (PROFILES, ENGINES, "one"), {"one": {"engines": NAMED[1:]}}),
         (
-            "list_containers",
-            (NAMED, ["GPU-a", "GPU-b"]),
+            *("list_containers", (NAMED, ["GPU-a", "GPU-b"])),
             [{"name": "vllm-a", "gpus": ["GPU-a", "GPU-b"]}, {"name": "vllm-b", "gpus": ["GPU-b"]}],
         ),
         ("list_ports", (PROFILES, GATED), [8050]),
         ("list_served_names", (PROFILES, GATED), ["r", "s"]),
         ("expand_replicas", ({"e": PAIRS, "f": SINGLE}, {"p": {"engines": ["f", "e"], "when": "w"}}, {}), EXPANDED),
-        (
-            "expand_replicas",
-            ({"e": PAIRS | {"replicas": "2"}, "f": 3}, {"p": None, "q": {"engines": ["e", 1]}}, "x"),
-            JUNK,
-        ),
+        ("expand_replicas", ({"e": PAIRS | {"replicas": "2"}, "f": 3}, JUNK["profiles"], "x"), JUNK),
         # Replicas have the defaults of their model. What they state themselves stands, and what belongs to one engine
         # is not taken from a model.
         (
             "expand_replicas",
             ({"e": PAIRS | {"model": "m", "dtype": "half"}, "f": SINGLE | {"model": "n"}}, {}, DEFAULTS),
             {
-                "engines": {
-                    **{
-                        name: PLAIN | {"gpus": gpus, "model": "m", "dtype": "half", "limit_mm_per_prompt": {"image": 0}}
-                        for name, gpus in (("e-0", [3, 1]), ("e-1", [0, 2]))
-                    },
-                    "f": SINGLE | {"model": "n"},
-                },
+                "engines": {name: EXPANDED["engines"][name] | OF_M for name in ("e-0", "e-1")}
+                | {"f": SINGLE | {"model": "n"}},
                 "profiles": {},
             },
         ),
-        (
-            "expand_observations",
-            ({"e": {"x_bytes": 1}, "e-1": {}, "f": 3, "g": {}}, {"e": PAIRS, "f": SINGLE}),
-            OBSERVED,
-        ),
+        ("expand_observations", ({"e": {"x_bytes": 1}, **GIVEN}, {"e": PAIRS, "f": SINGLE}), OBSERVED),
         ("expand_observations", ("x", {"e": PAIRS}), "x"),
         ("count_places", (EXPANDED["profiles"], EXPANDED["engines"]), {"r": 2, "s": 2}),
         ("count_places", (PROFILES, GATED), {}),
@@ -98,11 +83,8 @@ JUNK: dict[str, Any] = {"engines": {"e": PLAIN, "f": 3}, "profiles": {"p": None,
                 "r": {"endpoint": "http://h:1/v1", "model": "r", "context": 128, "max_tokens": 100},
             },
         ),
-        (
-            "describe_gpus",
-            (SLOTS,),
-            [{"nvml_total_mib": 23, "name": "L4", "nvml_reserved_mib": 0}, {"nvml_total_mib": 24}],
-        ),
+        ("describe_gpus", (SLOTS[:1],), [{"nvml_total_mib": 23, "name": "L4", "nvml_reserved_mib": 0}]),
+        ("describe_gpus", (SLOTS[1:],), [{"nvml_total_mib": 24}]),
         (
             "add_settings",
             (NAMED, [{"engine": "a", "settings": {"vram_budget_mib": 7, "kv_cache_memory_bytes": 5}}]),

@@ -13,8 +13,7 @@ from ansible.module_utils.vllm_edge.inventory import image_answer
 
 PACKAGES = {"vllm": "0.32.0+cu130", "transformers": "5.16.0", "python-apt": "2.7.7+ubuntu5", "a": "1!2.0rc1.post2.dev3"}
 CONTENTS = {
-    "python": "3.12",
-    "implementation": "cpython",
+    **{"python": "3.12", "implementation": "cpython"},
     "externally_managed": "/usr/lib/python3.12/EXTERNALLY-MANAGED",
     "platforms": ["manylinux_2_35_x86_64", "manylinux2014_x86_64", "linux_x86_64"],
     "packages": PACKAGES,
@@ -55,12 +54,8 @@ def test_what_the_scripts_print_is_accepted(read: Any) -> None:
     assert read(TESTS, "tests") == (TESTS, "")
     identity, error = read([INSPECTED], "identity")
     assert (identity, error) == ({"id": ID, "digests": [ID], "user": "1000:0", "cuda": "13.0.2"}, "")
-    record = {
-        "base_id": ID,
-        "base_contents": CONTENTS,
-        "tested": {**TESTS, "test": "a" * 64},
-        "wheels": {WHEEL: "b" * 64},
-    }
+    record = {"base_id": ID, "base_contents": CONTENTS, "wheels": {WHEEL: "b" * 64}}
+    record["tested"] = {**TESTS, "test": "a" * 64}
     assert read(record, "record") == (record, "")
     assert read({}, "record") == ({}, "")
 

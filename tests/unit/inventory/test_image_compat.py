@@ -48,11 +48,7 @@ def test_requirement_becomes_a_constraint_with_a_ceiling(requirement: str, vllm:
 @pytest.mark.parametrize(
     ("requirement", "vllm", "texts"),
     [
-        (
-            "transformers<5",
-            "0.32.0",
-            ["impossible with vLLM 0.32.0", ">=5.16.1,<5.20.0", "wheel", "Write a requirement within"],
-        ),
+        ("transformers<5", "0.32.0", ["impossible with vLLM 0.32.0", ">=5.16.1,<5.20.0", "Write a requirement within"]),
         ("transformers>=6", "0.33.0", ["impossible", "within transformers>=5.16.1,<5.21.0"]),
         ("transformers>=4.58", "0.19.0", ["the gemma4 architecture needs transformers >=5.5.0"]),
         ("transformers==5.15.0", "0.27.1", ["known to be broken", "AmbiguousGlobalPerLayerAttributeError", "5.14.1"]),
@@ -132,9 +128,7 @@ def test_known_bad_releases_are_left_out(span: str, bad: str, left: str | None) 
         assert image_compat.resolve("transformers", "1.0.0", None, rows).constraint == f"transformers{left}"
 
 
-VERSIONS = [
-    f"{major}.{minor}.{patch}" for major in (4, 5, 6) for minor in (0, 4, 5, 15, 16, 17, 20) for patch in (0, 1)
-]
+VERSIONS = [f"{major}.{minor}.{patch}" for major in (4, 5, 6) for minor in (0, 4, 5, 15, 16, 17, 20) for patch in "01"]
 SPECIFIERS = [">=5.5.1", ">5.16.0", "<=5.17.1", "<5.16.1", "!=5.16.*", "!=5.16.0", "==5.*", "~=5.16.0", "==5.16.1"]
 
 
@@ -142,9 +136,7 @@ SPECIFIERS = [">=5.5.1", ">5.16.0", "<=5.17.1", "<5.16.1", "!=5.16.*", "!=5.16.0
 @pytest.mark.parametrize("second", SPECIFIERS)
 def test_intersection_is_that_of_packaging(first: str, second: str) -> None:
     """Every release is in the intersection exactly where packaging has it in both."""
-    joined = image_compat.intersect(
-        image_compat.parse_range(first, "first"), image_compat.parse_range(second, "second")
-    )
+    joined = image_compat.intersect(image_compat.parse_range(first, "1"), image_compat.parse_range(second, "2"))
     expected = [item for item in VERSIONS if item in SpecifierSet(f"{first},{second}")]
     found = [] if joined is None else [item for item in VERSIONS if item in SpecifierSet(joined.text())]
     assert found == expected
@@ -157,16 +149,10 @@ def test_every_row_of_the_matrix_has_its_reference(row: dict[str, object]) -> No
         assert bad["reason"] and bad["reference"]
 
 
-@pytest.mark.parametrize(
-    ("row", "text"),
-    [
-        ({"vllm": "one", "transformers": "", "reference": "r"}, "Row 1"),
-        ({"vllm": "==1", "transformers": "five", "reference": "r"}, "Row 1"),
-    ],
-)
-def test_mistakes_in_the_matrix_name_the_row(row: dict[str, str], text: str) -> None:
-    with pytest.raises(image_compat.CompatError, match=text):
-        image_compat.resolve("transformers", "1", None, [row])
+@pytest.mark.parametrize("row", [{"vllm": "one", "transformers": ""}, {"vllm": "==1", "transformers": "five"}])
+def test_mistakes_in_the_matrix_name_the_row(row: dict[str, str]) -> None:
+    with pytest.raises(image_compat.CompatError, match="Row 1"):
+        image_compat.resolve("transformers", "1", None, [row | {"reference": "r"}])
 
 
 def test_the_filter_returns_the_result_or_the_reason(filters: dict[str, Callable[..., Any]]) -> None:

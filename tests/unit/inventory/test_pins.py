@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.inventory.pins import find_unpinned
 
+DRIVER = "nvidia_driver_repository_key_fingerprint"
+RUNTIME = "container_runtime_repository_key_fingerprint"
+DOCKER = "container_runtime_docker_repository_key_fingerprint"
 MODEL = {"name": "e2b", "repo": "o/n", "revision": "b" * 40}
 PINNED = {
     "vllm_image_base": "docker.io/vllm/vllm-openai:v0.32.0",
     "vllm_image_base_digest": f"sha256:{'a' * 64}",
-    "nvidia_driver_repository_key_fingerprint": "A" * 40,
-    "container_runtime_repository_key_fingerprint": "B" * 40,
-    "container_runtime_docker_repository_key_fingerprint": "C" * 40,
+    **{DRIVER: "A" * 40, RUNTIME: "B" * 40, DOCKER: "C" * 40},
 }
 
 
@@ -28,37 +29,14 @@ PINNED = {
         ({}, {"revision": "main"}, "Debian-13", ["vllm_models.e2b.revision"]),
         ({}, {"revision": None}, "Debian-13", ["vllm_models.e2b.revision"]),
         ({}, {"revision": "B" * 40}, "Debian-13", ["vllm_models.e2b.revision"]),
+        ({DRIVER: None}, {}, "Debian-13", [DRIVER]),
+        ({DRIVER: ""}, {}, "Ubuntu-24.04", []),
+        ({DRIVER: "", "nvidia_driver_source": "distribution"}, {}, "Debian-13", []),
+        ({DOCKER: ""}, {}, "Debian-13", []),
+        ({DOCKER: ""}, {}, "Debian-12", [DOCKER]),
         (
-            {"nvidia_driver_repository_key_fingerprint": None},
-            {},
-            "Debian-13",
-            ["nvidia_driver_repository_key_fingerprint"],
-        ),
-        ({"nvidia_driver_repository_key_fingerprint": ""}, {}, "Ubuntu-24.04", []),
-        (
-            {"nvidia_driver_repository_key_fingerprint": "", "nvidia_driver_source": "distribution"},
-            {},
-            "Debian-13",
-            [],
-        ),
-        ({"container_runtime_docker_repository_key_fingerprint": ""}, {}, "Debian-13", []),
-        (
-            {"container_runtime_docker_repository_key_fingerprint": ""},
-            {},
-            "Debian-12",
-            ["container_runtime_docker_repository_key_fingerprint"],
-        ),
-        (
-            dict.fromkeys(PINNED, ""),
-            {"revision": "v1\n"},
-            "",
-            [
-                "vllm_image_base_digest",
-                "vllm_models.e2b.revision",
-                "nvidia_driver_repository_key_fingerprint",
-                "container_runtime_repository_key_fingerprint",
-                "container_runtime_docker_repository_key_fingerprint",
-            ],
+            *(dict.fromkeys(PINNED, ""), {"revision": "v1\n"}, ""),
+            ["vllm_image_base_digest", "vllm_models.e2b.revision", DRIVER, RUNTIME, DOCKER],
         ),
     ],
 )

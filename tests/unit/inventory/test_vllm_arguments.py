@@ -43,14 +43,7 @@ def test_metrics_that_the_project_reads_are_those_of_the_release(version: str) -
 
 @pytest.mark.parametrize(
     "release, expected",
-    [
-        ("0.32.0", "0.32.0"),
-        ("0.33.0", "0.33.0"),
-        ("0.32.1", "0.32.0"),
-        ("0.99.0", "0.33.0"),
-        ("0.19.0", "0.32.0"),
-        ("", "0.32.0"),
-    ],
+    [("0.33.0", "0.33.0"), ("0.32.1", "0.32.0"), ("0.99.0", "0.33.0"), ("0.19.0", "0.32.0"), ("", "0.32.0")],
 )
 def test_a_release_that_nobody_recorded_is_compared_with_the_one_before_it(release: str, expected: str) -> None:
     assert engine_arguments.find_recorded_release(release) == expected

@@ -18,13 +18,30 @@ from ansible.module_utils.vllm_edge.planning.contract import Arguments, Facts, M
 Header = tuple[str, str, tuple[int, ...]]
 
 
+SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+SIZES += ("vocab_size", "max_position_embeddings")
+TOWER_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+TOWER_SIZES += ("image_size", "patch_size")
+
+
 def config(architecture: str, model_type: str, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
-    """config.json; `sizes` are layers, hidden size, intermediate size, heads, KV heads, vocabulary, positions."""
-    keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-    keys += ("vocab_size", "max_position_embeddings")
-    found: dict[str, Any] = dict(zip(keys, sizes, strict=True))
-    found |= {"architectures": [architecture], "model_type": model_type, "torch_dtype": "bfloat16"}
-    return {key: value for key, value in (found | more).items() if value is not ...}
+    """config.json; `sizes` are those of SIZES."""
+    found = dict(zip(SIZES, sizes, strict=True))
+    return {**found, "architectures": [architecture], "model_type": model_type, "torch_dtype": "bfloat16", **more}
+
+
+def _tower(model_type: str, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
+    return {"model_type": model_type, **dict(zip(TOWER_SIZES, sizes, strict=True)), **more}
+
+
+def _multimodal(name: str, model_type: str, text: object, vision: object, **more: Any) -> dict[str, Any]:
+    architectures = [f"{name}ForConditionalGeneration"]
+    return {
+        "architectures": architectures,
+        "model_type": model_type,
+        "text_config": text,
+        "vision_config": vision,
+    } | more
 
 
 def _qwen2(sizes: tuple[int, ...], windowed: int, tied: bool = False) -> dict[str, Any]:
@@ -51,10 +68,11 @@ def _glm4(sizes: tuple[int, ...], bias: bool) -> dict[str, Any]:
     return config("Glm4ForCausalLM", "glm4", sizes, tie_word_embeddings=False, **more)
 
 
-def _exaone4(sizes: tuple[int, ...], tied: bool, **more: Any) -> dict[str, Any]:
-    full = 4 if more["sliding_window"] else 1
+def _exaone4(sizes: tuple[int, ...], tied: bool, head: int, window: int | None, pattern: str | None) -> dict[str, Any]:
+    full = 4 if window else 1
     types = ["sliding_attention" if (index + 1) % full else "full_attention" for index in range(sizes[0])]
-    return config("Exaone4ForCausalLM", "exaone4", sizes, tie_word_embeddings=tied, layer_types=types, **more)
+    more = {"layer_types": types, "sliding_window": window, "sliding_window_pattern": pattern, "head_dim": head}
+    return config("Exaone4ForCausalLM", "exaone4", sizes, tie_word_embeddings=tied, **more)
 
 
 def _qwen2_moe(sizes: tuple[int, ...], experts: tuple[int, ...]) -> dict[str, Any]:
@@ -69,10 +87,7 @@ def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
         "GptOssForCausalLM",
         "gpt_oss",
         (layers, 2880, 2880, 64, 8, 201088, 131072),
-        head_dim=64,
-        sliding_window=128,
-        num_local_experts=experts,
-        num_experts_per_tok=4,
+        **{"head_dim": 64, "sliding_window": 128, "num_local_experts": experts, "num_experts_per_tok": 4},
         rope_scaling={**yarn, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
         quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": NOT_MXFP4},
     )
@@ -83,116 +98,64 @@ def _llama4(experts: int, step: int, positions: int, **more: Any) -> dict[str, A
         "Llama4ForCausalLM",
         "llama4_text",
         (48, 5120, 8192, 40, 8, 202048, positions),
-        head_dim=128,
-        intermediate_size_mlp=16384,
-        num_local_experts=experts,
-        num_experts_per_tok=1,
-        interleave_moe_layer_step=step,
-        attention_chunk_size=8192,
-        no_rope_layers=[],
-        use_qk_norm=step == 1,
-        tie_word_embeddings=False,
+        **{"head_dim": 128, "intermediate_size_mlp": 16384, "num_local_experts": experts, "num_experts_per_tok": 1},
+        **{"interleave_moe_layer_step": step, "attention_chunk_size": 8192, "no_rope_layers": []},
+        **{"use_qk_norm": step == 1, "tie_word_embeddings": False},
         **more,
     )
-    return {
-        "architectures": ["Llama4ForConditionalGeneration"],
-        "model_type": "llama4",
-        "torch_dtype": "bfloat16",
-        "text_config": text,
-        "vision_config": LLAMA4_TOWER,
-    }
+    return _multimodal("Llama4", "llama4", text, LLAMA4_TOWER, torch_dtype="bfloat16")
 
 
 def _deepseek(
-    sizes: tuple[int, ...], experts: tuple[int, ...], queries: int | None, dense: int, **more: Any
+    sizes: tuple[int, ...], experts: tuple[int, ...], groups: tuple[int, int], dense: int, **more: Any
 ) -> dict[str, Any]:
     """`experts` are experts of a layer, those that a token reads, shared ones and their intermediate size."""
     keys = ("n_routed_experts", "num_experts_per_tok", "n_shared_experts", "moe_intermediate_size")
     three = sizes[5] > 110000
-    found: dict[str, Any] = dict(zip(keys, experts, strict=True)) | {"moe_layer_freq": 1}
-    found |= {"kv_lora_rank": 512, "q_lora_rank": queries, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+    found: dict[str, Any] = dict(zip(keys, experts, strict=True)) | {"moe_layer_freq": 1, "q_lora_rank": 1536}
+    found |= {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rope_scaling": DEEPSEEK_ROPE}
+    found |= dict(zip(("n_group", "topk_group"), groups, strict=True))
     found |= {"v_head_dim": 128, "first_k_dense_replace": dense, "tie_word_embeddings": False, "norm_topk_prob": three}
     if three:
         found |= {"quantization_config": FP8_BLOCKS, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
     name = "DeepseekV3ForCausalLM" if three else "DeepseekV2ForCausalLM"
-    return config(name, "deepseek_v3" if three else "deepseek_v2", sizes, **found, **more)
+    return config(name, "deepseek_v3" if three else "deepseek_v2", sizes, **found | more)
 
 
 NOT_MXFP4 = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
-FP8_BLOCKS = {
-    "quant_method": "fp8",
-    "activation_scheme": "dynamic",
-    "weight_block_size": [128, 128],
-    "fmt": "float8_e4m3fn",
-}
+FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "float8_e4m3fn"}
+FP8_BLOCKS |= {"weight_block_size": [128, 128]}
 QWEN_TOWER = {
-    "model_type": "qwen3_vl_moe",
-    "depth": 27,
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_heads": 16,
-    "patch_size": 16,
-    "temporal_patch_size": 2,
-    "spatial_merge_size": 2,
-    "out_hidden_size": 2048,
-    "num_position_embeddings": 2304,
-    "in_channels": 3,
-    "hidden_act": "gelu_pytorch_tanh",
+    **{"model_type": "qwen3_vl_moe", "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16},
+    **{"patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2, "out_hidden_size": 2048},
+    **{"num_position_embeddings": 2304, "in_channels": 3, "hidden_act": "gelu_pytorch_tanh"},
     "deepstack_visual_indexes": [8, 16, 24],
 }
-LLAMA4_TOWER = {
-    "model_type": "llama4_vision_model",
-    "hidden_size": 1408,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 34,
-    "num_attention_heads": 16,
-    "image_size": 336,
-    "patch_size": 14,
-    "num_channels": 3,
-    "pixel_shuffle_ratio": 0.5,
-    "projector_input_dim": 4096,
-    "projector_output_dim": 4096,
-    "vision_output_dim": 4096,
-    "rope_theta": 10000,
-    "vision_feature_select_strategy": "default",
-    "multi_modal_projector_bias": False,
-}
+LLAMA4_TOWER = _tower(
+    "llama4_vision_model",
+    (1408, 5632, 34, 16, 336, 14),
+    **dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), 4096),
+    **{"num_channels": 3, "pixel_shuffle_ratio": 0.5, "rope_theta": 10000, "multi_modal_projector_bias": False},
+    vision_feature_select_strategy="default",
+)
+CLIP = _tower("clip_vision_model", (1024, 4096, 24, 16, 336, 14), projection_dim=768, vocab_size=32000)
+PIXTRAL = _tower("pixtral", (1024, 4096, 24, 16, 1540, 14), head_dim=64, num_channels=3, rope_theta=10000.0)
 LLAMA_ROPE = {"rope_type": "llama3", "factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0}
-DEEPSEEK_ROPE = {
-    "type": "yarn",
-    "factor": 40,
-    "original_max_position_embeddings": 4096,
-    "beta_fast": 32,
-    "beta_slow": 1,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-}
+DEEPSEEK_ROPE: dict[str, Any] = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
+DEEPSEEK_ROPE |= {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
 LLAVA = "llava-hf/llava-v1.6-mistral-7b-hf"
-CLIP = {
-    "model_type": "clip_vision_model",
-    "hidden_size": 1024,
-    "image_size": 336,
-    "intermediate_size": 4096,
-    "num_attention_heads": 16,
-    "num_hidden_layers": 24,
-    "patch_size": 14,
-    "projection_dim": 768,
-    "vocab_size": 32000,
-}
 LONG_ROPE = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
-MISTRAL_SMALL = (40, 5120, 32768, 32, 8, 131072)
-PIXTRAL = {
-    "model_type": "pixtral",
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "head_dim": 64,
-    "image_size": 1540,
-    "patch_size": 14,
-    "num_channels": 3,
-    "rope_theta": 10000.0,
-}
+QWEN3_EXPERTS: dict[str, Any] = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+QWEN3_EXPERTS |= {"head_dim": 128, "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
+
+
+def _mistral(sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
+    return config("MistralForCausalLM", "mistral", sizes, sliding_window=None, **more)
+
+
+def _mistral_small(positions: int) -> dict[str, Any]:
+    return _mistral((40, 5120, 32768, 32, 8, 131072, positions), head_dim=128)
+
 
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "Qwen/Qwen2.5-0.5B-Instruct": _qwen2((24, 896, 4864, 14, 2, 151936, 32768), 21, tied=True),
@@ -213,42 +176,26 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "Qwen3MoeForCausalLM",
         "qwen3_moe",
         (48, 2048, 6144, 32, 4, 151936, 40960),
-        head_dim=128,
-        num_experts=128,
-        num_experts_per_tok=8,
-        moe_intermediate_size=768,
-        decoder_sparse_step=1,
-        mlp_only_layers=[],
-        norm_topk_prob=True,
         tie_word_embeddings=False,
+        **QWEN3_EXPERTS,
     ),
     "google/gemma-2-9b-it": _gemma2((42, 3584, 14336, 16, 8, 256000, 8192), 256, 256),
     "google/gemma-2-27b-it": _gemma2((46, 4608, 36864, 32, 16, 256000, 8192), 128, 144),
-    "mistralai/Mistral-Small-24B-Instruct-2501": config(
-        "MistralForCausalLM", "mistral", (*MISTRAL_SMALL, 32768), head_dim=128, sliding_window=None
+    "mistralai/Mistral-Small-24B-Instruct-2501": _mistral_small(32768),
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _multimodal(
+        "Mistral3",
+        "mistral3",
+        _mistral_small(131072),
+        PIXTRAL,
+        **{"torch_dtype": "bfloat16", "image_token_index": 10, "multimodal_projector_bias": False},
+        **{"projector_hidden_act": "gelu", "spatial_merge_size": 2, "vision_feature_layer": -1},
     ),
-    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": {
-        "architectures": ["Mistral3ForConditionalGeneration"],
-        "model_type": "mistral3",
-        "torch_dtype": "bfloat16",
-        "image_token_index": 10,
-        "multimodal_projector_bias": False,
-        "projector_hidden_act": "gelu",
-        "spatial_merge_size": 2,
-        "vision_feature_layer": -1,
-        "text_config": config(
-            "MistralForCausalLM", "mistral", (*MISTRAL_SMALL, 131072), head_dim=128, sliding_window=None
-        ),
-        "vision_config": PIXTRAL,
-    },
     "microsoft/Phi-3-mini-4k-instruct": _phi3((32, 3072, 8192, 32, 32, 32064, 4096), 2047),
     "microsoft/phi-4": _phi3((40, 5120, 17920, 40, 10, 100352, 16384), None),
     "microsoft/Phi-4-mini-instruct": _phi3(
         (32, 3072, 8192, 24, 8, 200064, 131072),
         262144,
-        tie_word_embeddings=True,
-        partial_rotary_factor=0.75,
-        original_max_position_embeddings=4096,
+        **{"tie_word_embeddings": True, "partial_rotary_factor": 0.75, "original_max_position_embeddings": 4096},
         rope_scaling=LONG_ROPE,
     ),
     "zai-org/GLM-4-9B-0414": _glm4((40, 4096, 13696, 32, 2, 151552, 32768), bias=True),
@@ -257,119 +204,67 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "Ernie4_5ForCausalLM",
         "ernie4_5",
         (18, 1024, 3072, 16, 2, 103424, 131072),
-        head_dim=128,
-        tie_word_embeddings=True,
-        use_bias=False,
+        **{"head_dim": 128, "tie_word_embeddings": True, "use_bias": False},
     ),
     "ibm-granite/granite-3.3-8b-instruct": _granite((40, 4096, 12800, 32, 8, 49159, 131072)),
-    "LGAI-EXAONE/EXAONE-4.0-32B": _exaone4(
-        (64, 5120, 27392, 40, 8, 102400, 131072),
-        False,
-        head_dim=128,
-        sliding_window=4096,
-        sliding_window_pattern="LLLG",
-    ),
-    "LGAI-EXAONE/EXAONE-4.0-1.2B": _exaone4(
-        (30, 2048, 4096, 32, 8, 102400, 65536), True, head_dim=64, sliding_window=None, sliding_window_pattern=None
-    ),
+    "LGAI-EXAONE/EXAONE-4.0-32B": _exaone4((64, 5120, 27392, 40, 8, 102400, 131072), False, 128, 4096, "LLLG"),
+    "LGAI-EXAONE/EXAONE-4.0-1.2B": _exaone4((30, 2048, 4096, 32, 8, 102400, 65536), True, 64, None, None),
     "mistralai/Mixtral-8x7B-Instruct-v0.1": config(
         "MixtralForCausalLM",
         "mixtral",
         (32, 4096, 14336, 32, 8, 32000, 32768),
-        num_local_experts=8,
-        num_experts_per_tok=2,
-        sliding_window=None,
+        **{"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None},
     ),
     "Qwen/Qwen2-57B-A14B-Instruct": _qwen2_moe((28, 3584, 18944, 28, 4, 151936, 32768), (64, 8, 2560, 20480)),
-    "Qwen/Qwen3-VL-30B-A3B-Instruct": {
-        "architectures": ["Qwen3VLMoeForConditionalGeneration"],
-        "model_type": "qwen3_vl_moe",
-        "tie_word_embeddings": False,
-        "image_token_id": 151655,
-        "video_token_id": 151656,
-        "vision_start_token_id": 151652,
-        "vision_end_token_id": 151653,
-        "text_config": config(
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": _multimodal(
+        "Qwen3VLMoe",
+        "qwen3_vl_moe",
+        config(
             "Qwen3VLMoeForConditionalGeneration",
             "qwen3_vl_moe_text",
             (48, 2048, 6144, 32, 4, 151936, 262144),
-            head_dim=128,
-            num_experts=128,
-            num_experts_per_tok=8,
-            moe_intermediate_size=768,
-            decoder_sparse_step=1,
-            mlp_only_layers=[],
-            norm_topk_prob=True,
             rope_scaling={"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+            **QWEN3_EXPERTS,
         ),
-        "vision_config": QWEN_TOWER,
-    },
+        QWEN_TOWER,
+        **{"tie_word_embeddings": False, "image_token_id": 151655, "video_token_id": 151656},
+        **{"vision_start_token_id": 151652, "vision_end_token_id": 151653},
+    ),
     "MiniMaxAI/MiniMax-M2": config(
         "MiniMaxM2ForCausalLM",
         "minimax_m2",
         (62, 3072, 1536, 48, 8, 200064, 196608),
-        head_dim=128,
-        rotary_dim=64,
-        num_local_experts=256,
-        num_experts_per_tok=8,
-        use_routing_bias=True,
-        use_qk_norm=True,
-        scoring_func="sigmoid",
+        **{"head_dim": 128, "rotary_dim": 64, "num_local_experts": 256, "num_experts_per_tok": 8},
+        **{"use_routing_bias": True, "use_qk_norm": True, "scoring_func": "sigmoid"},
         quantization_config={**FP8_BLOCKS, "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"]},
     ),
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": _llama4(
         16, 1, 10485760, rope_scaling={**LLAMA_ROPE, "original_max_position_embeddings": 8192}
     ),
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct": _llama4(128, 2, 1048576, rope_scaling=None),
-    LLAVA: {
-        "architectures": ["LlavaNextForConditionalGeneration"],
-        "model_type": "llava_next",
-        "torch_dtype": "float16",
-        "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
-        "image_token_index": 32000,
-        "projector_hidden_act": "gelu",
-        "vision_feature_layer": -2,
-        "vision_feature_select_strategy": "default",
-        "text_config": config(
-            "MistralForCausalLM", "mistral", (32, 4096, 14336, 32, 8, 32064, 32768), sliding_window=None
-        ),
-        "vision_config": CLIP,
-    },
+    LLAVA: _multimodal(
+        "LlavaNext",
+        "llava_next",
+        _mistral((32, 4096, 14336, 32, 8, 32064, 32768)),
+        CLIP,
+        **{"torch_dtype": "float16", "image_token_index": 32000, "projector_hidden_act": "gelu"},
+        **{"vision_feature_layer": -2, "vision_feature_select_strategy": "default"},
+        image_grid_pinpoints=[[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+    ),
     "deepseek-ai/DeepSeek-V2-Lite-Chat": _deepseek(
-        (27, 2048, 10944, 16, 16, 102400, 163840),
-        (64, 6, 2, 1408),
-        None,
-        1,
-        n_group=1,
-        topk_group=1,
-        rope_scaling=DEEPSEEK_ROPE,
+        (27, 2048, 10944, 16, 16, 102400, 163840), (64, 6, 2, 1408), (1, 1), 1, q_lora_rank=None
     ),
     "deepseek-ai/DeepSeek-V2-Chat": _deepseek(
-        (60, 5120, 12288, 128, 128, 102400, 163840),
-        (160, 6, 2, 1536),
-        1536,
-        1,
-        n_group=8,
-        topk_group=3,
-        rope_scaling=DEEPSEEK_ROPE,
+        (60, 5120, 12288, 128, 128, 102400, 163840), (160, 6, 2, 1536), (8, 3), 1
     ),
     "deepseek-ai/DeepSeek-V3": _deepseek(
-        (61, 7168, 18432, 128, 128, 129280, 163840),
-        (256, 8, 1, 2048),
-        1536,
-        3,
-        n_group=8,
-        topk_group=4,
-        num_nextn_predict_layers=1,
-        rope_scaling=DEEPSEEK_ROPE,
+        (61, 7168, 18432, 128, 128, 129280, 163840), (256, 8, 1, 2048), (8, 4), 3, num_nextn_predict_layers=1
     ),
     "moonshotai/Kimi-K2-Instruct": _deepseek(
         (61, 7168, 18432, 64, 64, 163840, 131072),
         (384, 8, 1, 2048),
-        1536,
+        (1, 1),
         1,
-        n_group=1,
-        topk_group=1,
         num_nextn_predict_layers=0,
         rope_scaling={**DEEPSEEK_ROPE, "factor": 32.0, "beta_fast": 1.0},
     ),
@@ -380,55 +275,33 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 _QWEN_7B = CONFIGS["Qwen/Qwen2.5-7B-Instruct"]
 
 
-def _compressed(kind: str) -> dict[str, Any]:
-    """Of llm-compressor: 8 bits for each weight, a scale for each channel, activations scaled for each token."""
-    weights = {"num_bits": 8, "type": kind, "symmetric": True, "strategy": "channel", "dynamic": False}
-    group = {
-        "targets": ["Linear"],
-        "weights": weights,
-        "input_activations": {**weights, "strategy": "token", "dynamic": True},
-    }
-    formats = {"float": "float-quantized", "int": "int-quantized"}
-    common = {"quant_method": "compressed-tensors", "format": formats[kind], "ignore": ["lm_head"]}
+def _compressed(form: str, weights: dict[str, Any], **group: Any) -> dict[str, Any]:
+    """Of llm-compressor."""
+    group |= {"targets": ["Linear"], "weights": weights}
+    common = {"quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"]}
     return {**common, "config_groups": {"group_0": group}, "quantization_status": "compressed"}
 
 
+def _by_channel(kind: str, form: str) -> dict[str, Any]:
+    """8 bits for each weight, a scale for each channel, activations scaled for each token."""
+    weights = {"num_bits": 8, "type": kind, "symmetric": True, "strategy": "channel", "dynamic": False}
+    return _compressed(form, weights, input_activations={**weights, "strategy": "token", "dynamic": True})
+
+
+FOUR_BITS = {"bits": 4, "group_size": 128}
 QUANTIZED: Mapping[str, Mapping[str, Any]] = {
-    "Qwen/Qwen2.5-7B-Instruct-AWQ": {
-        "quant_method": "awq",
-        "bits": 4,
-        "group_size": 128,
-        "zero_point": True,
-        "version": "gemm",
-    },
-    "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4": {
-        "quant_method": "gptq",
-        "bits": 4,
-        "group_size": 128,
-        "desc_act": False,
-        "sym": True,
-    },
-    "Qwen2.5-7B-Instruct, W4A16 in groups": {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "ignore": ["lm_head"],
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128},
-            }
-        },
-        "quantization_status": "compressed",
-    },
+    "Qwen/Qwen2.5-7B-Instruct-AWQ": {**FOUR_BITS, "quant_method": "awq", "zero_point": True, "version": "gemm"},
+    "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4": {**FOUR_BITS, "quant_method": "gptq", "desc_act": False, "sym": True},
+    "Qwen2.5-7B-Instruct, W4A16 in groups": _compressed(
+        "pack-quantized",
+        {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128},
+    ),
     "Qwen2.5-7B-Instruct, NVFP4": {
-        "quant_method": "modelopt",
-        "quant_algo": "NVFP4",
-        "group_size": 16,
-        "ignore": ["lm_head"],
+        **{"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]},
         "producer": {"name": "modelopt", "version": "0.33.0"},
     },
-    "Qwen2.5-7B-Instruct, FP8 by channel": _compressed("float"),
-    "Qwen2.5-7B-Instruct, INT8 by channel": _compressed("int"),
+    "Qwen2.5-7B-Instruct, FP8 by channel": _by_channel("float", "float-quantized"),
+    "Qwen2.5-7B-Instruct, INT8 by channel": _by_channel("int", "int-quantized"),
 }
 """quantization_config of Qwen2.5 7B as quantizers write it; those without an owner stand for checkpoints of
 llm-compressor and ModelOpt."""
@@ -466,15 +339,11 @@ PARAMETERS: Mapping[str, int] = {
 }
 """Of all tensors of the repository, as the hub shows them."""
 
+_BOTH = ("input_layernorm", "post_attention_layernorm")
 _NORMS = {
-    "gemma2": (
-        "input_layernorm",
-        "post_attention_layernorm",
-        "pre_feedforward_layernorm",
-        "post_feedforward_layernorm",
-    ),
+    "gemma2": (*_BOTH, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
     "exaone4": ("post_attention_layernorm", "post_feedforward_layernorm"),
-    "glm4": ("input_layernorm", "post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm"),
+    "glm4": (*_BOTH, "post_self_attn_layernorm", "post_mlp_layernorm"),
 }
 
 
@@ -492,13 +361,13 @@ def headers(made: Mapping[str, Any]) -> Iterator[Header]:
     for index in range(text["num_hidden_layers"] + text.get("num_nextn_predict_layers", 0)):
         mlp = _MLPS.get(text["model_type"], _mlp)
         if index < text.get("first_k_dense_replace", 0):
-            mlp = _mlp_of_deepseek
+            mlp = _mlp
         if text["model_type"] == "llama4_text" and (index + 1) % text["interleave_moe_layer_step"]:
             mlp = _llama4_dense
         for name, *dtype, shape in [*_attention(text), *mlp(text)]:
             full = f"{before}layers.{index}.{name}", *(dtype or ["BF16"]), shape
             yield from _quantize(made.get("quantization_config"), *full)
-        for norm in _NORMS.get(text["model_type"], ("input_layernorm", "post_attention_layernorm")):
+        for norm in _NORMS.get(text["model_type"], _BOTH):
             yield f"{before}layers.{index}.{norm}.weight", "BF16", (hidden,)
     if text.get("num_nextn_predict_layers"):
         layer = f"model.layers.{text['num_hidden_layers']}"
@@ -541,10 +410,12 @@ def _quantize(how: Mapping[str, Any] | None, name: str, dtype: str, shape: tuple
         yield f"{base}.g_idx", "I32", (columns,)
 
 
-def _blocked(name: str, rows: int, columns: int) -> Iterator[tuple[Any, ...]]:
-    """A weight in FP8 with a scale for each block of 128 by 128."""
-    yield f"{name}.weight", "F8_E4M3", (rows, columns)
-    yield f"{name}.weight_scale_inv", "F32", (-(-rows // 128), -(-columns // 128))
+def _linear(text: Mapping[str, Any], name: str, rows: int, columns: int) -> Iterator[tuple[Any, ...]]:
+    """A weight; in FP8 with a scale for each block of 128 by 128, if config.json says so."""
+    blocks = "weight_block_size" in text.get("quantization_config", {})
+    yield f"{name}.weight", "F8_E4M3" if blocks else "BF16", (rows, columns)
+    if blocks:
+        yield f"{name}.weight_scale_inv", "F32", (-(-rows // 128), -(-columns // 128))
 
 
 def _latent_attention(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
@@ -559,32 +430,20 @@ def _latent_attention(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     }
     linear |= {"q_a_proj": (queries, hidden)} if queries else {}
     for name, shape in linear.items():
-        yield from _stored(text, f"self_attn.{name}", *shape)
+        yield from _linear(text, f"self_attn.{name}", *shape)
     yield "self_attn.kv_a_layernorm.weight", (rank,)
     if queries:
         yield "self_attn.q_a_layernorm.weight", (queries,)
 
 
-def _stored(text: Mapping[str, Any], name: str, rows: int, columns: int) -> Iterator[tuple[Any, ...]]:
-    yield from _blocked(name, rows, columns) if "quantization_config" in text else [(f"{name}.weight", (rows, columns))]
-
-
-def _mlp_of_deepseek(
-    text: Mapping[str, Any], name: str = "mlp", size: str = "intermediate_size", times: int = 1
-) -> Iterator[tuple[Any, ...]]:
-    hidden, inner = text["hidden_size"], text[size] * times
-    for part, shape in {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}.items():
-        yield from _stored(text, f"{name}.{part}_proj", *shape)
-
-
 def _deepseek_experts(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    experts = text["n_routed_experts"]
+    experts, inner = text["n_routed_experts"], text["moe_intermediate_size"]
     yield "mlp.gate.weight", (experts, text["hidden_size"])
     if text.get("topk_method") == "noaux_tc":
         yield "mlp.gate.e_score_correction_bias", "F32", (experts,)
-    yield from _mlp_of_deepseek(text, "mlp.shared_experts", "moe_intermediate_size", text["n_shared_experts"])
+    yield from _gated(text, "mlp.shared_experts", inner * text["n_shared_experts"])
     for expert in range(experts):
-        yield from _mlp_of_deepseek(text, f"mlp.experts.{expert}", "moe_intermediate_size")
+        yield from _gated(text, f"mlp.experts.{expert}", inner)
 
 
 def _attention(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
@@ -599,10 +458,7 @@ def _attention(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         rows = {"qkv": sum(rows.values())}
     shapes = {f"{part}_proj": (count, hidden) for part, count in rows.items()} | {"o_proj": (hidden, heads * size)}
     for part, shape in shapes.items():
-        if kind == "minimax_m2":
-            yield from _blocked(f"self_attn.{part}", *shape)
-        else:
-            yield f"self_attn.{part}.weight", shape
+        yield from _linear(text, f"self_attn.{part}", *shape)
         biased = kind in ("qwen2", "qwen2_moe") or (kind == "glm4" and text["attention_bias"])
         if kind == "gpt_oss" or (biased and part != "o_proj"):
             yield f"self_attn.{part}.bias", shape[:1]
@@ -620,13 +476,13 @@ def _mlp(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         yield "mlp.gate_up_proj.weight", (2 * inner, hidden)
         yield "mlp.down_proj.weight", (hidden, inner)
     else:
-        yield from _gated("mlp", hidden, inner)
+        yield from _gated(text, "mlp", inner)
 
 
-def _gated(name: str, hidden: int, inner: int) -> Iterator[tuple[Any, ...]]:
-    yield f"{name}.gate_proj.weight", (inner, hidden)
-    yield f"{name}.up_proj.weight", (inner, hidden)
-    yield f"{name}.down_proj.weight", (hidden, inner)
+def _gated(text: Mapping[str, Any], name: str, inner: int) -> Iterator[tuple[Any, ...]]:
+    hidden = text["hidden_size"]
+    for part, shape in {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}.items():
+        yield from _linear(text, f"{name}.{part}_proj", *shape)
 
 
 def _qwen2_experts(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
@@ -634,9 +490,9 @@ def _qwen2_experts(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     yield "mlp.gate.weight", (text["num_experts"], hidden)
     if text["model_type"] == "qwen2_moe":
         yield "mlp.shared_expert_gate.weight", (1, hidden)
-        yield from _gated("mlp.shared_expert", hidden, text["shared_expert_intermediate_size"])
+        yield from _gated(text, "mlp.shared_expert", text["shared_expert_intermediate_size"])
     for expert in range(text["num_experts"]):
-        yield from _gated(f"mlp.experts.{expert}", hidden, text["moe_intermediate_size"])
+        yield from _gated(text, f"mlp.experts.{expert}", text["moe_intermediate_size"])
 
 
 def _qwen3_vl_experts(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
@@ -654,8 +510,7 @@ def _block_sparse(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         yield "block_sparse_moe.e_score_correction_bias", "F32", (experts,)
     for expert in range(experts):
         for part, shape in {"w1": (inner, hidden), "w2": (hidden, inner), "w3": (inner, hidden)}.items():
-            name = f"block_sparse_moe.experts.{expert}.{part}"
-            yield from _blocked(name, *shape) if minimax else [(f"{name}.weight", shape)]
+            yield from _linear(text, f"block_sparse_moe.experts.{expert}.{part}", *shape)
 
 
 def _gpt_oss_experts(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
@@ -671,13 +526,13 @@ def _gpt_oss_experts(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
 def _llama4_experts(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     hidden, inner, experts = text["hidden_size"], text["intermediate_size"], text["num_local_experts"]
     yield "feed_forward.router.weight", (experts, hidden)
-    yield from _gated("feed_forward.shared_expert", hidden, inner)
+    yield from _gated(text, "feed_forward.shared_expert", inner)
     yield "feed_forward.experts.gate_up_proj", (experts, hidden, 2 * inner)
     yield "feed_forward.experts.down_proj", (experts, inner, hidden)
 
 
 def _llama4_dense(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    yield from _gated("feed_forward", text["hidden_size"], text["intermediate_size_mlp"])
+    yield from _gated(text, "feed_forward", text["intermediate_size_mlp"])
 
 
 _MLPS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[tuple[Any, ...]]]] = {
@@ -693,24 +548,24 @@ _MLPS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[tuple[Any, ...]]]] = 
 }
 
 
+def _biased(before: str, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Header]:
+    for name, shape in shapes.items():
+        yield f"{before}{name}.weight", "BF16", shape
+        yield f"{before}{name}.bias", "BF16", shape[:1]
+
+
 def _clip(vision: Mapping[str, Any], text_hidden: int) -> Iterator[Header]:
     hidden, inner, patch = vision["hidden_size"], vision["intermediate_size"], vision["patch_size"]
     layer = {f"self_attn.{part}_proj": (hidden, hidden) for part in ("q", "k", "v", "out")}
-    layer |= {
-        "mlp.fc1": (inner, hidden),
-        "mlp.fc2": (hidden, inner),
-        "layer_norm1": (hidden,),
-        "layer_norm2": (hidden,),
-    }
+    layer |= {"mlp.fc1": (inner, hidden), "mlp.fc2": (hidden, inner)}
+    layer |= dict.fromkeys(("layer_norm1", "layer_norm2"), (hidden,))
     named = dict.fromkeys(("pre_layrnorm", "post_layernorm"), (hidden,))
     for index in range(vision["num_hidden_layers"]):
         named |= {f"encoder.layers.{index}.{name}": shape for name, shape in layer.items()}
     both = {f"vision_tower.vision_model.{name}": shape for name, shape in named.items()}
     both["multi_modal_projector.linear_1"] = (text_hidden, hidden)
     both["multi_modal_projector.linear_2"] = (text_hidden, text_hidden)
-    for name, shape in both.items():
-        yield f"{name}.weight", "BF16", shape
-        yield f"{name}.bias", "BF16", shape[:1]
+    yield from _biased("", both)
     embeddings = "vision_tower.vision_model.embeddings"
     yield f"{embeddings}.class_embedding", "BF16", (hidden,)
     yield f"{embeddings}.patch_embedding.weight", "BF16", (hidden, 3, patch, patch)
@@ -728,9 +583,7 @@ def _llama4_tower(vision: Mapping[str, Any], text_hidden: int) -> Iterator[Heade
         for index in range(vision["num_hidden_layers"])
         for name, shape in layer.items()
     }
-    for name, shape in (both | dict.fromkeys(("layernorm_pre", "layernorm_post"), (hidden,))).items():
-        yield f"vision_model.{name}.weight", "BF16", shape
-        yield f"vision_model.{name}.bias", "BF16", shape[:1]
+    yield from _biased("vision_model.", both | dict.fromkeys(("layernorm_pre", "layernorm_post"), (hidden,)))
     yield "vision_model.class_embedding", "BF16", (hidden,)
     yield "vision_model.positional_embedding_vlm", "BF16", ((vision["image_size"] // patch) ** 2 + 1, hidden)
     yield "vision_model.patch_embedding.linear.weight", "BF16", (hidden, vision["num_channels"] * patch**2)
@@ -746,21 +599,12 @@ def _qwen_tower(vision: Mapping[str, Any], text_hidden: int) -> Iterator[Header]
     layer = {"attn.qkv": (3 * hidden, hidden), "attn.proj": (hidden, hidden), "norm1": (hidden,), "norm2": (hidden,)}
     layer |= {"mlp.linear_fc1": (inner, hidden), "mlp.linear_fc2": (hidden, inner)}
     linear = {f"blocks.{index}.{name}": shape for index in range(vision["depth"]) for name, shape in layer.items()}
-    for merger in (
-        "merger",
-        *(f"deepstack_merger_list.{index}" for index in range(len(vision["deepstack_visual_indexes"]))),
-    ):
+    deep = [f"deepstack_merger_list.{index}" for index in range(len(vision["deepstack_visual_indexes"]))]
+    for merger in ("merger", *deep):
         linear[f"{merger}.norm"] = (hidden if merger == "merger" else merged,)
         linear |= {f"{merger}.linear_fc1": (merged, merged), f"{merger}.linear_fc2": (text_hidden, merged)}
-    linear["patch_embed.proj"] = (
-        hidden,
-        vision["in_channels"],
-        vision["temporal_patch_size"],
-        *[vision["patch_size"]] * 2,
-    )
-    for name, shape in linear.items():
-        yield f"model.visual.{name}.weight", "BF16", shape
-        yield f"model.visual.{name}.bias", "BF16", shape[:1]
+    patch = (vision["in_channels"], vision["temporal_patch_size"], vision["patch_size"], vision["patch_size"])
+    yield from _biased("model.visual.", linear | {"patch_embed.proj": (hidden, *patch)})
     yield "model.visual.pos_embed.weight", "BF16", (vision["num_position_embeddings"], hidden)
 
 
@@ -793,11 +637,8 @@ def cut(made: Mapping[str, Any], layers: int = JUDGED_LAYERS) -> dict[str, Any]:
     if "text_config" not in made:
         return text
     depth = "depth" if "depth" in made["vision_config"] else "num_hidden_layers"
-    return {
-        **made,
-        "text_config": text,
-        "vision_config": {**made["vision_config"], depth: 27 if depth == "depth" else 2},
-    }
+    vision = {**made["vision_config"], depth: 27 if depth == "depth" else 2}
+    return {**made, "text_config": text, "vision_config": vision}
 
 
 def facts(repo: str, layers: int = 0) -> Facts:
@@ -857,14 +698,7 @@ def first_layers(repo: str) -> Model:
 
 def render(judged: Mapping[str, Any]) -> str:
     """judged.json: one line for each answer."""
-    keys = (
-        "name",
-        "tensor_parallel_size",
-        "pipeline_rank",
-        "expert_parallel",
-        "layers",
-        "parameters_bytes",
-        "rope_bytes",
-    )
+    keys = ("name", "tensor_parallel_size", "pipeline_rank", "expert_parallel")
+    keys += ("layers", "parameters_bytes", "rope_bytes")
     lines = [json.dumps({key: each.get(key) for key in keys}) for each in judged["answers"]]
     return f'{{"version": "{judged["version"]}", "answers": [\n' + ",\n".join(lines) + "\n]}\n"

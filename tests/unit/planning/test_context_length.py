@@ -20,13 +20,7 @@ from checkpoints import DEFAULT, engine, model, plan_of
         ("Qwen/Qwen3-8B", {"type": "dynamic", "factor": 4.0}, {}, 163_840, 163_840),
         ("Qwen/Qwen3-8B", {"rope_type": "llama3", "factor": 8.0}, {}, 40_960, 40_960),
         ("Qwen/Qwen3-8B", {"rope_type": "linear", "factor": None}, {}, 40_960, 40_960),
-        (
-            "Qwen/Qwen3-8B",
-            {"rope_type": "longrope"},
-            {"original_max_position_embeddings": 4096},
-            40_960,
-            4096,
-        ),
+        ("Qwen/Qwen3-8B", {"rope_type": "longrope"}, {"original_max_position_embeddings": 4096}, 40_960, 4096),
         ("google/gemma-3-27b-it", {"rope_type": "linear", "factor": 8.0}, {}, 131_072, 131_072),
     ],
 )
@@ -49,23 +43,19 @@ def test_yarn_is_scaled_by_earlier_releases_only() -> None:
     assert (derive_limit(chosen, (0, 19)), derive_limit(chosen, (0, 32))) == (131_072, 40_960)
 
 
+ALLOWED = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+REFUSED = (Verdict.UNSUPPORTED_ENGINE, "max_model_len: 131072")
+
+
 @pytest.mark.parametrize(
     ("wanted", "verdict", "fix"),
     [
         (engine("e2b", max_model_len=131_072), Verdict.FITS, ""),
-        (engine("e2b", max_model_len=131_073), Verdict.UNSUPPORTED_ENGINE, "max_model_len: 131072"),
+        (engine("e2b", max_model_len=131_073), *REFUSED),
         # The model allows more than the GPU holds.
         (engine("26b-nvfp4", max_model_len=300_000, max_num_seqs=2), Verdict.UNSUPPORTED_ENGINE, "max_model_len: "),
-        (
-            engine("e2b", max_model_len=200_000, extra_env={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}),
-            Verdict.FITS,
-            "",
-        ),
-        (
-            engine("e2b", max_model_len=200_000, extra_env={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "0"}),
-            Verdict.UNSUPPORTED_ENGINE,
-            "max_model_len: 131072",
-        ),
+        (engine("e2b", max_model_len=200_000, extra_env={ALLOWED: "1"}), Verdict.FITS, ""),
+        (engine("e2b", max_model_len=200_000, extra_env={ALLOWED: "0"}), *REFUSED),
     ],
 )
 def test_more_than_the_model_allows_is_refused(wanted: dict[str, Any], verdict: Verdict, fix: str) -> None:
@@ -73,7 +63,7 @@ def test_more_than_the_model_allows_is_refused(wanted: dict[str, Any], verdict: 
     assert found.verdict is verdict, found.reason
     assert found.fix.startswith(fix) and bool(found.fix) == bool(fix)
     if verdict is Verdict.FITS:
-        assert any("VLLM_ALLOW_LONG" in sentence for sentence in found.advice) == ("extra_env" in wanted)
+        assert any(ALLOWED in sentence for sentence in found.advice) == ("extra_env" in wanted)
         return
     assert f"max_model_len {wanted['max_model_len']:,} is more than the " in found.reason
     followed = {**wanted, "max_model_len": int(found.fix.removeprefix("max_model_len: "))}

@@ -46,11 +46,6 @@ def components(found: Model, name: str) -> list[Component]:
     return [component for component in found.components if name in component.tensor.name]
 
 
-def shape_of(found: Model) -> tuple[int, int, int, int]:
-    sliding = sum(layer.attention is SLIDING for layer in found.layers)
-    return len(found.layers), sliding, len(found.layers) - sliding, found.max_position_embeddings
-
-
 # -- architectures
 
 
@@ -105,48 +100,37 @@ def test_layers_are_those_of_the_published_sizes(
     repo: str, shape: tuple[int, ...], sliding: tuple[int, ...] | None, full: tuple[int, ...]
 ) -> None:
     found = model(repo)
-    assert shape_of(found) == shape
-    for kind, expected in ((SLIDING, sliding), (FULL, full)):
-        seen = {(x.kv_heads, x.head_size, x.window_tokens) for x in found.layers if x.attention is kind}
-        assert seen == ({expected} if expected else set())
+    number = sum(layer.attention is SLIDING for layer in found.layers)
+    assert (len(found.layers), number, len(found.layers) - number, found.max_position_embeddings) == shape
+    seen = {(x.attention, (x.kv_heads, x.head_size, x.window_tokens)) for x in found.layers}
+    assert seen == {(kind, sizes) for kind, sizes in ((SLIDING, sliding), (FULL, full)) if sizes}
+
+
+@pytest.mark.parametrize(("repo", "own"), [("google/gemma-4-E4B-it", 24), ("google/gemma-4-E2B-it", 15)])
+def test_layers_share_with_the_last_of_their_type_before_them(repo: str, own: int) -> None:
+    shared = [(layer.attention, layer.shares_with) for layer in model(repo).layers]
+    assert {target for _, target in shared[:own]} == {None}
+    assert set(shared[own:]) == {(SLIDING, own - 2), (FULL, own - 1)}
+
+
+NEWER = {f"{n:02d}": {"head_dim": 512, "num_key_value_heads": 4} for n in range(5, 60, 6)}
 
 
 @pytest.mark.parametrize(
-    ("repo", "own", "sliding_target", "full_target"),
-    [("google/gemma-4-E4B-it", 24, 22, 23), ("google/gemma-4-E2B-it", 15, 13, 14)],
+    ("repo", "changes"),
+    [
+        pytest.param(GEMMA, {"layer_types": None}, id="layer types of Gemma 4 are derived"),
+        pytest.param(GEMMA3, {"layer_types": None}, id="those of Gemma 3 too"),
+        pytest.param(GEMMA, {"layer_types": [*[*[SLIDING] * 5, FULL] * 9, *[SLIDING] * 6]}, id="the last one is full"),
+        pytest.param(
+            GEMMA,
+            {"global_head_dim": None, "num_global_key_value_heads": None, "per_layer_config": NEWER},
+            id="per_layer_config instead of older keys",
+        ),
+    ],
 )
-def test_layers_share_with_the_last_of_their_type_before_them(
-    repo: str, own: int, sliding_target: int, full_target: int
-) -> None:
-    layers = model(repo).layers
-    assert all(layer.shares_with is None for layer in layers[:own])
-    for layer in layers[own:]:
-        assert layer.shares_with == (sliding_target if layer.attention is SLIDING else full_target)
-
-
-def test_per_layer_config_says_the_same_as_the_older_keys() -> None:
-    newer = changed(
-        GEMMA,
-        global_head_dim=None,
-        num_global_key_value_heads=None,
-        per_layer_config={f"{n:02d}": {"head_dim": 512, "num_key_value_heads": 4} for n in range(5, 60, 6)},
-    )
-    assert newer.layers == model(GEMMA).layers
-
-
-@pytest.mark.parametrize("repo", [GEMMA, GEMMA3])
-def test_gemmas_layer_types_are_derived_where_config_has_none(repo: str) -> None:
-    assert changed(repo, layer_types=None).layers == model(repo).layers
-
-
-def test_gemma4s_last_layer_is_full_whatever_config_says() -> None:
-    types = [*recorded(GEMMA).config["text_config"]["layer_types"][:-1], SLIDING]
-    assert changed(GEMMA, layer_types=types).layers == model(GEMMA).layers
-
-
-def test_wrong_layer_types_are_refused() -> None:
-    with pytest.raises(FactsError, match=r"layer_types .* has 1 entries \['linear_attention'\] for 60 layers"):
-        changed(GEMMA, layer_types=["linear_attention"])
+def test_gemmas_config_in_other_words(repo: str, changes: dict[str, Any]) -> None:
+    assert changed(repo, **changes).layers == model(repo).layers
 
 
 QWEN_WINDOW = {"sliding_window": 4096, "max_window_layers": 0, "layer_types": None}
@@ -173,6 +157,8 @@ def test_a_window_for_some_layers() -> None:
     layers = changed(MISTRAL, sliding_window=512, layer_types=types).layers
     assert [layer.attention for layer in layers] == types
     assert {layer.window_tokens for layer in layers if layer.attention is FULL} == {None}
+    with pytest.raises(FactsError, match=r"layer_types .* has 1 entries \['linear_attention'\] for 60 layers"):
+        changed(GEMMA, layer_types=["linear_attention"])
     with pytest.raises(FactsError, match="a sliding window for only some layers"):
         changed(QWEN, **QWEN_WINDOW | {"use_sliding_window": True, "max_window_layers": 20})
 
@@ -188,6 +174,7 @@ def test_a_window_for_some_layers() -> None:
         ({"vocab_size": 7}, r"config.json says vocab_size 7 and hidden_size 4096, .* is \[151936, 4096\]"),
         ({"hidden_size": None}, "config.json lacks hidden_size"),
         ({"dtype": None}, "config.json lacks dtype"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, r"config\.json scales RoPE without factor"),
     ],
 )
 def test_contradictions_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -200,11 +187,6 @@ def test_a_head_that_is_not_tied_must_be_there() -> None:
     headless = replace(facts, tensors=tuple(tensor for tensor in facts.tensors if tensor.name != "lm_head.weight"))
     with pytest.raises(FactsError, match=r"tie_word_embeddings is false, and there is no lm_head\.weight"):
         families.interpret(headless)
-
-
-@pytest.mark.parametrize(("said", "dtype"), [("float32", "bfloat16"), ("float16", "float16")])
-def test_float32_is_computed_in_bfloat16(said: str, dtype: str) -> None:
-    assert changed(QWEN, dtype=None, torch_dtype=said).dtype == dtype
 
 
 # -- RoPE
@@ -231,50 +213,33 @@ def test_yarn_has_rows_for_the_scaled_positions() -> None:
         assert found.rope_cache_rows == (131072,)
 
 
-def test_a_scaling_without_its_factor_is_refused() -> None:
-    with pytest.raises(FactsError, match=r"config\.json scales RoPE without factor"):
-        changed(QWEN, rope_parameters=None, rope_scaling={"type": "linear"})
+def test_float32_is_computed_in_bfloat16() -> None:
+    dtypes = [changed(QWEN, dtype=None, torch_dtype=said).dtype for said in ("float32", "float16")]
+    assert dtypes == ["bfloat16", "float16"]
 
 
 # -- quantization
 
 
-@pytest.mark.parametrize(
-    ("repo", "expected"),
-    [
-        (GEMMA, Quantization("none", 16)),
-        ("nvidia/Gemma-4-31B-IT-NVFP4", Quantization("modelopt_fp4", 4, 16, "fp8")),
-        ("google/gemma-4-31B-it-qat-w4a16-ct", Quantization("compressed-tensors", 4, 32)),
-        ("RedHatAI/gemma-4-31B-it-FP8-dynamic", Quantization("compressed-tensors", 8)),
-    ],
-)
-def test_quantization_of_recorded_models(repo: str, expected: Quantization) -> None:
-    assert model(repo).quantization == expected
-
-
 WEIGHTS = {"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}}
+DYNAMIC = {"num_bits": 8, "type": "float", "dynamic": True}
+PRODUCED, NVFP4 = {"producer": {"name": "modelopt"}}, {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 
 
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
+        (recorded(GEMMA).quantization, Quantization("none", 16)),
+        (recorded("nvidia/Gemma-4-31B-IT-NVFP4").quantization, Quantization("modelopt_fp4", 4, 16, "fp8")),
+        (recorded("google/gemma-4-31B-it-qat-w4a16-ct").quantization, Quantization("compressed-tensors", 4, 32)),
+        (recorded("RedHatAI/gemma-4-31B-it-FP8-dynamic").quantization, Quantization("compressed-tensors", 8)),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, Quantization("modelopt", 8)),
         (
-            {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}},
+            {**PRODUCED, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}},
             Quantization("modelopt", 8, None, "fp8"),
         ),
-        (
-            {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}},
-            Quantization("modelopt_fp4", 4, 16),
-        ),
-        (
-            {
-                "quant_method": "modelopt",
-                "quant_algo": "NVFP4",
-                "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": True},
-            },
-            Quantization("modelopt_fp4", 4, 16),
-        ),
+        ({**PRODUCED, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}, Quantization("modelopt_fp4", 4, 16)),
+        ({**NVFP4, "kv_cache_scheme": DYNAMIC}, Quantization("modelopt_fp4", 4, 16)),
         ({"quant_method": "compressed-tensors", **WEIGHTS}, Quantization("compressed-tensors", 8)),
         (
             {"quant_method": "compressed-tensors", **WEIGHTS, "kv_cache_scheme": {"num_bits": 8}},
@@ -286,8 +251,9 @@ WEIGHTS = {"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "flo
         ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, Quantization("awq", 4, 64)),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, Quantization("gptq", 8)),
     ],
+    ids=str,
 )
-def test_quantization_in_its_spellings(config: Mapping[str, Any], expected: Quantization) -> None:
+def test_quantization_as_it_is_written(config: Mapping[str, Any], expected: Quantization) -> None:
     assert with_quantization(QWEN, config) == expected
 
 
@@ -326,9 +292,8 @@ def test_what_becomes_of_the_tensors_of_a_dense_model() -> None:
 
 def test_a_tied_head_is_read_and_not_loaded_again() -> None:
     facts = recorded(GEMMA)
-    found = families.interpret(
-        replace(facts, tensors=(*facts.tensors, Tensor("lm_head.weight", "BF16", (262144, 5376))))
-    )
+    head = Tensor("lm_head.weight", "BF16", (262144, 5376))
+    found = families.interpret(replace(facts, tensors=(*facts.tensors, head)))
     assert sharding(found, "lm_head") == {("embeddings", Sharding.NOT_LOADED, None)}
     (table,) = components(found, "embed_tokens.weight")
     assert table.read_per_token == 1.0
@@ -366,9 +331,7 @@ def test_experts_are_read_in_part() -> None:
     assert model("google/gemma-4-26B-A4B-it").expert_intermediate_size == 704
     assert model("Qwen/Qwen3-30B-A3B").intermediate_sizes == ()
     assert model("google/gemma-4-26B-A4B-it").intermediate_sizes == (2112,)
-
-
-def test_the_shared_layers_of_e2b_have_twice_the_mlp() -> None:
+    # The layers of E2B that share a cache have twice the MLP.
     assert model("google/gemma-4-E2B-it").intermediate_sizes == (6144, 12288)
     assert model("google/gemma-4-E4B-it").intermediate_sizes == (10240,)
 
@@ -402,9 +365,8 @@ def test_scales_are_sharded_as_what_they_scale_is() -> None:
     assert sharding(found, "down_proj.weight_scale") == {("mlp", Sharding.REPLICATED, None)}
     groups = model("nvidia/Gemma-4-31B-IT-NVFP4")
     assert sharding(groups, "down_proj.weight_scale_2") == {("mlp", Sharding.REPLICATED, None)}
-    assert {part.sharding for part in components(groups, "down_proj.weight_scale") if len(part.tensor.shape) == 2} == {
-        Sharding.SHARDED
-    }
+    of_groups = [part for part in components(groups, "down_proj.weight_scale") if len(part.tensor.shape) == 2]
+    assert {part.sharding for part in of_groups} == {Sharding.SHARDED}
     packed = model("google/gemma-4-31B-it-qat-w4a16-ct")
     assert sharding(packed, "weight_shape") == {("other", Sharding.NOT_LOADED, None)}
 
@@ -423,9 +385,7 @@ def test_scales_are_sharded_as_what_they_scale_is() -> None:
         ("bias", "BF16", (12288,), "gate", Sharding.SHARDED),
     ],
 )
-def test_tensors_of_other_quantizers(
-    leaf: str, dtype: str, shape: tuple[int, ...], of: str, expected: Sharding
-) -> None:
+def test_tensors_of_other_quantizers(leaf: str, dtype: str, shape: Any, of: str, expected: Sharding) -> None:
     facts = recorded(QWEN)
     extra = Tensor(f"model.layers.*.mlp.{of}_proj.{leaf}", dtype, shape, tuple(range(36)))
     found = families.interpret(replace(facts, tensors=(*facts.tensors, extra)))

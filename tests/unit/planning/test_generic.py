@@ -27,7 +27,6 @@ from ansible.module_utils.vllm_edge.planning.generic import LEAST_OF_WEIGHTS, MO
 
 RELEASE, GIB = "0.32.0", 2**30
 QWEN = "Qwen/Qwen2.5-7B-Instruct"
-WITHOUT = {"openai/gpt-oss-20b": "mxfp4", "google/gemma-4-E4B-it": "1024 outputs, and config.json says 512"}
 REPOS = (
     "google/gemma-2-9b-it",
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
@@ -112,6 +111,9 @@ def test_what_has_no_upper_bound_is_refused(
         families.interpret(replace(facts, tensors=(*facts.tensors, Tensor(name, "BF16", shape, (0,)))))
 
 
+WITHOUT = {"openai/gpt-oss-20b": "mxfp4", "google/gemma-4-E4B-it": "1024 outputs, and config.json says 512"}
+
+
 @pytest.mark.parametrize("repo", WITHOUT)
 def test_sizes_that_config_json_does_not_have_are_refused(repo: str) -> None:
     with pytest.raises(UnknownArchitecture, match=WITHOUT[repo]):
@@ -122,13 +124,7 @@ def test_sizes_that_config_json_does_not_have_are_refused(repo: str) -> None:
     ("gpu_gib", "size", "more", "verdict", "said"),
     [
         (22.0, 1, {}, Verdict.FITS, "MiB stay free"),
-        (
-            14.7,
-            1,
-            {},
-            Verdict.CANNOT_SAY,
-            "does not know NewForCausalLM, and weights and KV .* it would be oom_weights",
-        ),
+        (14.7, 1, {}, Verdict.CANNOT_SAY, "NewForCausalLM, and weights and KV .* it would be oom_weights"),
         (11.0, 1, {}, Verdict.OOM_WEIGHTS, "Weights need"),
         (15.4, 1, {}, Verdict.CANNOT_SAY, "With them it would be no_kv: "),
         (15.8, 1, {}, Verdict.CANNOT_SAY, "it would be kv_below_max_model_len: "),
@@ -142,23 +138,15 @@ def test_verdicts(gpu_gib: float, size: int, more: Mapping[str, Any], verdict: V
     assert found.verdict is verdict
     assert re.search(said, found.reason)
     assert found.advice[0].startswith("this plan is approximate: generic, because the planner does not know NewForC")
+    assert "kv_below" not in found.reason or found.fix == "max_model_len: 3072"
 
 
-def test_a_longer_context_that_would_not_fit_has_a_fix() -> None:
-    assert plan(generic(QWEN), 15.8).fix == "max_model_len: 3072"
-
-
-MISTRAL = "mistralai/Mistral-Small-3.1-24B-Instruct-2503"
-
-
-@pytest.mark.parametrize(
-    ("more", "verdict"),
-    [({}, Verdict.CANNOT_SAY), ({"limit_mm_per_prompt": dict.fromkeys(("image", "video", "audio"), 0)}, Verdict.FITS)],
-)
-def test_encoders_are_bounded_for_text_only(more: Mapping[str, Any], verdict: Verdict) -> None:
-    found = plan(generic(MISTRAL), 70.0, **more)
-    assert found.verdict is verdict
-    assert verdict is Verdict.FITS or found.fix == "limit_mm_per_prompt of 0 for each"
+def test_encoders_are_bounded_for_text_only() -> None:
+    found = generic("mistralai/Mistral-Small-3.1-24B-Instruct-2503")
+    unsure = plan(found, 70.0)
+    assert (unsure.verdict, unsure.fix) == (Verdict.CANNOT_SAY, "limit_mm_per_prompt of 0 for each")
+    text_only = dict.fromkeys(("image", "video", "audio"), 0)
+    assert plan(found, 70.0, limit_mm_per_prompt=text_only).verdict is Verdict.FITS
 
 
 def test_inferred_facts_are_named_in_the_source() -> None:

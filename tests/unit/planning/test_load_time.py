@@ -13,10 +13,11 @@ from ansible.module_utils.vllm_edge.engine.config import EngineConfig, parse_eng
 from ansible.module_utils.vllm_edge.engine.loads import Load, remember_load
 from ansible.module_utils.vllm_edge.engine.state import EngineState
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.planning import families, load_on_host, model_facts
+from ansible.module_utils.vllm_edge.planning import load_on_host, model_facts
 from ansible.module_utils.vllm_edge.planning.contract import Arguments
 from ansible.module_utils.vllm_edge.planning.load_time import Expected, expect, find_slow_load, plan_load
 from ansible.module_utils.vllm_edge.weights.read_rate import ReadRate
+from checkpoints import model, recorded
 from engine_files import CONFIG
 
 PLAN: dict[str, Any] = {
@@ -45,21 +46,17 @@ def test_the_loads_of_the_reference_host_are_within_the_band(
     repo: str, arguments: Arguments, measured_s: tuple[int, int]
 ) -> None:
     """Two constants were fitted to them, so that only shows that the arithmetic does what its text says."""
-    facts = model_facts.recorded(repo)
-    assert facts is not None
-    load = plan_load(families.interpret(facts), arguments)
-    assert load is not None and load.read_bytes == model_facts.checkpoint_bytes(facts)
+    load = plan_load(model(repo), arguments)
+    assert load is not None and load.read_bytes == model_facts.checkpoint_bytes(recorded(repo))
     assert load.low < measured_s[0] and measured_s[1] < load.high and load.low < load.mid < load.high
     assert 0.7 < load.mid / measured_s[0] < 1.45
 
 
 def test_eager_loads_neither_compile_nor_capture() -> None:
-    facts = model_facts.recorded("google/gemma-4-E2B-it")
-    assert facts is not None
-    model = families.interpret(facts)
-    eager, compiled = plan_load(model, Arguments(enforce_eager=True)), plan_load(model, Arguments())
+    e2b = model("e2b")
+    eager, compiled = plan_load(e2b, Arguments(enforce_eager=True)), plan_load(e2b, Arguments())
     assert eager and compiled and compiled.mid - eager.mid == 65
-    nothing = replace(model, facts=replace(facts, tensors=()))
+    nothing = replace(e2b, facts=replace(e2b.facts, tensors=()))
     assert plan_load(nothing, Arguments()) is None, "without the sizes of the files nothing can be said"
 
 

@@ -6,11 +6,13 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import checkpoints
 import pytest
 import yaml
 from ansible.module_utils.vllm_edge.planning import families, inputs, model_facts, recorded_facts, recording, weights
@@ -57,12 +59,14 @@ def write_shard(path: Path, tensors: Shapes) -> None:
 
 
 def write(directory: Path, tensors: Shapes = TENSORS, config: Mapping[str, Any] = CONFIG) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     write_shard(directory / "model.safetensors", tensors)
     return directory
 
 
 def write_sharded(directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
     names = list(TENSORS)
     parts = {"model-1.safetensors": names[:5], "model-2.safetensors": names[5:]}
     (directory / "config.json").write_text(json.dumps(CONFIG))
@@ -71,14 +75,6 @@ def write_sharded(directory: Path) -> Path:
     weight_map = {name: file for file, part in parts.items() for name in part}
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     return directory
-
-
-def tensors_of(*names: str) -> dict[str, list[Tensor]]:
-    facts = model_facts.build_facts("a/b", "", {}, ((name, "BF16", (2, 2)) for name in names))
-    found: dict[str, list[Tensor]] = {}
-    for tensor in facts.tensors:
-        found.setdefault(tensor.name, []).append(tensor)
-    return found
 
 
 # -- files
@@ -97,8 +93,6 @@ def test_layers_of_the_decoder_are_told_apart_from_everything_else(tmp_path: Pat
 
 
 def test_shards_make_the_same_facts_as_one_file(tmp_path: Path) -> None:
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
     one, two = write(tmp_path / "one"), write_sharded(tmp_path / "two")
     assert model_facts.read(one, "x/y") == model_facts.read(two, "x/y")
 
@@ -106,27 +100,17 @@ def test_shards_make_the_same_facts_as_one_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "prefix", ["model.layers", "model.language_model.layers", "language_model.model.layers", "layers"]
 )
-def test_experts_are_counted_in_each_layer(prefix: str) -> None:
-    names = [f"{prefix}.{layer}.mlp.experts.{n}.up_proj.weight" for layer in (1, 2, 5) for n in range(4)]
-    found = tensors_of(*names)[f"{prefix}.*.mlp.experts.*.up_proj.weight"]
-    assert [(tensor.layers, tensor.count) for tensor in found] == [((1, 2, 5), 4)]
-
-
-def test_layers_of_towers_are_no_decoder_layers() -> None:
-    found = tensors_of(*(f"model.vision_tower.encoder.layers.{n}.mlp.fc1.weight" for n in range(27)))
-    (tensor,) = found["model.vision_tower.encoder.layers.*.mlp.fc1.weight"]
-    assert (tensor.layers, tensor.count) == (None, 27)
-
-
-def test_layers_with_another_shape_are_another_entry() -> None:
-    headers = [(f"model.layers.{n}.self_attn.q_proj.weight", "BF16", (8 if n == 1 else 4, 2)) for n in range(3)]
-    facts = model_facts.build_facts("a/b", "", {}, headers)
-    assert {(tensor.shape, tensor.layers) for tensor in facts.tensors} == {((4, 2), (0, 2)), ((8, 2), (1,))}
-
-
-def truncate(directory: Path, name: str, size: int) -> None:
-    with (directory / name).open("r+b") as file:
-        file.truncate(size)
+def test_layers_experts_and_shapes_are_told_apart(prefix: str) -> None:
+    experts = [f"{prefix}.{layer}.mlp.experts.{n}.up_proj.weight" for layer in (1, 2, 5) for n in range(4)]
+    tower = [f"model.vision_tower.encoder.layers.{n}.mlp.fc1.weight" for n in range(27)]
+    headers = [(name, "BF16", (2, 2)) for name in (*experts, *tower)]
+    headers += [(f"{prefix}.{n}.self_attn.q_proj.weight", "BF16", (8 if n == 1 else 4, 2)) for n in range(3)]
+    assert {(*vars(tensor).values(),) for tensor in model_facts.build_facts("a/b", "", {}, headers).tensors} == {
+        (f"{prefix}.*.mlp.experts.*.up_proj.weight", "BF16", (2, 2), (1, 2, 5), 4),
+        ("model.vision_tower.encoder.layers.*.mlp.fc1.weight", "BF16", (2, 2), None, 27),
+        (f"{prefix}.*.self_attn.q_proj.weight", "BF16", (4, 2), (0, 2), 1),
+        (f"{prefix}.*.self_attn.q_proj.weight", "BF16", (8, 2), (1,), 1),
+    }
 
 
 def overwrite(directory: Path, name: str, content: bytes) -> None:
@@ -137,10 +121,9 @@ SHARD_2 = "model-2.safetensors"
 DAMAGE: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "shard missing": (lambda at: (at / SHARD_2).unlink(), rf"lacks {SHARD_2}, which .*index.json names.*[Ff]etch"),
     "data cut off": (
-        lambda at: truncate(at, SHARD_2, (at / SHARD_2).stat().st_size - 1),
+        lambda at: os.truncate(at / SHARD_2, (at / SHARD_2).stat().st_size - 1),
         rf"{SHARD_2} has [\d,]+ bytes, and its header says .*fetch it again",
     ),
-    "header cut off": (lambda at: truncate(at, SHARD_2, 40), rf"{SHARD_2} does not begin .*fetch it again"),
     "a pointer of git-lfs": (
         lambda at: overwrite(at, SHARD_2, b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n"),
         rf"{SHARD_2} does not begin .*fetch it again",
@@ -176,20 +159,14 @@ def test_damaged_checkpoints_are_refused_by_file_and_remedy(damage: str, tmp_pat
         model_facts.read(tmp_path)
 
 
-def test_a_tensor_whose_place_does_not_fit_its_shape_is_refused() -> None:
+def test_dtypes_and_their_bytes() -> None:
+    assert model_facts.compute_bytes(Tensor("x", "F4", (3, 3))) == 5
+    assert model_facts.compute_bytes(Tensor("x", "F32", ())) == 4
     raw = json.dumps({"x": {"dtype": "BF16", "shape": [4], "data_offsets": [0, 4]}}).encode()
     with pytest.raises(FactsError, match=r"here: x is BF16 \[4\], but has 4 bytes"):
         model_facts.parse_header(raw, "here")
-
-
-def test_an_unknown_dtype_is_refused() -> None:
     with pytest.raises(FactsError, match="tensor x has dtype Q3"):
         model_facts.build_facts("a/b", "", {}, [("x", "Q3", (4,))])
-
-
-def test_packed_dtypes_count_in_bits() -> None:
-    assert model_facts.compute_bytes(Tensor("x", "F4", (3, 3))) == 5
-    assert model_facts.compute_bytes(Tensor("x", "F32", ())) == 4
 
 
 @pytest.mark.parametrize(
@@ -254,7 +231,8 @@ def test_changes_are_told() -> None:
 
 
 def test_the_module_reads_a_directory_and_changes_nothing(run_module: Callable[..., Any], tmp_path: Path) -> None:
-    result = run_module("model_facts", {"repo": "example/tiny", "path": str(write(tmp_path))})
+    given = {"repo": "example/tiny", "path": str(write(tmp_path))}
+    result = run_module("model_facts", given)
     assert result["rc"] == 0, result
     assert not result["changed"]
     assert result["architecture"] == "LlamaForCausalLM"
@@ -263,6 +241,9 @@ def test_the_module_reads_a_directory_and_changes_nothing(run_module: Callable[.
     namespace: dict[str, Any] = {}
     exec(result["recorded_facts"], namespace)
     assert namespace["RECORDS"].keys() == {*recorded_facts.RECORDS, "example/tiny"}
+    # What is recorded in the inventory already is no change.
+    again = run_module("model_facts", {**given, "recorded": {"example/tiny": result["record"]}})
+    assert (again["rc"], again["changes"]) == (0, [])
 
 
 def test_the_module_refuses_what_the_planner_does_not_know(run_module: Callable[..., Any], tmp_path: Path) -> None:
@@ -294,9 +275,7 @@ def asked(run_module: Callable[..., Any], hub: Hub, **arguments: str) -> Any:
 
 
 def test_of_a_hub_only_headers_are_read(run_module: Callable[..., Any], hub: Hub, tmp_path: Path) -> None:
-    directory = tmp_path / "hub" / "example" / "tiny"
-    directory.mkdir(parents=True)
-    write_sharded(directory)
+    directory = write_sharded(tmp_path / "hub" / "example" / "tiny")
     # Large enough that whoever reads weights is seen to.
     large = {name: (dtype, [5000 * shape[0], *shape[1:]]) for name, (dtype, shape) in TENSORS.items()}
     for shard in ("model-1.safetensors", "model-2.safetensors"):
@@ -315,24 +294,15 @@ def test_of_a_hub_only_headers_are_read(run_module: Callable[..., Any], hub: Hub
     assert result["record"]["tensors"] == json.loads(json.dumps(recording.record(from_files, "")["tensors"]))
 
 
-def test_of_a_hub_quantization_may_be_in_its_own_file(run_module: Callable[..., Any], hub: Hub, tmp_path: Path) -> None:
-    directory = tmp_path / "hub" / "example" / "tiny"
-    directory.mkdir(parents=True)
-    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
-    (write(directory) / "hf_quant_config.json").write_text(json.dumps(said))
-    result = asked(run_module, hub)
-    assert (result["rc"], result.get("quantization")) == (0, "modelopt"), result
-
-
-def test_token_of_the_user_is_not_sent(
+def test_token_of_the_user_is_not_sent_and_quantization_may_be_in_its_own_file(
     run_module: Callable[..., Any], hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lab's hub refuses a token that it does not know."""
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_user")
-    directory = tmp_path / "hub" / "example" / "tiny"
-    directory.mkdir(parents=True)
-    write(directory)
-    assert asked(run_module, hub)["rc"] == 0
+    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+    (write(tmp_path / "hub" / "example" / "tiny") / "hf_quant_config.json").write_text(json.dumps(said))
+    result = asked(run_module, hub)
+    assert (result["rc"], result.get("quantization")) == (0, "modelopt"), result
     assert "401" in asked(run_module, hub, token="hf_unknown")["msg"]
     assert "is no token" in asked(run_module, hub, token="hf_a b")["msg"]
 
@@ -373,8 +343,7 @@ INFERRED = {
 
 @pytest.mark.parametrize("repo", INFERRED)
 def test_an_index_without_weights_is_enough_for_approximate_facts(tmp_path: Path, repo: str) -> None:
-    exact = model_facts.recorded(repo)
-    assert exact is not None
+    exact = checkpoints.recorded(repo)
     config = {**exact.config, **({"quantization_config": exact.quantization} if exact.quantization else {})}
     (tmp_path / "config.json").write_text(json.dumps(config))
     index = {
@@ -398,7 +367,6 @@ def test_an_index_without_weights_is_enough_for_approximate_facts(tmp_path: Path
 
 def test_records_of_the_inventory_come_first_and_are_checked(tmp_path: Path) -> None:
     repo = "example/tiny"
-    (tmp_path / "model").mkdir()
     facts = model_facts.read(write(tmp_path / "model"), repo, "abc")
     record = json.loads(json.dumps(recording.record(facts, recording.describe_origin(facts))))
     models = {"tiny": {"repo": repo}, "other": {"repo": "example/other"}, "odd": "text"}
@@ -419,10 +387,3 @@ def test_records_of_the_inventory_come_first_and_are_checked(tmp_path: Path) -> 
         file.write_text(json.dumps({**record, **damage}))
         with pytest.raises(FactsError, match=r"example--tiny\.json is no record of a checkpoint"):
             recording.read_directory(models, tmp_path)
-
-
-def test_what_is_recorded_in_the_inventory_already_is_no_change(run_module: Callable[..., Any], tmp_path: Path) -> None:
-    arguments = {"repo": "example/tiny", "path": str(write(tmp_path))}
-    record = run_module("model_facts", arguments)["record"]
-    again = run_module("model_facts", {**arguments, "recorded": {"example/tiny": record}})
-    assert (again["rc"], again["changes"]) == (0, [])

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -107,14 +106,9 @@ def test_what_cannot_be_said_is_status_2(capsys: pytest.CaptureFixture[str], mor
 
 
 def test_gpus_have_short_names() -> None:
-    names = {name: find_by_short_name(name) for name in ("l4", "NVIDIA L4", "T4", "rtx 4090", "4090", "H100", "L", "")}
-    assert names == {
-        **dict.fromkeys(("l4", "NVIDIA L4"), "NVIDIA L4"),
-        "T4": "Tesla T4",
-        **dict.fromkeys(("rtx 4090", "4090"), "NVIDIA GeForce RTX 4090"),
-        "H100": "NVIDIA H100 80GB HBM3",
-        **dict.fromkeys(("L", "")),
-    }
+    names: dict[str, str | None] = {"l4": "NVIDIA L4", "NVIDIA L4": "NVIDIA L4", "T4": "Tesla T4", "L": None, "": None}
+    names |= dict.fromkeys(("rtx 4090", "4090"), "NVIDIA GeForce RTX 4090") | {"H100": "NVIDIA H100 80GB HBM3"}
+    assert {name: find_by_short_name(name) for name in names} == names
 
 
 def test_another_gpu_is_planned_by_its_memory_and_without_a_speed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,9 +121,7 @@ def test_the_source_is_a_hub_a_directory_or_a_file(
     hub: Hub,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    directory = tmp_path / "hub" / "example" / "tiny"
-    directory.mkdir(parents=True)
-    write(directory)
+    directory = write(tmp_path / "hub" / "example" / "tiny")
     endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
     of_hub = json.loads(run(capsys, "facts", "--model", "example/tiny", "--endpoint", endpoint)[1])
     of_directory = json.loads(run(capsys, "facts", "--model", str(directory))[1])
@@ -142,20 +134,14 @@ def test_the_source_is_a_hub_a_directory_or_a_file(
     assert model_facts.parse_record("a/b", of_record, "").repo == "a/b"
 
 
-def list_requirements(text: str) -> Iterator[str]:
-    """The names of the packages in a lock file."""
-    for line in text.splitlines():
-        if "==" in line:
-            yield line.split("==")[0].replace("_", "-")
-
-
 def test_the_extra_of_a_host_is_what_the_lock_file_of_hosts_has() -> None:
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["host"]]
     names = {word.split(">")[0].split("<")[0].replace("_", "-") for word in wanted}
-    assert names <= set(list_requirements((ROOT / "roles/vllm_edge_host/files/requirements.txt").read_text()))
+    locked = (ROOT / "roles/vllm_edge_host/files/requirements.txt").read_text().splitlines()
+    assert names <= {line.split("==")[0].replace("_", "-") for line in locked}
     assert {"docker", "nvidia-ml-py"}.isdisjoint(word.split(">")[0] for word in project["dependencies"])
     build = (ROOT / "roles/vllm_edge_host/tasks/build.yml").read_text()
     assert '"vllm-edge[host] @ file://{{ __vllm_edge_host_program }}#sha256=' in build

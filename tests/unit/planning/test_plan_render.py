@@ -17,27 +17,15 @@ MIB = 2**20
 def gpu(slot: int = 0, free_mib: int = 500, **mib: int) -> GpuPlan:
     sizes = {"weights": 16000, "overhead": 1200, "context": 260, "graphs": 1500, "kv_cache": 2400, "warm_up": 900} | mib
     total = sum(size for name, size in sizes.items() if name != "warm_up")
-    return GpuPlan(
-        slot=slot,
-        total_bytes=total * MIB,
-        free_bytes=free_mib * MIB,
-        **{f"{name}_bytes": size * MIB for name, size in sizes.items()},
-    )
+    sizes |= {"total": total, "free": free_mib}
+    return GpuPlan(slot, **{f"{name}_bytes": size * MIB for name, size in sizes.items()})
 
 
 def engine(verdict: Verdict = Verdict.FITS, **more: Any) -> EnginePlan:
     given: dict[str, Any] = {
-        "engine": "31b",
-        "verdict": verdict,
-        "reason": "500 MiB stay free on GPU 0.",
-        "fix": "",
-        "kv_cache_dtype": "fp8",
-        "kv_blocks": 3956,
-        "kv_cache_tokens": 10544,
-        "max_concurrency": 3.62,
-        "max_context": 95712,
-        "max_model_len": 8192,
-        "decode_tok_s": Decode(12.2, 15.0, 16.6, 18.9),
+        **{"engine": "31b", "verdict": verdict, "reason": "500 MiB stay free on GPU 0.", "fix": ""},
+        **{"kv_cache_dtype": "fp8", "kv_blocks": 3956, "kv_cache_tokens": 10544, "max_concurrency": 3.62},
+        **{"max_context": 95712, "max_model_len": 8192, "decode_tok_s": Decode(12.2, 15.0, 16.6, 18.9)},
         "gpus": (gpu(0), gpu(1)),
     }
     return EnginePlan(**given | more)
@@ -142,7 +130,4 @@ def test_json_is_the_whole_plan() -> None:
     assert only["gpus"][1]["weights_bytes"] == 16000 * MIB
     assert only["decode_tok_s"] == {"low": 12.2, "mid": 15.0, "high": 16.6, "ceiling": 18.9}
     assert only["verdict"] == "fits"
-
-
-def test_json_of_a_gpu_that_is_not_known() -> None:
     assert render.document(plan(engine(decode_tok_s=None)))["engines"][0]["decode_tok_s"] is None

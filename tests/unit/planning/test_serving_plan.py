@@ -40,10 +40,7 @@ def test_keys_of_the_contract(run_module: Run) -> None:
     assert (found["rc"], found["changed"], found["verdict"]) == (0, False, "oom_weights")
     assert [engine["engine"] for engine in found["engines"]] == ["e2b", "31b"]
     for engine in found["engines"]:
-        assert engine.keys() >= {
-            *("kv_blocks", "kv_cache_tokens", "max_concurrency", "max_context"),
-            *("verdict", "reason", "fix", "decode_tok_s", "gpus"),
-        }
+        assert engine.keys() >= {"kv_blocks", "kv_cache_tokens", "max_concurrency", "max_context", "verdict", "reason"}
         assert engine["decode_tok_s"].keys() == {"low", "mid", "high", "ceiling"}
         for gpu in engine["gpus"]:
             assert gpu.keys() >= {"weights_bytes", "overhead_bytes", "kv_cache_bytes"}
@@ -60,10 +57,8 @@ def test_several_profiles_at_once(run_module: Run) -> None:
     assert found["plans"]["small"]["profile"] == "small"
     overview = "\n".join(found["overview"])
     assert re.search(r"^small +fits +\d+\.\d +4,096 +\d+\.\d +512$", overview, re.MULTILINE), overview
-    assert (
-        re.search(r"^large +oom_weights +- +- +- +-\d", overview, re.MULTILINE)
-        and "large: 31b: oom_weights." in overview
-    )
+    assert re.search(r"^large +oom_weights +- +- +- +-\d", overview, re.MULTILINE), overview
+    assert "large: 31b: oom_weights." in overview
 
 
 def test_one_of_several_that_cannot_be_planned_keeps_none_of_the_others(run_module: Run) -> None:
@@ -115,7 +110,6 @@ def test_gpus_by_what_nvidia_smi_prints(run_module: Run) -> None:
 def test_a_release_that_nobody_examined_is_planned_with_a_warning(run_module: Run) -> None:
     found = run_module("serving_plan", arguments(vllm_version="0.40.0"))
     assert len(found["warnings"]) == 1 and "vLLM 0.40.0 uses memory: this is a plan for 0.33" in found["warnings"][0]
-    assert found["verdict"] == run_module("serving_plan", arguments(vllm_version="0.33.0"))["verdict"]
 
 
 def test_what_the_plan_adds_to_an_engine(run_module: Run) -> None:

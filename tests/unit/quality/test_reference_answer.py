@@ -156,9 +156,7 @@ def test_nvfp4_is_refused_and_the_model_that_would_do_is_named() -> None:
 
 def test_a_model_of_another_base_is_refused() -> None:
     other = checkpoint("e2b", text_config={**SHAPE, "num_hidden_layers": 35})
-    text = find_refusal(other, checkpoint("31b"), [])
-    assert text is not None
-    assert "num_hidden_layers is 35 where the engine's is 4" in text
+    assert "num_hidden_layers is 35 where the engine's is 4" in (find_refusal(other, checkpoint("31b"), []) or "")
 
 
 def test_the_place_is_free_gpus_or_the_cpu_or_refused_with_figures() -> None:
@@ -169,12 +167,7 @@ def test_the_place_is_free_gpus_or_the_cpu_or_refused_with_figures() -> None:
     assert choose_place("cpu", 9_000, 100_000, gpus) == Place("cpu", (), 13_096)
     text = choose_place("auto", 62_000, 60_000, gpus)
     assert isinstance(text, str)
-    for told in (
-        "62,000 MiB",
-        "needs 66,096 MiB",
-        "60,000 MiB are available",
-        "GPUs without an engine: 2, with 40,904",
-    ):
+    for told in ("62,000 MiB", "needs 66,096 MiB", "60,000 MiB are available", "without an engine: 2, with 40,904"):
         assert told in text
     assert "every GPU has an engine" in str(choose_place("gpu", 9_000, 100_000, {}))
 
@@ -268,12 +261,8 @@ def test_the_engine_is_asked_for_the_tokens_of_prompt_and_answer(host: HostPaths
     client = Client(load_engine("e2b", host).config, "sentry", 1.0, lambda *given, **more: None)  # type: ignore[arg-type,return-value]
     found = reference_run.ask_engine(client, reference_run.PROMPTS[0], 8, 20)
     assert found == Answer((7, 9), (5,), ({5: -0.5, 6: -1.5},), "stop")
-    assert (asked["temperature"], asked["repetition_penalty"], asked["max_tokens"], asked["top_logprobs"]) == (
-        0,
-        1.0,
-        8,
-        20,
-    )
+    wanted = {"temperature": 0, "repetition_penalty": 1.0, "max_tokens": 8, "top_logprobs": 20}
+    assert asked.items() >= wanted.items()
 
 
 # ---- the script

@@ -42,6 +42,10 @@ GOOD: Mapping[str, Any] = {
 }
 
 
+def answer_well(name: str, count: int) -> Any:
+    return GOOD[name]
+
+
 def reply(content: Any, finish: str = "stop") -> Reply:
     text, calls = ("", tuple(content)) if isinstance(content, list) else (content, ())
     return Reply(text, False, 3, 7, finish, calls, (), ())
@@ -52,9 +56,8 @@ def reply(content: Any, finish: str = "stop") -> Reply:
 
 def test_the_suite_of_the_project_is_valid_and_says_where_its_cases_come_from() -> None:
     assert find_mistakes(PROJECT, "quality_suite") == []
-    assert {case["name"]: case["source"] for case in PROJECT} == {
-        name: "reference host" if name == "stig-v-257844" else "own" for name in GOOD
-    }
+    sources = {case["name"]: case["source"] for case in PROJECT}
+    assert sources == dict.fromkeys(GOOD, "own") | {"stig-v-257844": "reference host"}
 
 
 @pytest.mark.parametrize(
@@ -77,11 +80,8 @@ def test_the_suite_of_the_project_is_valid_and_says_where_its_cases_come_from() 
 def test_a_mistake_is_named_with_its_case(case: Mapping[str, Any], said: str) -> None:
     (sentence,) = find_mistakes([case], "quality_cases")
     assert sentence.startswith("quality_cases") and said in sentence
-
-
-def test_names_are_unique() -> None:
-    case = {"name": "a", "prompt": "x", "exact": "y"}
-    assert "two cases have the name a" in find_mistakes([case, case], "quality_cases")[0]
+    twice = {"name": "a", "prompt": "x", "exact": "y"}
+    assert "two cases have the name a" in find_mistakes([twice, twice], "quality_cases")[0]
     assert "is no list" in find_mistakes("a", "quality_cases")[0]
 
 
@@ -95,19 +95,10 @@ def test_the_expected_answer_passes_and_another_does_not(name: str) -> None:
     assert judge(case, reply("I do not know.")) != ""
 
 
-@pytest.mark.parametrize(
-    ("without", "point"),
-    [
-        ("fips-mode-setup --check", "fips-mode-setup --check"),
-        ("sshd -t", "sshd -t"),
-        ("ssh -vv", "ssh -vv"),
-        ("ecdh-sha2-nistp", "FIPS-validated"),
-        ("roll back", "rollback"),
-    ],
-)
-def test_each_of_the_five_points_is_required(without: str, point: str) -> None:
-    case = read_cases(PROJECT)[0]
-    assert point in judge(case, reply(STIG.replace(without, "")))
+def test_each_of_the_five_points_is_required() -> None:
+    points = {text: text for text in ("fips-mode-setup --check", "sshd -t", "ssh -vv")}
+    for without, point in (points | {"ecdh-sha2-nistp": "FIPS-validated", "roll back": "rollback"}).items():
+        assert point in judge(read_cases(PROJECT)[0], reply(STIG.replace(without, "")))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +182,7 @@ def results(config: EngineConfig, **options: Any) -> dict[str, model.CaseResult]
 
 
 def test_an_engine_that_answers_well_passes_every_case(stand_in: Any) -> None:
-    found = results(stand_in(lambda name, count: GOOD[name]))
+    found = results(stand_in(answer_well))
     assert {one.verdict for one in found.values()} == {"passed"}
     assert all(len(one.repeats) == 3 for one in found.values())
 
@@ -214,7 +205,7 @@ def test_a_wrong_and_an_unsteady_answer_are_told_apart(stand_in: Any) -> None:
 
 
 def test_the_fact_is_in_the_middle_of_a_context_of_the_engines_size(stand_in: Any) -> None:
-    config = stand_in(lambda name, count: GOOD[name])
+    config = stand_in(answer_well)
     case = read_cases(PROJECT)[-1]
     lines = suite.build_prompt(case, config).splitlines()
     assert case.context is not None and abs(lines.index(case.context.fact) - len(lines) / 2) < 5
@@ -230,7 +221,7 @@ def test_an_engine_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
 
 def test_the_suite_ends_when_its_time_is_over(stand_in: Any) -> None:
     with pytest.raises(OutOfTime, match="did not finish within 0 s"):
-        results(stand_in(lambda name, count: GOOD[name]), limit_s=0.0)
+        results(stand_in(answer_well), limit_s=0.0)
 
 
 # ---- records, comparison, the gate ------------------------------------------------------------------------------
@@ -241,7 +232,8 @@ def paths(tmp_path: Path) -> HostPaths:
     return HostPaths(tmp_path / "etc", tmp_path / "state", tmp_path / "units", tmp_path / "run")
 
 
-def record(paths: HostPaths, profile: str, config: EngineConfig, number: int) -> model.Record:
+def record(paths: HostPaths, profile: str, config: EngineConfig) -> model.Record:
+    number = activate(paths, rendered(engine("e2b"), profile="p"))
     generation = store.load(paths, number)
     options = Options(read_cases(PROJECT), repeats=1)
     made = run.build_record(generation, options, Suite(options).run([config]), f"2026-11-2{number}T00:00:00Z", profile)
@@ -252,13 +244,12 @@ def record(paths: HostPaths, profile: str, config: EngineConfig, number: int) ->
 def test_two_profiles_are_compared_side_by_side(
     paths: HostPaths, stand_in: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    number = activate(paths, rendered(engine("e2b"), profile="p"))
-    record(paths, "nvfp4-tp2", stand_in(lambda name, count: GOOD[name]), number)
+    record(paths, "nvfp4-tp2", stand_in(answer_well))
 
     def other(name: str, count: int) -> Any:
         return {"english": "31", "german": "Mittwoch."}.get(name, GOOD[name])
 
-    record(paths, "bf16-tp4", stand_in(other), number)
+    record(paths, "bf16-tp4", stand_in(other))
     assert run.run_compare(paths, ["nvfp4-tp2", "bf16-tp4"], output="text") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "english of sentry: passed with bf16" in said and "failed with bf16" in said and "'32' / '31'" in said
@@ -269,19 +260,15 @@ def test_two_profiles_are_compared_side_by_side(
 
 
 def test_what_only_one_of_two_runs_asked_is_one_sentence(paths: HostPaths, stand_in: Any) -> None:
-    number = activate(paths, rendered(engine("e2b"), profile="p"))
-    one = record(paths, "nvfp4-tp2", stand_in(lambda name, count: GOOD[name]), number)
+    one = record(paths, "nvfp4-tp2", stand_in(answer_well))
     more = tuple(replace(result, served_name="auditor") for result in one.cases)
     other = replace(one, run="second", cases=one.cases[1:] + more)
-    assert model.compare(one, other) == [
-        f"{one.cases[0].case} of sentry: only in {one.run}.",
-        "Only second asked auditor.",
-    ]
+    said = [f"{one.cases[0].case} of sentry: only in {one.run}.", "Only second asked auditor."]
+    assert model.compare(one, other) == said
 
 
 def test_a_record_keeps_every_answer_and_is_not_for_everybody(paths: HostPaths, stand_in: Any) -> None:
-    number = activate(paths, rendered(engine("e2b"), profile="p"))
-    made = record(paths, "p", stand_in(lambda name, count: GOOD[name]), number)
+    made = record(paths, "p", stand_in(answer_well))
     (path,) = model.list_files(paths)
     assert path.stat().st_mode & 0o777 == 0o640
     assert list(model.read_suites(paths)) == [made]
@@ -327,7 +314,7 @@ def test_the_command_tells_by_its_status_whether_all_passed(
 def test_the_command_runs_once_and_ends_when_nobody_follows_it(
     paths: HostPaths, stand_in: Any, serve: Callable[[EngineConfig], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    serve(stand_in(lambda name, count: GOOD[name]))
+    serve(stand_in(answer_well))
     with LongRun(paths.run, "quality").alone():
         assert ask(paths) == 2
     assert "runs on this host already" in capsys.readouterr().err
@@ -338,8 +325,7 @@ def test_the_command_runs_once_and_ends_when_nobody_follows_it(
 
 def test_only_the_newest_records_are_kept(paths: HostPaths, stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "KEPT", 2)
-    number = activate(paths, rendered(engine("e2b")))
-    made = record(paths, "p", stand_in(lambda name, count: GOOD[name]), number)
+    made = record(paths, "p", stand_in(answer_well))
     for name in ("20270101T000000Z-p", "20280101T000000Z-p"):
         run.write_record(replace(made, run=name), paths)
     assert [path.stem[:4] for path in model.list_files(paths)] == ["2027", "2028"]
@@ -363,7 +349,7 @@ def test_the_gate_rolls_back_warns_or_asks_nothing(paths: HostPaths, stand_in: A
     with pytest.raises(PhaseFailed, match=r"quality_gate: fail.*english of sentry.*'33'.*All answers are in") as failed:
         ask_suite(gated(paths, "fail", bad), ["e2b"], paths, **asked)
     assert list(failed.value.engines) == ["e2b"]
-    good = stand_in(lambda name, count: GOOD[name])
+    good = stand_in(answer_well)
     assert ask_suite(gated(paths, "fail", good), ["e2b"], paths, **asked).warnings == ()
     assert ask_suite(gated(paths, "fail", bad), [], paths, **asked).detail == "", "engines that run on are not asked"
 
