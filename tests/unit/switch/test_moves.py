@@ -17,58 +17,39 @@ def moves_of(active: str, sub: str, running: str | None, wanted: bool = True) ->
     return decide_moves({"e": RIGHT} if wanted else {}, [SeenEngine("e", active, sub, running)], (), ())
 
 
+KEPT, AWAITED = Moves(keep=("e",)), Moves(wait=("e",))
+RESTARTED, STARTED = Moves(stop=("e",), start=("e",)), Moves(start=("e",))
+
+
 @pytest.mark.parametrize(
     ("active", "sub", "running", "expected"),
     [
-        ("active", "running", RIGHT, Moves(keep=("e",))),
-        ("reloading", "reload", RIGHT, Moves(keep=("e",))),
-        ("active", "running", WRONG, Moves(stop=("e",), start=("e",))),
-        ("active", "running", None, Moves(stop=("e",), start=("e",))),
-        ("activating", "start", RIGHT, Moves(wait=("e",))),
-        ("activating", "start-post", RIGHT, Moves(wait=("e",))),
-        ("activating", "start", WRONG, Moves(stop=("e",), start=("e",))),
-        ("activating", "start", None, Moves(stop=("e",), start=("e",))),
-        ("activating", "auto-restart", None, Moves(stop=("e",), start=("e",))),
-        ("activating", "auto-restart", RIGHT, Moves(stop=("e",), start=("e",))),
-        ("activating", "auto-restart-queued", RIGHT, Moves(stop=("e",), start=("e",))),
-        ("deactivating", "stop-sigterm", RIGHT, Moves(stop=("e",), start=("e",))),
-        ("failed", "failed", None, Moves(start=("e",))),
-        ("failed", "failed", RIGHT, Moves(stop=("e",), start=("e",))),
-        ("inactive", "dead", None, Moves(start=("e",))),
-        ("inactive", "dead", RIGHT, Moves(stop=("e",), start=("e",))),
+        ("active", "running", RIGHT, KEPT),
+        ("reloading", "reload", RIGHT, KEPT),
+        ("active", "running", WRONG, RESTARTED),
+        ("active", "running", None, RESTARTED),
+        ("activating", "start", RIGHT, AWAITED),
+        ("activating", "start-post", RIGHT, AWAITED),
+        ("activating", "start", WRONG, RESTARTED),
+        ("activating", "auto-restart", None, RESTARTED),
+        ("activating", "auto-restart-queued", RIGHT, RESTARTED),
+        ("deactivating", "stop-sigterm", RIGHT, RESTARTED),
+        ("deactivating", "stop-sigterm", None, RESTARTED),
+        ("failed", "failed", None, STARTED),
+        ("failed", "failed", RIGHT, RESTARTED),
+        ("inactive", "dead", None, STARTED),
+        ("inactive", "dead", WRONG, RESTARTED),
     ],
 )
-def test_an_engine_that_is_wanted(active: str, sub: str, running: str | None, expected: Moves) -> None:
+def test_what_becomes_of_an_engine(active: str, sub: str, running: str | None, expected: Moves) -> None:
     assert moves_of(active, sub, running) == expected
-
-
-@pytest.mark.parametrize(
-    ("active", "sub", "running", "stopped"),
-    [
-        ("active", "running", RIGHT, True),
-        ("activating", "start", RIGHT, True),
-        ("activating", "auto-restart", None, True),
-        ("deactivating", "stop-sigterm", None, True),
-        ("failed", "failed", RIGHT, True),
-        ("inactive", "dead", WRONG, True),
-        ("failed", "failed", None, False),
-        ("inactive", "dead", None, False),
-    ],
-)
-def test_an_engine_that_is_not_wanted(active: str, sub: str, running: str | None, stopped: bool) -> None:
-    assert moves_of(active, sub, running, wanted=False) == Moves(stop=("e",) if stopped else ())
-
-
-def test_an_engine_that_was_never_seen_is_started() -> None:
-    assert decide_moves({"new": RIGHT}, [], (), ()) == Moves(start=("new",))
+    stopped = () if expected is STARTED else ("e",)
+    assert moves_of(active, sub, running, wanted=False) == Moves(stop=stopped), "where it is not wanted"
 
 
 def test_only_what_differs_moves() -> None:
-    seen = [
-        SeenEngine("31b-nvfp4", "active", "running", "a"),
-        SeenEngine("e4b", "active", "running", "b"),
-        SeenEngine("e2b", "active", "running", "c-old"),
-    ]
+    shown = {"31b-nvfp4": "a", "e4b": "b", "e2b": "c-old"}
+    seen = [SeenEngine(name, "active", "running", running) for name, running in shown.items()]
     moves = decide_moves({"31b-w4a16": "d", "e4b": "b", "e2b": "c"}, seen, (), ())
     assert moves == Moves(keep=("e4b",), stop=("31b-nvfp4", "e2b"), start=("31b-w4a16", "e2b"))
 

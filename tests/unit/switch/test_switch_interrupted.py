@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transaction on a full disk, under signals, beside a second switch, at a shutdown, and its recovery."""
+"""The transaction on a full disk, under signals, beside a second switch, at a shutdown; its recovery, and what clients
+of the gateway see until then."""
 
 from __future__ import annotations
 
@@ -13,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.generation import committed, live
+from ansible.module_utils.vllm_edge.gateway.view import build_view
+from ansible.module_utils.vllm_edge.generation import committed, live, store
 from ansible.module_utils.vllm_edge.names import TARGET
 from ansible.module_utils.vllm_edge.switch import journal as journal_module
 from ansible.module_utils.vllm_edge.switch import run as switch_run
+from ansible.module_utils.vllm_edge.switch.course import read_course
 from ansible.module_utils.vllm_edge.switch.journal import Lock, history, read_journal
 from ansible.module_utils.vllm_edge.switch.model import (
     BACK_PHASES,
@@ -25,7 +28,6 @@ from ansible.module_utils.vllm_edge.switch.model import (
     PHASES,
     Exit,
     Interrupted,
-    Moves,
     Phase,
     Result,
 )
@@ -38,8 +40,18 @@ ACTIONS = [phase for phase in Phase if phase is not Phase.COMMIT]
 """The world's actions; the commit is none of the world's."""
 
 
+GONE = {"architect", "worker", "sentry"}
+"""The names of what stops."""
+
+
 def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def see(bench: SwitchHost) -> tuple[str | None, set[str]]:
+    """What clients of the gateway see: the profile that serves, and the names that are away."""
+    view = build_view("edge", store.load_committed(bench.paths), read_course(bench.paths), lambda engine: None)
+    return view.profile, {role.name for role in view.roles if role.state == "away"}
 
 
 # ---- the disk ---------------------------------------------------------------------------------------------------
@@ -67,6 +79,14 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, bench: SwitchHost, phase: Phase, 
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     at_write(monkeypatch, refuse)
+
+
+def end_at_boot(bench: SwitchHost) -> None:
+    """The host has gone down and comes back without faults."""
+    bench.world.change(going_down=False)
+    bench.calm()
+    assert bench.recover() == Exit.OK
+    assert bench.unlike(bench.old) == []
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -218,10 +238,7 @@ def test_a_host_that_goes_down_leaves_it_to_the_boot(bench: SwitchHost, phase: P
     log = bench.log
     assert bench.recover() == Exit.OK, "ExecStopPost at a shutdown"
     assert bench.log == log, "touches nothing"
-    bench.world.change(going_down=False)
-    bench.calm()
-    assert bench.recover() == Exit.OK
-    assert bench.unlike(bench.old) == []
+    end_at_boot(bench)
 
 
 @pytest.mark.parametrize("phase", BACK_PHASES)
@@ -232,10 +249,7 @@ def test_a_host_that_goes_down_on_the_way_back_leaves_it_to_the_boot(bench: Swit
     assert bench.switch() == Exit.FAILED
     journal = read_journal(bench.paths)
     assert journal is not None and journal.result is None and journal.direction == "back"
-    bench.world.change(going_down=False)
-    bench.calm()
-    assert bench.recover() == Exit.OK
-    assert bench.unlike(bench.old) == []
+    end_at_boot(bench)
 
 
 def test_interrupted_raised_by_the_world_itself_goes_back(bench: SwitchHost) -> None:
@@ -269,6 +283,7 @@ def test_nothing_to_recover(bench: SwitchHost, capsys: pytest.CaptureFixture[str
 def recover_verified(bench: SwitchHost, result: Result) -> None:
     """Recover: one of the two generations serves in full, and was asked and measured after everything that started."""
     assert bench.recover() == Exit.OK
+    assert read_course(bench.paths) is None
     assert bench.journal.result is result and len(history(bench.paths)) == 1
     serving = bench.new if result is Result.COMMITTED else bench.old
     assert serving is not None and bench.unlike(serving) == []
@@ -282,12 +297,18 @@ def recover_verified(bench: SwitchHost, result: Result) -> None:
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_killed_switch(bench: SwitchHost, phase: Phase, moment: str) -> None:
     bench.kill(phase, moment=moment)
-    committed = phase in ONWARD or (phase is Phase.COMMIT and moment == "after")
-    if phase in HARMLESS:
+    course = read_course(bench.paths)
+    assert course is not None and course.phase == phase
+    if phase in ONWARD or (phase is Phase.COMMIT and moment == "after"):
+        assert see(bench) == ("w4a16-tp2", set())
+        recover_verified(bench, Result.COMMITTED)
+    elif phase in HARMLESS:
+        assert see(bench) == ("nvfp4-tp2", set())
         recover_verified(bench, Result.REFUSED)
         assert not any(entry.startswith("stop") for entry in bench.log)
     else:
-        recover_verified(bench, Result.COMMITTED if committed else Result.ROLLED_BACK)
+        assert see(bench) == ("nvfp4-tp2", GONE)
+        recover_verified(bench, Result.ROLLED_BACK)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -299,6 +320,7 @@ def test_a_killed_way_back(bench: SwitchHost, phase: Phase, moment: str, recover
     else:
         bench.fail("measure", "over budget")
     bench.kill(phase, bench.old, moment=moment, recovery=recovery)
+    assert see(bench) == ("nvfp4-tp2", set() if phase in ONWARD else GONE)
     recover_verified(bench, Result.ROLLED_BACK)
 
 
@@ -326,14 +348,15 @@ def test_a_busy_lock_keeps_recovery_away(bench: SwitchHost, capsys: pytest.Captu
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"id": "x"}', "\x00\x00"])
 def test_a_damaged_journal_is_recovered_from_and_kept(stopped: SwitchHost, damage: str) -> None:
-    stopped.world.stop(Moves(stop=("31b-nvfp4",)))
+    stopped.stop("31b-nvfp4")
     stopped.paths.switch_journal.write_text(damage)
+    assert read_course(stopped.paths) is None and see(stopped) == ("nvfp4-tp2", set()), "it takes nobody away"
     assert stopped.recover() == Exit.OK
     assert stopped.unlike(stopped.old) == []
     journal = stopped.journal
     assert journal.result is Result.ROLLED_BACK and "is kept as" in journal.warnings[0]
-    kept = [path for path in stopped.paths.history.iterdir() if "damaged" in path.name]
-    assert len(kept) == 1 and kept[0].read_text() == damage
+    (kept,) = [path for path in stopped.paths.history.iterdir() if "damaged" in path.name]
+    assert kept.read_text() == damage
 
 
 def test_a_switch_goes_back_first_where_the_former_one_did_not_end(
