@@ -19,46 +19,33 @@ from ansible.module_utils.vllm_edge.system.docker import Container
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 NOWHERE: frozenset[str] = frozenset()
+IN_A, IN_B = ContainerRef(A, "docker"), ContainerRef(B, "docker")
+POD = f"0::/kubepods.slice/kubepods-besteffort.slice/cri-containerd-{A}.scope"
 
 
 @pytest.mark.parametrize(
     ("cgroup", "around", "expected"),
     [
-        pytest.param(f"12:cpuset:/docker/{A}", NOWHERE, ContainerRef(A, "docker"), id="v1"),
-        pytest.param(f"12:cpuset:/docker/{A}/docker/{B}", NOWHERE, ContainerRef(B, "docker"), id="docker in docker"),
-        pytest.param(
-            f"4:pids:/docker/{A}/system.slice/docker-{B}.scope", NOWHERE, ContainerRef(B, "docker"), id="nested systemd"
-        ),
-        pytest.param(
-            f"4:pids:/system.slice/docker-{A}.scope", NOWHERE, ContainerRef(A, "docker"), id="v1 systemd driver"
-        ),
-        pytest.param(f"0::/system.slice/docker-{A}.scope", NOWHERE, ContainerRef(A, "docker"), id="v2 systemd driver"),
-        pytest.param(f"0::/system.slice/docker-{A}.scope/x/y", NOWHERE, ContainerRef(A, "docker"), id="v2 sub-cgroup"),
-        pytest.param(f"0::/../{A}", NOWHERE, ContainerRef(A, "docker"), id="v2 seen from another namespace"),
-        pytest.param(f"0::/gpu.slice/{A}", NOWHERE, ContainerRef(A, "docker"), id="cgroup-parent of the operator"),
-        pytest.param(f"9:memory:/actions_job/{A}", NOWHERE, ContainerRef(A, "docker"), id="v1 cgroup-parent"),
-        pytest.param(
-            f"0::/machine.slice/libpod-{A}.scope/container", NOWHERE, ContainerRef(A, "podman"), id="podman v2"
-        ),
+        pytest.param(f"12:cpuset:/docker/{A}", NOWHERE, IN_A, id="v1"),
+        pytest.param(f"12:cpuset:/docker/{A}/docker/{B}", NOWHERE, IN_B, id="docker in docker"),
+        pytest.param(f"4:pids:/docker/{A}/system.slice/docker-{B}.scope", NOWHERE, IN_B, id="nested systemd"),
+        pytest.param(f"4:pids:/system.slice/docker-{A}.scope", NOWHERE, IN_A, id="v1 systemd driver"),
+        pytest.param(f"0::/system.slice/docker-{A}.scope", NOWHERE, IN_A, id="v2 systemd driver"),
+        pytest.param(f"0::/system.slice/docker-{A}.scope/x/y", NOWHERE, IN_A, id="v2 sub-cgroup"),
+        pytest.param(f"0::/../{A}", NOWHERE, IN_A, id="v2 seen from another namespace"),
+        pytest.param(f"0::/gpu.slice/{A}", NOWHERE, IN_A, id="cgroup-parent of the operator"),
+        pytest.param(f"9:memory:/actions_job/{A}", NOWHERE, IN_A, id="v1 cgroup-parent"),
+        pytest.param(f"0::/x.slice/libpod-{A}.scope/container", NOWHERE, ContainerRef(A, "podman"), id="podman v2"),
         pytest.param(f"0::/machine.slice/libpod-conmon-{A}.scope", NOWHERE, None, id="podman's conmon"),
-        pytest.param(
-            f"0::/kubepods.slice/kubepods-besteffort.slice/cri-containerd-{A}.scope",
-            NOWHERE,
-            ContainerRef(A, "other"),
-            id="kubernetes systemd",
-        ),
+        pytest.param(POD, NOWHERE, ContainerRef(A, "other"), id="kubernetes systemd"),
         pytest.param(f"4:pids:/kubepods/burstable/pod1/{A}", NOWHERE, ContainerRef(A, "other"), id="kubernetes v1"),
         pytest.param("0::/system.slice/ssh.service", NOWHERE, None, id="service"),
         pytest.param("0::/", NOWHERE, None, id="root"),
         pytest.param("", NOWHERE, None, id="empty"),
         pytest.param(f"0::/docker/{A[:63]}", NOWHERE, None, id="63 digits are no id"),
         pytest.param(f"0::/docker/{A}/system.slice/x.service", frozenset({A}), None, id="the host is a container"),
-        pytest.param(
-            f"0::/docker/{A}/docker/{B}", frozenset({A}), ContainerRef(B, "docker"), id="container of such a host"
-        ),
-        pytest.param(
-            f"5:net_cls:/\n4:pids:/docker/{A}\n0::/", NOWHERE, ContainerRef(A, "docker"), id="v1 with roots beside it"
-        ),
+        pytest.param(f"0::/docker/{A}/docker/{B}", frozenset({A}), IN_B, id="container of such a host"),
+        pytest.param(f"5:net_cls:/\n4:pids:/docker/{A}\n0::/", NOWHERE, IN_A, id="v1 with roots beside it"),
     ],
 )
 def test_container_of_a_cgroup(cgroup: str, around: frozenset[str], expected: ContainerRef | None) -> None:
