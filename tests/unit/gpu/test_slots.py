@@ -169,9 +169,7 @@ def test_a_card_that_is_lost_is_named_by_the_record(gpus: LabRoot, settle_slots:
     assert "slot 1" in result["msg"]
 
 
-def test_too_few_cards_are_an_error_and_a_new_one_is_a_warning(
-    gpus: LabRoot, settle_slots: Run, tmp_path: Path
-) -> None:
+def test_too_few_cards_fail_and_a_new_one_is_a_warning(gpus: LabRoot, settle_slots: Run, tmp_path: Path) -> None:
     for options, *told in (
         ({"minimum": 5}, "needs 5 GPUs, but NVML has 4"),
         ({"gpu_uuids": [UUIDS[0], UUIDS[0]], "python": "/nonexistent/python"}, "Every slot is another card"),
