@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,12 +29,14 @@ from ansible.module_utils.vllm_edge.status import collect as status_module
 from ansible.module_utils.vllm_edge.status.collect import collect, sum_budgets
 from ansible.module_utils.vllm_edge.status.command import render_status
 from ansible.module_utils.vllm_edge.status.problems import describe_state, find_gateway_problems, judge
+from ansible.module_utils.vllm_edge.switch import history
 from ansible.module_utils.vllm_edge.switch.journal import Lock, to_json
 from ansible.module_utils.vllm_edge.switch.model import Journal, Result
 from ansible.module_utils.vllm_edge.system.docker import Container
 from ansible.module_utils.vllm_edge.text import WIDTH
 from engine_files import CONFIG, written
 from fake_docker import FakeDocker
+from generations import activate, engine, rendered
 from journals import RUNNING, ended
 
 BOARD = {
@@ -514,3 +520,78 @@ def test_what_is_wrong_with_the_gateway(changes: dict[str, Any], switch: object,
     found = find_gateway_problems({"gateway": gateway, "switch": switch})
     assert len(found) == (words is not None) and (words or "") in " ".join(found)
     assert find_gateway_problems({"gateway": None}) == []
+
+
+# ---- for a user who is not root ---------------------------------------------------------------------------------
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def host() -> Iterator[HostPaths]:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    # Neither pytest's directory nor everybody's TMPDIR is open to others.
+    root = Path(tempfile.mkdtemp(prefix="vllm-edge-test-", dir="/var/tmp"))
+    root.chmod(0o755)
+    umask = os.umask(0o022)
+    paths = HostPaths(root / "etc", root / "state", root / "units")
+    activate(paths, rendered(engine()))
+    (paths.state / "generations").chmod(0o750)
+    paths.history.mkdir(mode=0o750)
+    paths.switch_journal.write_text("{}")
+    paths.switch_journal.chmod(0o640)
+    os.umask(umask)
+    yield paths
+    shutil.rmtree(root)
+
+
+def ask(act: Callable[[], Any]) -> Any:
+    """Return what `act` returns as user nobody, through a pipe."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.write(write_end, json.dumps(act()).encode())
+        except BaseException as error:
+            os.write(write_end, json.dumps({"raised": f"{type(error).__name__}: {error}"}).encode())
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end) as answer:
+        said = answer.read()
+    os.waitpid(child, 0)
+    result = json.loads(said)
+    assert not isinstance(result, dict) or "raised" not in result, result
+    return result
+
+
+def test_switches_are_for_root_and_none_is_called_unfinished(host: HostPaths) -> None:
+    found, problems = ask(lambda: history.read_switches(host))
+    assert found == {"switch": None, "unfinished_switch": None, "history": []}
+    assert problems == [f"{host.switch_journal} is not for this user: switches are shown to root"]
+
+
+def test_the_live_files_are_not_judged(host: HostPaths) -> None:
+    profile, problem = ask(lambda: status_module.read_active_profile(host))
+    assert problem is None and profile["generation"] == 1, "this everybody may read"
+    assert [config.engine for config in status_module.load_configs(host)[0]] == ["e2b"]
+    assert ask(lambda: len(status_module.load_configs(host)[0])) == 1, "and this"
+    files, problems = ask(lambda: status_module.read_live_files(host, profile))
+    assert files is None
+    assert problems == [f"{host.state}/generations is not for this user: whether files were changed is shown to root"]
+
+
+@pytest.mark.parametrize("command", ["history", "progress"])
+def test_a_command_that_cannot_read_says_so(host: HostPaths, command: str) -> None:
+    def run() -> Any:
+        told: list[str] = []
+        sys.stderr = type("Told", (), {"write": lambda self, text: told.append(text), "flush": lambda self: None})()
+        status = history.run_history(host, output="text") if command == "history" else history.run_progress(host)
+        return [status, "".join(told)]
+
+    status, said = ask(run)
+    assert status == 1 and f"shown to root: 'sudo vllm-edge {command}'." in said
