@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge.doctor import registry
+from ansible.module_utils.vllm_edge.doctor import reading, registry
 from ansible.module_utils.vllm_edge.doctor.contract import STATES
 from ansible.module_utils.vllm_edge.doctor.facts import Expectation, Space
 from ansible.module_utils.vllm_edge.doctor.parsers import read_free_space
@@ -70,12 +70,8 @@ def test_a_bare_host_is_read_without_an_error(tmp_path: Path) -> None:
     found = host.checks()
     assert {check["state"] for check in found.values()} <= set(STATES)
     assert {name for name, check in found.items() if check["state"] == "fail"} == {
-        "system.distribution",
-        "driver.installed",
-        "gpus.present",
-        "runtime.docker-installed",
-        "runtime.toolkit",
-        "topology.shared-memory",
+        *("system.distribution", "driver.installed", "gpus.present", "runtime.docker-installed"),
+        *("runtime.toolkit", "topology.shared-memory"),
     }
     for name in ("driver.held", "driver.cuda"):
         assert found[name]["evidence"] == "not judged: no driver is installed"
@@ -152,14 +148,19 @@ def test_a_gpu_that_is_kept_for_a_virtual_machine_is_not_missed(host: FakeHost) 
     assert f"kept for virtual machines (vfio-pci): {BUSES[1]}" in host.checks()["gpus.present"]["evidence"]
 
 
-def test_a_running_switch_moves_units_and_sockets(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ansible.module_utils.vllm_edge.doctor import reading
+@pytest.fixture
+def switches(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """What is known of the host's switches."""
+    found: dict[str, object] = {}
+    monkeypatch.setattr(reading, "read_switches", lambda paths: (found, []))
+    return found
 
-    monkeypatch.setattr(reading, "read_switches", lambda paths: ({"switch": {"generation": 2}}, []))
+
+def test_a_running_switch_moves_units_and_sockets(host: FakeHost, switches: dict[str, object]) -> None:
+    switches["switch"] = {"generation": 2}
     host.unit("vllm-e2b.service", ActiveState="inactive")
-    assert host.not_ok() == dict.fromkeys(
-        ("serving.units", "serving.sockets", "serving.libraries", "gateway.maps"), "unknown"
-    )
+    moved = ("serving.units", "serving.sockets", "serving.libraries", "gateway.maps")
+    assert host.not_ok() == dict.fromkeys(moved, "unknown")
 
 
 @pytest.mark.parametrize("name", ["nvidia", "nvidia-current"])
@@ -193,11 +194,8 @@ def test_room_of_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
     assert found.path == str(tmp_path / "not" / "yet")
 
 
-def test_a_switch_that_was_killed(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ansible.module_utils.vllm_edge.doctor import reading
-
-    killed = {"unfinished_switch": {"message": "ended in phase stop", "id": "1"}}
-    monkeypatch.setattr(reading, "read_switches", lambda paths: (killed, []))
+def test_a_switch_that_was_killed(host: FakeHost, switches: dict[str, object]) -> None:
+    switches["unfinished_switch"] = {"message": "ended in phase stop", "id": "1"}
     check = host.checks()["serving.switch"]
     assert (check["state"], "ended in phase stop" in check["evidence"]) == ("fail", True)
     assert "vllm-edge recover" in check["remedy"]
@@ -205,12 +203,10 @@ def test_a_switch_that_was_killed(host: FakeHost, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("results", "state"), [("over_budget", "warn"), ("committed over_budget", "ok")])
 def test_a_generation_that_was_committed_over_its_budget(
-    host: FakeHost, monkeypatch: pytest.MonkeyPatch, results: str, state: str
+    host: FakeHost, switches: dict[str, object], results: str, state: str
 ) -> None:
-    from ansible.module_utils.vllm_edge.doctor import reading
-
-    rows = [{"result": result, "message": "21400 MiB"} for result in ("refused", *results.split(), "unchanged")]
-    monkeypatch.setattr(reading, "read_switches", lambda paths: ({"history": rows}, []))
+    rows = ("refused", *results.split(), "unchanged")
+    switches["history"] = [{"result": result, "message": "21400 MiB"} for result in rows]
     check = host.checks()["serving.switch"]
     assert (check["state"], "21400 MiB" in check["evidence"]) == (state, state == "warn")
 
