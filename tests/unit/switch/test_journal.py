@@ -111,9 +111,9 @@ def test_what_is_no_journal_says_why(change: dict[str, Any], words: str) -> None
 # ---- damage -----------------------------------------------------------------------------------------------------
 
 
-def test_no_journal_is_none(paths: HostPaths) -> None:
-    assert read_journal(paths) is None
-    assert history(paths) == []
+def test_no_journal_is_none_and_to_ask_leaves_nothing_behind(paths: HostPaths) -> None:
+    assert (read_journal(paths), history(paths), holder(paths)) == (None, [], None)
+    assert not paths.state.exists()
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
@@ -349,11 +349,6 @@ def test_who_asks_does_not_look_like_a_switch(paths: HostPaths) -> None:
     threading.Timer(0.1, os.close, [asking]).start()
     with Lock(paths):
         pass
-
-
-def test_where_no_switch_ever_was_nobody_holds(paths: HostPaths) -> None:
-    assert holder(paths) is None
-    assert not paths.state.exists(), "to ask leaves nothing behind"
 
 
 # What another user sees and can do: `who` is its number, and the lock is opened as flock(1) would.

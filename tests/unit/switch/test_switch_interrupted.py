@@ -8,7 +8,6 @@ import errno
 import json
 import os
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,13 @@ from ansible.module_utils.vllm_edge.names import TARGET
 from ansible.module_utils.vllm_edge.switch import journal as journal_module
 from ansible.module_utils.vllm_edge.switch import run as switch_run
 from ansible.module_utils.vllm_edge.switch.course import read_course
-from ansible.module_utils.vllm_edge.switch.journal import Lock, history, read_journal
+from ansible.module_utils.vllm_edge.switch.journal import history, read_journal
 from ansible.module_utils.vllm_edge.switch.model import (
     BACK_PHASES,
     HARMLESS,
     ONWARD,
     PHASES,
     Exit,
-    Interrupted,
     Phase,
     Result,
 )
@@ -188,7 +186,7 @@ def test_a_second_switch_is_refused_with_the_first_ones_name_and_phase(
         status = bench.switch(1, origin="host", by="bob")
         seen.append((status, capsys.readouterr().err))
         assert bench.log == log, "it did nothing"
-        assert bench.recover() == Exit.BUSY
+        assert (bench.recover(), capsys.readouterr().err) == (Exit.BUSY, "")
 
     bench.at(phase, second)
     bench.ends(Result.COMMITTED)
@@ -252,32 +250,14 @@ def test_a_host_that_goes_down_on_the_way_back_leaves_it_to_the_boot(bench: Swit
     end_at_boot(bench)
 
 
-def test_interrupted_raised_by_the_world_itself_goes_back(bench: SwitchHost) -> None:
-    bench.fail("healthy", Interrupted("SIGTERM"))
-    bench.ends(Result.ROLLED_BACK)
-
-
-def test_threads_of_a_watch_do_not_take_the_signal(bench: SwitchHost) -> None:
-    """Python hands signals to the main thread, also where another one runs."""
-    done = threading.Event()
-
-    def send() -> None:
-        thread = threading.Thread(target=lambda: (terminate(), done.set()))
-        thread.start()
-        done.wait(5)
-        thread.join()
-
-    bench.at("healthy", send)
-    bench.ends(Result.ROLLED_BACK)
-
-
 # ---- recovery ---------------------------------------------------------------------------------------------------
 
 
-def test_nothing_to_recover(bench: SwitchHost, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_recover(bench: SwitchHost, systemctl: FakeSystemctl, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.recover() == Exit.OK
     assert "there was no switch" in capsys.readouterr().out
-    assert bench.log == [] and bench.unlike(bench.old) == []
+    assert bench.recover(boot=True) == Exit.OK
+    assert systemctl.calls == [] and bench.log == [] and bench.unlike(bench.old) == []
 
 
 def recover_verified(bench: SwitchHost, result: Result) -> None:
@@ -340,12 +320,6 @@ def test_a_copy_that_is_missing_in_the_history_is_made(bench: SwitchHost) -> Non
     assert history(bench.paths) == [read_journal(bench.paths)]
 
 
-def test_a_busy_lock_keeps_recovery_away(bench: SwitchHost, capsys: pytest.CaptureFixture[str]) -> None:
-    with Lock(bench.paths):
-        assert bench.recover() == Exit.BUSY
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"id": "x"}', "\x00\x00"])
 def test_a_damaged_journal_is_recovered_from_and_kept(stopped: SwitchHost, damage: str) -> None:
     stopped.stop("31b-nvfp4")
@@ -368,31 +342,27 @@ def test_a_switch_goes_back_first_where_the_former_one_did_not_end(
     assert "going back first" in capsys.readouterr().out
 
 
-def test_a_recovery_of_the_same_boot_counts_on(bench: SwitchHost) -> None:
+@pytest.mark.parametrize("reboot", [False, True])
+def test_a_recovery_counts_on_where_the_journal_was(bench: SwitchHost, reboot: bool) -> None:
     bench.kill("healthy")
-    bench.world.change(now=bench.world.monotonic() + 50)
+    if reboot:
+        bench.world.change(now=3.0, boot_id="boot-2")
+    else:
+        bench.world.change(now=bench.world.monotonic() + 50)
     assert bench.recover() == Exit.OK
-    journal = bench.journal
     assert bench.unlike(bench.old) == []
-    assert journal.seconds is not None and journal.seconds > 50
+    journal = bench.journal
+    assert all((record.seconds or 0) >= 0 for record in journal.phases)
     starts = [record.began_s for record in journal.phases]
     assert starts == sorted(starts)
-    healthy = [record for record in journal.phases if record.phase is Phase.HEALTHY]
-    assert (healthy[0].outcome, healthy[0].detail) == ("failed", "the program that ran the switch was ended here")
+    if reboot:
+        return
+    assert journal.seconds is not None and journal.seconds > 50
+    healthy = next(record for record in journal.phases if record.phase is Phase.HEALTHY)
+    assert (healthy.outcome, healthy.detail) == ("failed", "the program that ran the switch was ended here")
     first_back = next(record for record in journal.phases if record.direction == "back")
     gap = journal.downtime["architect"].gaps[0]
     assert gap.from_s == pytest.approx(first_back.began_s, abs=2), "in the switch's own time"
-
-
-def test_a_recovery_after_a_reboot_goes_on_where_the_journal_was(bench: SwitchHost) -> None:
-    bench.kill("canary")
-    bench.world.change(now=3.0, boot_id="boot-2")
-    assert bench.recover() == Exit.OK
-    assert bench.unlike(bench.old) == []
-    phases = bench.journal.phases
-    assert all((record.seconds or 0) >= 0 for record in phases)
-    starts = [record.began_s for record in phases]
-    assert starts == sorted(starts)
 
 
 @pytest.mark.parametrize("away", [20, 10_000])
@@ -445,11 +415,6 @@ def test_at_boot_files_and_target_are_put_back_and_nothing_is_waited_for(
         ["enable", TARGET],
         ["start", "--no-block", TARGET],  # the target waits for this unit: to wait for it would never end
     ]
-
-
-def test_at_boot_without_an_unfinished_switch_nothing_is_done(bench: SwitchHost, systemctl: FakeSystemctl) -> None:
-    assert bench.recover(boot=True) == Exit.OK
-    assert systemctl.calls == []
 
 
 def test_at_boot_a_damaged_generation_is_said(bench: SwitchHost, systemctl: FakeSystemctl) -> None:
