@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import generations
 from ansible.module_utils.vllm_edge.doctor import registry
-from ansible.module_utils.vllm_edge.doctor.facts import Expectation, Space
+from ansible.module_utils.vllm_edge.doctor.facts import TOOLKIT, Expectation, Space
 from ansible.module_utils.vllm_edge.doctor.reading import Reader
 from ansible.module_utils.vllm_edge.gateway.admin import AdminSocket, GatewayDown
 from ansible.module_utils.vllm_edge.gateway.command import synchronize
@@ -36,16 +36,11 @@ ENGINES = 23_000
 """User of the engines."""
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 
+DRIVER_PACKAGES = ("libnvidia-ml1", "libcuda1", "nvidia-kernel-open-dkms", "nvidia-persistenced")
 PACKAGES = {
     "libc6": ("ii", "2.41-12"),
-    "libnvidia-ml1": ("hi", f"{DRIVER}-1"),
-    "libcuda1": ("hi", f"{DRIVER}-1"),
-    "nvidia-kernel-open-dkms": ("hi", f"{DRIVER}-1"),
-    "nvidia-persistenced": ("hi", f"{DRIVER}-1"),
-    "nvidia-container-toolkit": ("hi", "1.18.2-1"),
-    "nvidia-container-toolkit-base": ("hi", "1.18.2-1"),
-    "libnvidia-container-tools": ("hi", "1.18.2-1"),
-    "libnvidia-container1": ("hi", "1.18.2-1"),
+    **dict.fromkeys(DRIVER_PACKAGES, ("hi", f"{DRIVER}-1")),
+    **dict.fromkeys(TOOLKIT, ("hi", "1.18.2-1")),
 }
 SOURCES = """Package files:
  100 /var/lib/dpkg/status
@@ -60,7 +55,10 @@ Pinned packages:
 """
 
 
-def policy(name: str, version: str, source: str = "http://vendor.example/cuda  Packages") -> str:
+VENDOR = "http://vendor.example/cuda  Packages"
+
+
+def policy(name: str, version: str, source: str) -> str:
     return (
         f"{name}:\n  Installed: {version}\n  Candidate: {version}\n  Version table:\n"
         f" *** {version} 500\n        500 {source}\n        100 /var/lib/dpkg/status\n"
@@ -152,19 +150,14 @@ class FakeHost:
         config = CONFIG | {"engine": name, "unit": f"vllm-{name}.service", "container": f"vllm-{name}", "model": name}
         config |= {"url": url, "port": port, "gpus": list(gpus), "tensor_parallel_size": len(gpus)}
         config |= {"image": "vllm-edge:1"}
-        create = [
-            f"--name=vllm-{name}",
-            f"--label=vllm-edge.engine={name}",
-            *CAGE,
-            *(f"--device=nvidia.com/gpu={gpu}" for gpu in gpus),
-            *([f"--shm-size={shm}"] if shm else []),
-            f"--mount=type=bind,source=/run/vllm-edge/engines/{name},target=/run/api",
-            "vllm-edge:1",
-            "/models/e2b",
-        ]
-        self.write(f"etc/vllm-edge/engines/{name}/engine.json", json.dumps(config))
-        self.write(f"etc/vllm-edge/engines/{name}/container.json", json.dumps({"arguments": create}, indent=2))
-        self.write(f"etc/vllm-edge/engines/{name}/docker-create", "\n".join(create) + "\n")
+        create = [f"--name=vllm-{name}", f"--label=vllm-edge.engine={name}", *CAGE]
+        create += [f"--device=nvidia.com/gpu={gpu}" for gpu in gpus] + ([f"--shm-size={shm}"] if shm else [])
+        create += [f"--mount=type=bind,source=/run/vllm-edge/engines/{name},target=/run/api", "vllm-edge:1"]
+        create += ["/models/e2b"]
+        files = f"etc/vllm-edge/engines/{name}"
+        self.write(f"{files}/engine.json", json.dumps(config))
+        self.write(f"{files}/container.json", json.dumps({"arguments": create}, indent=2))
+        self.write(f"{files}/docker-create", "\n".join(create) + "\n")
         self.unit(f"vllm-{name}.service")
         self.listen(name)
 
@@ -250,37 +243,30 @@ class FakeHost:
         for beginning in sorted(self.answers, key=len, reverse=True):
             if line.startswith(beginning):
                 return self.answers[beginning]
-        name = command[0]
         if line.startswith("systemctl show --property=Id"):
             return Ran(0, "\n\n".join(self._shown(unit) for unit in command[command.index("--") + 1 :]))
-        if "label=vllm-edge.companion" in line:
-            return Ran(0, "")
+        if "label=vllm-edge.companion" in line or line.startswith("apt-cache search"):
+            return Ran(0)
         if line.startswith("docker ps"):
             return Ran(0, "".join(f"{said['Id']}\n" for said in self.containers.values()))
         if line.startswith("docker inspect"):
             return Ran(0, json.dumps(list(self.containers.values())))
         if line.startswith("docker info"):
             return Ran(0, "systemd\n")
-        if name == "dpkg-query":
-            return Ran(
-                0, "".join(f"{name}\t{status} \t{version}\n" for name, (status, version) in self.packages.items())
-            )
+        if command[0] == "dpkg-query":
+            return Ran(0, "".join(f"{name}\t{state} \t{version}\n" for name, (state, version) in self.packages.items()))
         if line == "apt-cache policy":
             return Ran(0, SOURCES)
-        if line.startswith("apt-cache search"):
-            return Ran(0)
-        if name == "apt-cache":
-            where = "http://vendor.example/cuda  Packages"
-            return Ran(
-                0, "".join(policy(one, self.packages[one][1], self.sources.get(one, where)) for one in command[2:])
-            )
+        if command[0] == "apt-cache":
+            found = [(name, self.packages[name][1], self.sources.get(name, VENDOR)) for name in command[2:]]
+            return Ran(0, "".join(policy(*each) for each in found))
         if line.startswith("nvidia-smi --query-gpu="):
             fields = command[1].removeprefix("--query-gpu=").split(",")
             unknown = [one for one in fields if self.gpus and one not in self.gpus[0]]
             if unknown:
                 return Ran(2, f'Field "{unknown[0]}" is not a valid field to query.\n\n')
             return Ran(0, "".join(", ".join(gpu[one] for one in fields) + "\n" for gpu in self.gpus))
-        raise SystemdError(f"'{name}' cannot be run: No such file or directory")
+        raise SystemdError(f"'{command[0]}' cannot be run: No such file or directory")
 
     def _shown(self, name: str) -> str:
         shown = {"Id": name, "LoadState": "not-found", "ActiveState": "inactive", **self.units.get(name, {})}
@@ -290,17 +276,11 @@ class FakeHost:
 
     @property
     def reader(self) -> Reader:
-        paths = HostPaths(
-            self.root / "etc/vllm-edge",
-            self.root / "var/lib/vllm-edge",
-            self.root / "etc/systemd/system",
-            self.root / "run/vllm-edge",
-            self.root / "run/vllm-edge-gateway",
-        )
+        places = ("etc/vllm-edge", "var/lib/vllm-edge", "etc/systemd/system", "run/vllm-edge", "run/vllm-edge-gateway")
         return Reader(
             self.root,
             self,
-            paths,
+            HostPaths(*(self.root / place for place in places)),
             owners=lambda pids: {pid: self.owner for pid in pids},
             engine_uid=lambda: ENGINES,
             admin=lambda paths: cast(AdminSocket, self),
@@ -320,20 +300,9 @@ class FakeHost:
 
 def card(uuid: str, bus: str) -> dict[str, str]:
     return {
-        "uuid": uuid,
-        "name": "NVIDIA L4",
-        "pci.bus_id": f"0000{bus.upper()}",
-        "persistence_mode": "Enabled",
-        "ecc.mode.current": "Enabled",
-        "power.limit": "72.00",
-        "power.default_limit": "72.00",
-        "pstate": "P8",
-        "pcie.link.gen.current": "1",
-        "pcie.link.gen.max": "4",
-        "pcie.link.width.current": "16",
-        "pcie.link.width.max": "16",
-        "ecc.errors.uncorrected.volatile.total": "0",
-        "remapped_rows.failure": "No",
-        "remapped_rows.pending": "No",
-        "clocks_event_reasons.active": "0x0000000000000001",
+        **{"uuid": uuid, "name": "NVIDIA L4", "pci.bus_id": f"0000{bus.upper()}", "persistence_mode": "Enabled"},
+        **{"ecc.mode.current": "Enabled", "power.limit": "72.00", "power.default_limit": "72.00", "pstate": "P8"},
+        **{"pcie.link.gen.current": "1", "pcie.link.gen.max": "4", "pcie.link.width.current": "16"},
+        **{"pcie.link.width.max": "16", "ecc.errors.uncorrected.volatile.total": "0", "remapped_rows.failure": "No"},
+        **{"remapped_rows.pending": "No", "clocks_event_reasons.active": "0x0000000000000001"},
     }

@@ -13,12 +13,13 @@ from typing import Any
 
 from ansible.module_utils.vllm_edge.doctor.facts import TOOLKIT
 from ansible.module_utils.vllm_edge.system.systemd import Ran
-from doctor_host import BUSES, DRIVER, DROP_IN, GPUS, KERNEL, NEW_GPU, FakeHost, card, specification
+from doctor_host import BUSES, DRIVER, DROP_IN, GPUS, KERNEL, NEW_GPU, NODES, FakeHost, card, specification
 
 Change = Callable[[FakeHost], Any]
 ENGINE, TARGET = "vllm-e2b.service", "vllm-edge.target"
 RUN = "run/vllm-edge/engines"
 SOCKET = f"{RUN}/e2b/api.sock"
+FILES = "etc/vllm-edge/engines/e2b"
 
 
 def write(path: str, text: str = "") -> Change:
@@ -51,6 +52,28 @@ def unit(name: str, **changes: str) -> Change:
 def gpu(number: int, **values: str) -> Change:
     """What nvidia-smi says of one GPU; `__` in a name stands for a dot."""
     return lambda host: host.gpus[number].update({key.replace("__", "."): value for key, value in values.items()})
+
+
+def removed(path: str) -> Change:
+    return lambda host: host.remove(path)
+
+
+def set_to(**values: Any) -> Change:
+    """Fields of the host."""
+    return lambda host: [setattr(host, name, value) for name, value in values.items()]
+
+
+def image(cuda: str, branch: str) -> Change:
+    return lambda host: host.image(cuda=cuda, driver_branch=branch)
+
+
+def of_branch(version: str) -> Change:
+    """The whole driver is of this version."""
+    return several(lambda host: [host.module(version), host.library(version)], cdi(*GPUS, driver=version))
+
+
+def runc(version: str) -> Change:
+    return answer("runc --version", f"runc version {version}\n")
 
 
 def kernel(release: str) -> Change:
@@ -86,6 +109,10 @@ MAPS = """\
 
 def dockerd(out: str, status: int = 0) -> Change:
     return answer("dockerd --version", out, status)
+
+
+def dockerd_with(*flags: str) -> Change:
+    return several(docker(MainPID="812"), write("proc/812/cmdline", "\0".join(["dockerd", *flags])))
 
 
 docker = partial(unit, "docker.service")
@@ -174,6 +201,37 @@ def no_driver(host: FakeHost) -> None:
     host.answers["nvidia-smi"] = Ran(127, "", "nvidia-smi: not found")
 
 
+not_enrolled = partial(secure_boot, signer="DKMS key")
+
+
+def no_persistence(host: FakeHost) -> None:
+    host.unit("nvidia-persistenced.service", ActiveState="inactive")
+    for found in host.gpus:
+        found["persistence_mode"] = "Disabled"
+
+
+def silent_gpu(host: FakeHost) -> None:
+    host.gpus.pop()
+    host.answers["nvidia-smi topo"] = Ran(0, "")
+
+
+def legacy_trainer(host: FakeHost) -> None:
+    host.container("trainer", 4002, driver="")
+
+
+def accept_risk(host: FakeHost) -> None:
+    config = json.loads((host.root / FILES / "engine.json").read_text())
+    host.write(f"{FILES}/engine.json", json.dumps({**config, "accept_risk": ["--trust-remote-code"]}))
+
+
+def open_secrets(host: FakeHost) -> None:
+    (host.root / "etc/vllm-edge/secrets").mkdir(mode=0o755)
+
+
+def open_hook(host: FakeHost) -> None:
+    host.write("etc/vllm-edge/hooks/before_drain.d/tell").chmod(0o777)
+
+
 def open_nodes(host: FakeHost) -> None:
     for name in ("nvidia0", "nvidiactl"):
         (host.root / "dev" / name).chmod(0o666)
@@ -187,12 +245,21 @@ def people(**users: int) -> Change:
     )
 
 
+def open_to(**users: int) -> Change:
+    return several(open_nodes, people(**users))
+
+
+with_maps = several(unit(ENGINE, MainPID="4711"), write("proc/4711/maps", MAPS))
+restarting = down(ActiveState="activating", SubState="auto-restart")
+
+
 def settings(**values: Any) -> Change:
     """Docker's settings, beside those of the healthy host."""
     return docker_config(json.dumps({"features": {"cdi": True}} | values))
 
 
 SETTINGS = "runtime.docker-settings"
+OLD, NEWER = "570.211.01", "6.12.63+deb13-amd64"
 WITHOUT_MODULE = (
     "; unknown driver.versions gpus.answer gpus.expected gpus.holders runtime.cdi-devices topology.pcie topology.numa "
     "topology.iommu topology.peer-to-peer topology.ecc topology.power"
@@ -202,12 +269,23 @@ WITHOUT_DRIVER = (
     "driver.next-kernel driver.kernel-updates driver.persistence runtime.cdi-current"
 )
 UNLOADED = "fail driver.module-loaded"
+NO_KERNEL = f"{UNLOADED} driver.next-kernel{WITHOUT_MODULE}"
+CUDA = "vllm-edge:1 is made with CUDA {}, which needs a driver of branch {} or newer, and the host has"
+HELD = "linux-image-generic 6.8.0-79.79 is held, and apt has 6.8.0-100.100"
+OPEN_NODES = "may open /dev/nvidia0 (0666), /dev/nvidiactl (0666) and fill the memory of a GPU; ops, ada"
+STALE = f"/var/run/cdi/nvidia.yaml was made for driver {OLD}, the host has {DRIVER}"
+CDI, ETC_CDI = "/var/run/cdi/nvidia.yaml", "etc/cdi/nvidia.yaml"
+NO_CDI = "fail runtime.cdi-devices; unknown runtime.cdi-current runtime.cdi-conflict"
+OLD_DOCKER = "fail runtime.docker-version; unknown runtime.cdi-enabled"
+ASKED = "runtime.gpu-access runtime.leftovers"
+NO_ENGINE = (
+    "fail serving.configuration; unknown serving.units serving.sockets serving.libraries serving.boot serving.risks"
+)
 NO_DOCKER = (
     "unknown runtime.docker-version runtime.docker-running runtime.cdi-enabled "
     "runtime.gpu-access runtime.leftovers runtime.docker-settings"
 )
 DEBIAN = "http://deb.example.org/debian trixie/non-free amd64 Packages"
-OLD, NEWER = "570.211.01", "6.12.63+deb13-amd64"
 DKMS, PREBUILT = "nvidia-kernel-open-dkms", "linux-modules-nvidia-580-server-open-generic"
 LIMIT = "systemctl show --property=LoadState,LimitNOFILE"
 RUNNING = "runtime.docker-running"
@@ -234,64 +312,19 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (package("ii 6.8.0-87.88", PREBUILT), "warn driver.held", PREBUILT, "apt-mark hold"),
     (write("sys/module/nouveau/version"), "fail driver.nouveau", "nouveau", "Reboot"),
     (lambda host: host.module(OLD), "fail driver.versions", f"{OLD} and libcuda.so.1 is {DRIVER}", "allow_reboot=true"),
-    (
-        lambda host: host.image(cuda="14.0.1", driver_branch="615"),
-        "warn driver.cuda",
-        f"vllm-edge:1 is made with CUDA 14.0.1, which needs a driver of branch 615 or newer, and the host has {DRIVER}",
-        "set nvidia_driver_branch to 615 or newer and run 'ansible-playbook playbooks/driver_upgrade.yml', or take an "
-        "image with an older CUDA",
-    ),
-    (
-        lambda host: [host.module(OLD), host.library(OLD), cdi(*GPUS, driver=OLD)(host)],
-        "warn driver.cuda",
-        f"CUDA 13.0.2, which needs a driver of branch 580 or newer, and the host has {OLD}",
-        "playbooks/driver_upgrade.yml",
-    ),
+    (image("14.0.1", "615"), "warn driver.cuda", f"{CUDA.format('14.0.1', 615)} {DRIVER}", "branch to 615 or newer"),
+    (of_branch(OLD), "warn driver.cuda", f"{CUDA.format('13.0.2', 580)} {OLD}", "playbooks/driver_upgrade.yml"),
     (secure_boot, f"{UNLOADED} driver.secure-boot{WITHOUT_MODULE}", "no signature", "mokutil"),
-    # A key that is not enrolled.
-    (
-        partial(secure_boot, signer="DKMS key"),
-        f"{UNLOADED}; warn driver.secure-boot{WITHOUT_MODULE}",
-        "DKMS key",
-        "mokutil --test-key",
-    ),
-    (
-        several(kernel(KERNEL), no_module),
-        f"{UNLOADED} driver.next-kernel{WITHOUT_MODULE}",
-        f"there is none for the running kernel {KERNEL}",
-        "headers or the prebuilt modules",
-    ),
+    (not_enrolled, f"{UNLOADED}; warn driver.secure-boot{WITHOUT_MODULE}", "DKMS key", "mokutil --test-key"),
+    (several(kernel(KERNEL), no_module), NO_KERNEL, f"none for the running kernel {KERNEL}", "or the prebuilt modules"),
     (kernel(NEWER), "warn driver.next-kernel", f"{NEWER}, has no module; {KERNEL} runs", "Before the next reboot"),
-    (
-        held_kernel("6.8.0-100.100"),
-        "warn driver.kernel-updates",
-        "linux-image-generic 6.8.0-79.79 is held, and apt has 6.8.0-100.100",
-        "security updates included. 'ansible-playbook playbooks/driver_upgrade.yml -e driver_upgrade=HOST",
-    ),
-    (
-        several(
-            unit("nvidia-persistenced.service", ActiveState="inactive"),
-            *(gpu(number, persistence_mode="Disabled") for number in (0, 1)),
-        ),
-        "warn driver.persistence",
-        "does not run",
-        "systemctl enable --now nvidia-persistenced.service",
-    ),
+    (held_kernel("6.8.0-100.100"), "warn driver.kernel-updates", HELD, "driver_upgrade.yml -e driver_upgrade=HOST"),
+    (no_persistence, "warn driver.persistence", "does not run", "enable --now nvidia-persistenced.service"),
     # The GPUs.
-    (
-        several(lambda host: host.gpus.pop(), answer("nvidia-smi topo", "")),
-        "fail gpus.present; warn runtime.cdi-devices",
-        f"silent: {BUSES[1]}",
-        "journalctl -k",
-    ),
+    (silent_gpu, "fail gpus.present; warn runtime.cdi-devices", f"silent: {BUSES[1]}", "journalctl -k"),
     (lose_gpu, "fail gpus.present gpus.answer; warn runtime.cdi-devices", "GPU is lost", "Xid 79"),
     (swap, "fail gpus.expected", f"{GPUS[0]} (engine e2b); there without being expected", "gpu_uuids"),
-    (
-        several(open_nodes, people(ops=1000, ada=1001, nobody=65534)),
-        "warn gpus.device-nodes",
-        "every local user may open /dev/nvidia0 (0666), /dev/nvidiactl (0666) and fill the memory of a GPU; ops, ada",
-        "NVreg_DeviceFileMode=0660",
-    ),
+    (open_to(ops=1000, ada=1001, nobody=65534), "warn gpus.device-nodes", OPEN_NODES, "NVreg_DeviceFileMode=0660"),
     # The runtime.
     *(
         (settings(**changes), f"warn {check}", evidence, remedy)
@@ -304,31 +337,16 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
         )
     ),
     *(
-        (
-            several(unit("docker.service", MainPID="812"), write("proc/812/cmdline", "\0".join(["dockerd", *flags]))),
-            f"warn {check}",
-            evidence,
-            "docker.service",
-        )
-        for flags, check, evidence in (
-            (("-H", "fd://", "-H", "tcp://0.0.0.0:2375"), SETTINGS, "'tcp://0.0.0.0:2375' is root"),
-            (("-Htcp://:2375",), SETTINGS, "'tcp://:2375' is root"),
-            (("--host=tcp://[::]:2376", "--tls"), SETTINGS, "'tcp://[::]:2376' is root"),
+        (dockerd_with(*flags), f"warn {SETTINGS}", f"'{address}' is root", "docker.service")
+        for address, *flags in (
+            ("tcp://0.0.0.0:2375", "-H", "fd://", "-H", "tcp://0.0.0.0:2375"),
+            ("tcp://:2375", "-Htcp://:2375"),
+            ("tcp://[::]:2376", "--host=tcp://[::]:2376", "--tls"),
         )
     ),
     (dockerd("", 127), f"fail runtime.docker-installed; {NO_DOCKER}", "no dockerd", "installs it"),
-    (
-        dockerd("Docker version 20.10.24, build 297e128"),
-        "fail runtime.docker-version; unknown runtime.cdi-enabled",
-        "20.10.24 does not know CDI",
-        "Docker's repository",
-    ),
-    (
-        docker(ActiveState="failed"),
-        f"fail {RUNNING}; unknown runtime.gpu-access runtime.leftovers",
-        "failed",
-        "systemctl start docker",
-    ),
+    (dockerd("Docker version 20.10.24, build 2"), OLD_DOCKER, "20.10.24 does not know CDI", "Docker's repository"),
+    (docker(ActiveState="failed"), f"fail {RUNNING}; unknown {ASKED}", "failed", "systemctl start docker"),
     (docker(UnitFileState="disabled"), f"warn {RUNNING}", "does not start at boot", "systemctl enable docker.service"),
     (docker_config("{,}"), "fail runtime.docker-config runtime.cdi-enabled", "is no JSON", "dockerd --validate"),
     (docker_config("{}"), "fail runtime.cdi-enabled", "the default is off before 28.2", '"cdi": true'),
@@ -338,62 +356,26 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (package("ii 1.18.2-1", TOOLKIT[3]), "warn runtime.toolkit-held", "libnvidia-container1", "apt-mark hold"),
     (package("hi 1.20.0-1", *TOOLKIT), "warn runtime.toolkit", "read-only /etc/nvidia", "another release"),
     (package("hi 1.19.0-1", *TOOLKIT), "warn runtime.toolkit", "after multi-user.target", "another release"),
-    *(
-        (
-            answer("runc --version", f"runc version {version}\n"),
-            "warn runtime.runc",
-            f"runc {version}",
-            "1.1.7 or newer",
-        )
-        for version in ("1.1.3", "1.1.6")
-    ),
-    (lambda host: host.remove(DROP_IN), "warn runtime.cdi-refresh", "does not create /dev/nvidia-uvm", "a drop-in"),
+    (runc("1.1.3"), "warn runtime.runc", "runc 1.1.3", "1.1.7 or newer"),
+    (runc("1.1.6"), "warn runtime.runc", "runc 1.1.6", "1.1.7 or newer"),
+    (removed(DROP_IN), "warn runtime.cdi-refresh", "does not create /dev/nvidia-uvm", "a drop-in"),
     (unit(REFRESH, ActiveState="inactive"), "warn runtime.cdi-refresh", "inactive", "systemctl enable --now"),
-    (
-        cdi(*GPUS, driver=OLD),
-        "fail runtime.cdi-current",
-        f"/var/run/cdi/nvidia.yaml was made for driver {OLD}, the host has {DRIVER}",
-        "nvidia-cdi-refresh.service",
-    ),
-    (
-        cdi("0", *GPUS, path="etc/cdi/nvidia.yaml"),
-        "fail runtime.cdi-conflict",
-        "/etc/cdi/nvidia.yaml and /var/run/cdi/nvidia.yaml both define",
-        "remove /etc/cdi/nvidia.yaml",
-    ),
+    (cdi(*GPUS, driver=OLD), "fail runtime.cdi-current", STALE, "nvidia-cdi-refresh.service"),
+    (cdi("0", *GPUS, path=ETC_CDI), "fail runtime.cdi-conflict", f"/{ETC_CDI} and {CDI} both", f"remove /{ETC_CDI}"),
     (cdi("0", GPUS[0]), "fail runtime.cdi-devices", GPUS[1], "nvidia-ctk cdi list"),
-    (
-        cdi("0", *GPUS, nodes=("/dev/nvidia-uvm-tools", "/dev/nvidiactl")),
-        "fail runtime.cdi-devices",
-        "/var/run/cdi/nvidia.yaml does not list /dev/nvidia-uvm: NVML works in containers",
-        "create the node at each boot",
-    ),
-    (
-        lambda host: host.remove("sys/module/nvidia_uvm"),
-        "fail driver.module-loaded",
-        "nvidia-uvm is not: NVML answers, and CUDA fails with error 999",
-        "modprobe nvidia-uvm",
-    ),
+    (cdi("0", *GPUS, nodes=NODES[::2]), "fail runtime.cdi-devices", f"{CDI} does not list /dev/nvidia-uvm:", "boot"),
+    (removed("sys/module/nvidia_uvm"), UNLOADED, "nvidia-uvm is not: NVML answers", "modprobe nvidia-uvm"),
     # What serves.
     (down(ActiveState="failed"), "fail serving.units", f"{ENGINE} failed (exit-code)", "vllm-edge explain e2b"),
-    (
-        down(ActiveState="activating", SubState="auto-restart"),
-        "fail serving.units",
-        f"{ENGINE} activating (exit-code)",
-        "vllm-edge explain e2b",
-    ),
+    (restarting, "fail serving.units", f"{ENGINE} activating (exit-code)", "vllm-edge explain e2b"),
     *(
         (change, "fail serving.sockets", evidence, remedy)
         for change, evidence, remedy in (
-            (lambda host: host.remove(SOCKET), "api.sock: No such file or directory", "restart' of the unit"),
+            (removed(SOCKET), "api.sock: No such file or directory", "restart' of the unit"),
             (in_place(0o755, SOCKET), "api.sock has mode 0755, with which the gateway", "restart' of the unit"),
             (replaced(lambda place: place.symlink_to("x")), "it is a link and no socket", "restart' of the unit"),
             (replaced(Path.mkdir), "it is a directory and no socket", "restart' of the unit"),
-            (
-                lambda host: setattr(host, "silent", "connection refused"),
-                "e2b: /health: connection refused",
-                "journalctl",
-            ),
+            (set_to(silent="connection refused"), "e2b: /health: connection refused", "journalctl"),
             (in_place(0o755, RUN), "engines has mode 0755, wanted 0710", "systemd-tmpfiles --create"),
             (in_place(0o777, f"{RUN}/e2b"), "engines/e2b has mode 0777, wanted 0755", "systemd-tmpfiles"),
             (in_place(0o777, "run/vllm-edge"), "vllm-edge has mode 0777", "systemd-tmpfiles"),
@@ -401,18 +383,8 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     ),
     (unit(ENGINE, ActiveState="inactive"), "warn serving.units", "inactive", "systemctl start"),
     (unit(TARGET, UnitFileState="disabled"), "warn serving.boot", "not enabled", f"systemctl enable {TARGET}"),
-    (
-        lambda host: (host.root / "etc/vllm-edge/secrets").mkdir(mode=0o755),
-        "fail serving.permissions",
-        "secrets has mode 0755, wanted 0700",
-        "chmod",
-    ),
-    (
-        lambda host: host.write("etc/vllm-edge/hooks/before_drain.d/tell").chmod(0o777),
-        "fail serving.permissions",
-        "before_drain.d/tell has mode 0777, so that others may write it",
-        "chmod go-w",
-    ),
+    (open_secrets, "fail serving.permissions", "secrets has mode 0755, wanted 0700", "chmod"),
+    (open_hook, "fail serving.permissions", "before_drain.d/tell has mode 0777, so that others may", "chmod go-w"),
     # Bus, memory and power.
     (gpu(1, pcie__link__width__current="8"), "warn topology.pcie", f"{BUSES[1]} has 8 of 16 lanes", "Reseat"),
     (gpu(1, pcie__link__gen__current="3", pstate="P0"), "warn topology.pcie", "generation 3 of 4", "Reseat"),
@@ -422,60 +394,13 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (kernel_log(*["31, pid=7, MMU Fault"] * 2), "warn topology.xid", "Xid 31 of 0000:31:00, 2 times", "crashed"),
     (gpu(0, clocks_event_reasons__active="0x40"), "warn topology.power", "hardware thermal slowdown", "air flow"),
     (two_gpus(shm=""), "warn topology.shared-memory", "31b", "vllm_engine_shm_size"),
-)
-NAMED_FAULTS: tuple[tuple[str, Change, dict[str, str], str, str], ...] = (
-    (
-        "no CDI specification",
-        lambda host: host.remove("var/run/cdi/nvidia.yaml"),
-        {"runtime.cdi-devices": "fail", "runtime.cdi-current": "unknown", "runtime.cdi-conflict": "unknown"},
-        "no CDI specification",
-        "nvidia-cdi-refresh",
-    ),
-    (
-        "somebody's container may lose its GPU",
-        lambda host: host.container("trainer", 4002, driver=""),
-        {"runtime.gpu-access": "warn"},
-        "may take the GPUs from trainer, which NVIDIA's legacy runtime hook granted",
-        "'nvidia-ctk system create-dev-char-symlinks --create-all'",
-    ),
-    (
-        "a benchmark was killed while a reference answer runs",
-        measured,
-        {"runtime.leftovers": "warn"},
-        "vllm-edge-bench: left by a benchmark or reference answer that was killed",
-        "'docker rm --force vllm-edge-bench'",
-    ),
-    (
-        "libssl was upgraded",
-        several(unit(ENGINE, MainPID="4711"), write("proc/4711/maps", MAPS)),
-        {"serving.libraries": "warn"},
-        f"{ENGINE} runs with a former libssl.so.3, python3.13",
-        f"'systemctl restart {ENGINE}' at a good time",
-    ),
-    (
-        "an engine has a risk that its operator accepts",
-        lambda host: host.write(
-            (path := "etc/vllm-edge/engines/e2b/engine.json"),
-            json.dumps({**json.loads((host.root / path).read_text()), "accept_risk": ["--trust-remote-code"]}),
-        ),
-        {"serving.risks": "warn"},
-        "e2b runs with --trust-remote-code",
-        "accept_risk",
-    ),
-    (
-        "no engine's files are readable",
-        lambda host: host.write("etc/vllm-edge/engines/e2b/container.json", ""),
-        {
-            "serving.configuration": "fail",
-            "serving.units": "unknown",
-            "serving.sockets": "unknown",
-            "serving.libraries": "unknown",
-            "serving.boot": "unknown",
-            "serving.risks": "unknown",
-        },
-        "container.json",
-        "site.yml",
-    ),
+    # The configuration, and containers.
+    (removed("var/run/cdi/nvidia.yaml"), NO_CDI, "no CDI specification", "nvidia-cdi-refresh"),
+    (legacy_trainer, "warn runtime.gpu-access", "may take the GPUs from trainer, which", "create-dev-char-symlinks"),
+    (measured, "warn runtime.leftovers", "vllm-edge-bench: left by a", "'docker rm --force vllm-edge-bench'"),
+    (with_maps, "warn serving.libraries", f"{ENGINE} runs with a former libssl.so.3, python3.13", f"restart {ENGINE}'"),
+    (accept_risk, "warn serving.risks", "e2b runs with --trust-remote-code", "accept_risk"),
+    (write(f"{FILES}/container.json"), NO_ENGINE, "container.json", "site.yml"),
 )
 
 
@@ -484,16 +409,6 @@ GATEWAY = "vllm-edge-gateway.service"
 
 def certificate(days: int, begins: int = -1, **more: str) -> Change:
     return lambda host: host.certificate(timedelta(days=days), timedelta(days=begins), **more)
-
-
-def gateway(**values: Any) -> Change:
-    """Whether it is down, and whose server is in maintenance."""
-
-    def change(host: FakeHost) -> None:
-        for name, value in values.items():
-            setattr(host, name, value)
-
-    return change
 
 
 def gateway_file(name: str, text: str) -> Change:
@@ -509,7 +424,7 @@ CERTIFICATE, MAPS_WRONG = "fail gateway.certificate", "fail gateway.maps"
 GATEWAY_FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (unit(GATEWAY, ActiveState="failed", Result="exit-code"), "fail gateway.unit", "failed (exit-code)", "journalctl"),
     (unit(GATEWAY, ActiveState="inactive"), "fail gateway.unit", "no client is answered", "systemctl start"),
-    (gateway(gateway_down=True), "fail gateway.unit", "does not answer on its admin socket", "systemctl restart"),
+    (set_to(gateway_down=True), "fail gateway.unit", "does not answer on its admin socket", "systemctl restart"),
     (unit(GATEWAY, UnitFileState="disabled"), "warn gateway.unit", "does not start at boot", "systemctl enable"),
     (certificate(20), "warn gateway.certificate", "ends on", "reloads the gateway"),
     (certificate(5), CERTIFICATE, "ends on", "reloads the gateway"),
@@ -518,18 +433,13 @@ GATEWAY_FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (certificate(90, key="OTHER"), CERTIFICATE, "is not that of the certificate", "Renew it"),
     (answer("openssl x509", "", 1), CERTIFICATE, "openssl cannot read it", "Renew it"),
     (answer("openssl x509", "notBefore=never\n"), CERTIFICATE, "openssl says no notBefore", "Renew it"),
-    (lambda host: host.remove("etc/vllm-edge/gateway/tls"), CERTIFICATE, "is missing", "gateway.yml"),
+    (removed("etc/vllm-edge/gateway/tls"), CERTIFICATE, "is missing", "gateway.yml"),
     (gateway_file("models.map", "damaged"), MAPS_WRONG, "models.map", "vllm-edge gateway sync"),
-    (gateway(maintenance=("sentry",)), MAPS_WRONG, "server of sentry back", "vllm-edge gateway sync"),
-    (lambda host: host.remove("run/vllm-edge/roles/sentry.sock"), MAPS_WRONG, "link sentry.sock", "gateway sync"),
+    (set_to(maintenance=("sentry",)), MAPS_WRONG, "server of sentry back", "vllm-edge gateway sync"),
+    (removed("run/vllm-edge/roles/sentry.sock"), MAPS_WRONG, "link sentry.sock", "gateway sync"),
     (lambda host: host.link("run/vllm-edge/roles/sentry.sock", "/nowhere"), MAPS_WRONG, "link sentry.sock", "sync"),
     (gateway_file("clients.json", "{"), MAPS_WRONG, "clients.yml writes it anew", "vllm-edge gateway sync"),
-    (
-        gateway_file("haproxy.cfg", "  bind 127.0.0.1:8000\n"),
-        "fail gateway.names",
-        "no backend for sentry",
-        "gateway.yml",
-    ),
+    (gateway_file("haproxy.cfg", "  bind :8000\n"), "fail gateway.names", "no backend for sentry", "gateway.yml"),
     (replicate, "warn gateway.names serving.units", "fewer servers for sentry than there are engines", "gateway.yml"),
 )
 
@@ -540,46 +450,23 @@ def parse_states(text: str) -> dict[str, str]:
     return {check: state for state, *checks in parts for check in checks}
 
 
-# The changes, a state by check, evidence and remedy.
-BROKEN = [
-    *(
-        (changes, parse_states(states), evidence, remedy)
-        for changes, states, evidence, remedy in FAULTS + GATEWAY_FAULTS
-    ),
-    *(row[1:] for row in NAMED_FAULTS),
-]
+BROKEN = [(change, parse_states(states), *told) for change, states, *told in FAULTS + GATEWAY_FAULTS]
+"""The change, a state by check, evidence and remedy."""
 
+PLAIN = "  bind :80\nbackend role_sentry\n"
 # What looks like a fault and is none: the check, and what it says.
 FINE: tuple[tuple[Change, str, str], ...] = (
-    (
-        several(gateway_file("haproxy.cfg", "  bind :80\nbackend role_sentry\n"), certificate(-1)),
-        "gateway.certificate",
-        "without TLS",
-    ),
+    (several(gateway_file("haproxy.cfg", PLAIN), certificate(-1)), "gateway.certificate", "without TLS"),
     # A helper of another branch.
     (package("ii 535.171.04-1", "nvidia-persistenced"), "driver.one-source", "one source: NVIDIA"),
     # Advice, where only one person can log in.
-    (several(open_nodes, people(ops=1000)), "gpus.device-nodes", "every local user may open /dev/nvidia0 (0666)"),
-    (settings(hosts=["tcp://0.0.0.0:2376"], tlsverify=True), "runtime.docker-settings", "of Docker's default network"),
-    (settings(icc=False, hosts=7), "runtime.docker-settings", "each published port has a process of root"),
-    (
-        several(unit("docker.service", MainPID="812"), write("proc/812/cmdline", "dockerd\0--userland-proxy=false")),
-        "runtime.docker-settings",
-        "the containers of others: those of Docker's default network",
-    ),
+    (open_to(ops=1000), "gpus.device-nodes", "every local user may open /dev/nvidia0 (0666)"),
+    (settings(hosts=["tcp://0.0.0.0:2376"], tlsverify=True), SETTINGS, "of Docker's default network"),
+    (settings(icc=False, hosts=7), SETTINGS, "each published port has a process of root"),
+    (dockerd_with("--userland-proxy=false"), SETTINGS, "the containers of others: those of Docker's default network"),
     # Docker's default.
-    (
-        several(
-            lambda host: host.remove("etc/docker/daemon.json"), answer("dockerd --version", "Docker version 28.2.0")
-        ),
-        "runtime.cdi-enabled",
-        "by CDI",
-    ),
-    (
-        several(unit(ENGINE, ActiveState="activating"), lambda host: host.remove(SOCKET)),
-        "serving.units",
-        f"{ENGINE} is activating",
-    ),
+    (several(removed("etc/docker/daemon.json"), dockerd("Docker version 28.2.0")), "runtime.cdi-enabled", "by CDI"),
+    (several(unit(ENGINE, ActiveState="activating"), removed(SOCKET)), "serving.units", f"{ENGINE} is activating"),
     # A module that is loaded and no longer on disk.
     (lambda host: host.kernel(KERNEL, module=False), "driver.next-kernel", "has no module of the driver on disk"),
     (answer("modinfo", "", 1), "driver.secure-boot", "not started by UEFI"),
@@ -588,11 +475,7 @@ FINE: tuple[tuple[Change, str, str], ...] = (
     (package("ii 6.12.48-1", "linux-image-amd64"), "driver.kernel-updates", "no kernel is held"),
     (package("hi 6.8.0-87.88", PREBUILT), "driver.held", "held"),
     # A branch far below the driver's whose digits would come later as text.
-    (
-        lambda host: host.image(cuda="12.9.1", driver_branch="99"),
-        "driver.cuda",
-        f"driver {DRIVER} is new enough for it",
-    ),
+    (image("12.9.1", "99"), "driver.cuda", f"driver {DRIVER} is new enough for it"),
     (several(), "driver.cuda", f"vllm-edge:1 is made with CUDA 13.0.2, and driver {DRIVER} is new enough for it"),
     (several(), "runtime.gpu-access", "a daemon-reload takes no GPU from trainer, vllm-e2b"),
     (lambda host: host.containers.clear(), "runtime.gpu-access", "no running container has a GPU"),

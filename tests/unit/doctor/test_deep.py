@@ -24,29 +24,14 @@ from doctor_host import FakeHost
 
 COMMIT = "0" * 40
 ENGINE: dict[str, Any] = {
-    "engine": "e2b",
-    "unit": "vllm-e2b.service",
-    "active_state": "active",
-    "sub_state": "running",
-    "load_state": "loaded",
-    "phase": "serving",
-    "wanted_by_target": True,
-    "need_daemon_reload": False,
-    "container": "vllm-e2b",
-    "container_state": "running",
-    "container_ours": True,
-    "container_image_id": "sha256:aa",
-    "image": "vllm-edge/x:1",
-    "image_id": "sha256:aa",
-    "input_hash": "ab12",
-    "running_input_hash": "ab12",
-    "port": 8070,
+    **{"engine": "e2b", "unit": "vllm-e2b.service", "active_state": "active", "sub_state": "running"},
+    **{"load_state": "loaded", "phase": "serving", "wanted_by_target": True, "need_daemon_reload": False},
+    **{"container": "vllm-e2b", "container_state": "running", "container_ours": True, "port": 8070},
+    **{"container_image_id": "sha256:aa", "image": "vllm-edge/x:1", "image_id": "sha256:aa"},
+    **{"input_hash": "ab12", "running_input_hash": "ab12"},
 }
 SWITCH: dict[str, Any] = {
-    "generation": 5,
-    "profile": "bf16-tp4",
-    "phase": "healthy",
-    "asked_by": "site.yml by alice",
+    **{"generation": 5, "profile": "bf16-tp4", "phase": "healthy", "asked_by": "site.yml by alice"},
     "started_at": "2026-11-21T16:40:00Z",
 }
 STATUS: dict[str, Any] = {
@@ -110,6 +95,8 @@ def test_a_host_that_is_as_it_should_be() -> None:
     }
 
 
+UNANSWERED = {"e2b": [RESULTS[0], replace(RESULTS[1], ok=False, error="HTTP 500.")]}
+SENTRY = "Served name sentry does not answer as it should: HTTP 500. '"
 CASES: list[tuple[str, Deep, str, str]] = [
     ("weights", replace(GOOD, weights=(Weights("e2b", problems=("The weights are gone.",)),)), "are gone", ""),
     ("status", engine(active_state="inactive", container_image_id=None), "is inactive", "systemctl start"),
@@ -122,12 +109,7 @@ CASES: list[tuple[str, Deep, str, str]] = [
     ("status", host(live_files=[{"path": "/etc/x", "how": "it is missing"}]), "is not what generation 4", "site.yml"),
     ("status", replace(GOOD, status=STATUS | {"problems": ["Docker is away"]}), "Docker is away", ""),
     ("files", rendered("it is missing"), "/etc/x is not what the inventory renders: it is missing", "site.yml"),
-    (
-        "canary",
-        replace(GOOD, canary={"e2b": [RESULTS[0], replace(RESULTS[1], ok=False, error="HTTP 500.")]}),
-        "Served name sentry does not answer as it should: HTTP 500. '",
-        "vllm-edge canary e2b",
-    ),
+    ("canary", replace(GOOD, canary=UNANSWERED), SENTRY, "vllm-edge canary e2b"),
 ]
 
 

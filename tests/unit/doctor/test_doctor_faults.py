@@ -4,17 +4,21 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge.doctor import registry
+from ansible.module_utils.vllm_edge.doctor import reading, registry
 from ansible.module_utils.vllm_edge.doctor.contract import STATES
 from ansible.module_utils.vllm_edge.doctor.facts import Expectation, Space
 from ansible.module_utils.vllm_edge.doctor.parsers import read_free_space
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
 from ansible.module_utils.vllm_edge.system.systemd import Ran
-from doctor_host import BUSES, ENGINES, GPUS, NEW_GPU, FakeHost, specification
+from doctor_host import BUSES, DRIVER, ENGINES, GPUS, NEW_GPU, FakeHost, specification
 from faults import BROKEN, FINE, Change, secure_boot
+
+from lab.nvidia import testing
 
 
 @pytest.mark.parametrize(("changes", "check", "evidence"), FINE, ids=[check for _, check, _ in FINE])
@@ -66,12 +70,8 @@ def test_a_bare_host_is_read_without_an_error(tmp_path: Path) -> None:
     found = host.checks()
     assert {check["state"] for check in found.values()} <= set(STATES)
     assert {name for name, check in found.items() if check["state"] == "fail"} == {
-        "system.distribution",
-        "driver.installed",
-        "gpus.present",
-        "runtime.docker-installed",
-        "runtime.toolkit",
-        "topology.shared-memory",
+        *("system.distribution", "driver.installed", "gpus.present", "runtime.docker-installed"),
+        *("runtime.toolkit", "topology.shared-memory"),
     }
     for name in ("driver.held", "driver.cuda"):
         assert found[name]["evidence"] == "not judged: no driver is installed"
@@ -148,14 +148,19 @@ def test_a_gpu_that_is_kept_for_a_virtual_machine_is_not_missed(host: FakeHost) 
     assert f"kept for virtual machines (vfio-pci): {BUSES[1]}" in host.checks()["gpus.present"]["evidence"]
 
 
-def test_a_running_switch_moves_units_and_sockets(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ansible.module_utils.vllm_edge.doctor import reading
+@pytest.fixture
+def switches(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """What is known of the host's switches."""
+    found: dict[str, object] = {}
+    monkeypatch.setattr(reading, "read_switches", lambda paths: (found, []))
+    return found
 
-    monkeypatch.setattr(reading, "read_switches", lambda paths: ({"switch": {"generation": 2}}, []))
+
+def test_a_running_switch_moves_units_and_sockets(host: FakeHost, switches: dict[str, object]) -> None:
+    switches["switch"] = {"generation": 2}
     host.unit("vllm-e2b.service", ActiveState="inactive")
-    assert host.not_ok() == dict.fromkeys(
-        ("serving.units", "serving.sockets", "serving.libraries", "gateway.maps"), "unknown"
-    )
+    moved = ("serving.units", "serving.sockets", "serving.libraries", "gateway.maps")
+    assert host.not_ok() == dict.fromkeys(moved, "unknown")
 
 
 @pytest.mark.parametrize("name", ["nvidia", "nvidia-current"])
@@ -189,11 +194,8 @@ def test_room_of_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
     assert found.path == str(tmp_path / "not" / "yet")
 
 
-def test_a_switch_that_was_killed(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ansible.module_utils.vllm_edge.doctor import reading
-
-    killed = {"unfinished_switch": {"message": "ended in phase stop", "id": "1"}}
-    monkeypatch.setattr(reading, "read_switches", lambda paths: (killed, []))
+def test_a_switch_that_was_killed(host: FakeHost, switches: dict[str, object]) -> None:
+    switches["unfinished_switch"] = {"message": "ended in phase stop", "id": "1"}
     check = host.checks()["serving.switch"]
     assert (check["state"], "ended in phase stop" in check["evidence"]) == ("fail", True)
     assert "vllm-edge recover" in check["remedy"]
@@ -201,12 +203,10 @@ def test_a_switch_that_was_killed(host: FakeHost, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("results", "state"), [("over_budget", "warn"), ("committed over_budget", "ok")])
 def test_a_generation_that_was_committed_over_its_budget(
-    host: FakeHost, monkeypatch: pytest.MonkeyPatch, results: str, state: str
+    host: FakeHost, switches: dict[str, object], results: str, state: str
 ) -> None:
-    from ansible.module_utils.vllm_edge.doctor import reading
-
-    rows = [{"result": result, "message": "21400 MiB"} for result in ("refused", *results.split(), "unchanged")]
-    monkeypatch.setattr(reading, "read_switches", lambda paths: ({"history": rows}, []))
+    rows = ("refused", *results.split(), "unchanged")
+    switches["history"] = [{"result": result, "message": "21400 MiB"} for result in rows]
     check = host.checks()["serving.switch"]
     assert (check["state"], "21400 MiB" in check["evidence"]) == (state, state == "warn")
 
@@ -217,3 +217,94 @@ def test_the_host_is_only_asked(host: FakeHost) -> None:
     assert {path: path.read_bytes() for path in host.root.rglob("*") if path.is_file()} == before
     verbs = {" ".join(line.split()[:2]) for line in host.asked if line.startswith("systemctl")}
     assert verbs == {"systemctl show"}
+
+
+# ---- an nvidia-smi that was not written for it: the lab's, over simulated GPUs ----------------------------------
+
+
+class LabHost(FakeHost):
+    """Everything as in a FakeHost but the GPUs."""
+
+    lab: testing.LabRoot
+    library_file: Path
+    smi: Path
+
+    def __call__(self, command: Sequence[str], timeout_s: float) -> Ran:
+        if command[0] != "nvidia-smi":
+            return super().__call__(command, timeout_s)
+        done = subprocess.run(
+            [str(self.smi), *command[1:]],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            env=self.lab.environment(self.library_file),
+        )
+        return Ran(done.returncode, done.stdout, done.stderr.strip())
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    directory = tmp_path_factory.mktemp("smi")
+    return testing.build_library(directory, DRIVER), testing.build_smi(directory)
+
+
+@pytest.fixture
+def lab(host: FakeHost, programs: tuple[Path, Path], tmp_path: Path) -> LabHost:
+    found = LabHost(host.root, answers=host.answers, units=host.units)
+    found.lab = testing.create_root(tmp_path / "gpus", version=DRIVER)
+    found.library_file, found.smi = programs
+    for path in list(found.root.glob("sys/bus/pci/devices/*")):
+        path.unlink()
+    found.write("var/run/cdi/nvidia.yaml", specification(*testing.UUIDS))
+    for name in [name for name in found.answers if name.startswith("nvidia-smi")]:
+        del found.answers[name]
+    return found
+
+
+# The lab has no PCI bus, and its nvidia-smi names no pairs.
+ALWAYS = {"topology.iommu": "unknown", "topology.peer-to-peer": "unknown"}
+
+
+def test_four_gpus(lab: LabHost) -> None:
+    assert lab.not_ok() == ALWAYS
+    checks = lab.checks()
+    assert checks["gpus.present"]["evidence"] == "4 of NVIDIA L4"
+    assert "nvidia-smi names 4 GPUs" in checks["gpus.answer"]["evidence"]
+
+
+def test_a_process_on_a_gpu(lab: LabHost) -> None:
+    with lab.lab.claim(2, 1000) as pid:
+        assert f"pid {pid}" in lab.checks()["gpus.holders"]["evidence"]
+        assert testing.UUIDS[2] in lab.checks()["gpus.holders"]["evidence"]
+
+
+def test_a_lost_gpu(lab: LabHost) -> None:
+    lab.engine("31b", 8050, testing.UUIDS[:2])
+    lab.lab.set_fault(1, "gpu-lost")
+    checks = lab.checks()
+    assert checks["gpus.answer"]["state"] == "fail" and "GPU is lost" in checks["gpus.answer"]["evidence"]
+    assert "Xid 79" in checks["gpus.answer"]["remedy"]
+
+
+def test_another_module(lab: LabHost) -> None:
+    lab.lab.set_module("570.211.01")
+    lab.module("570.211.01")
+    checks = lab.checks()
+    assert (checks["driver.versions"]["state"], checks["gpus.answer"]["state"]) == ("fail", "fail")
+    assert "Reboot the server" in checks["gpus.answer"]["remedy"]
+
+
+def test_no_module(lab: LabHost) -> None:
+    lab.lab.set_module(None)
+    lab.remove("sys/module/nvidia")
+    checks = lab.checks()
+    assert (checks["driver.module-loaded"]["state"], checks["gpus.answer"]["state"]) == ("fail", "unknown")
+
+
+def test_a_card_that_refuses_a_field(host: FakeHost) -> None:
+    host.gpus[1]["pcie.link.width.current"] = "[GPU requires reset]"
+    host.gpus[0]["pcie.link.width.current"] = "[N/A]"
+    check = host.checks()["gpus.answer"]
+    assert check["state"] == "fail" and "--gpu-reset" in check["remedy"]
+    assert host.gpus[1]["uuid"] in check["evidence"] and "N/A" not in check["evidence"]

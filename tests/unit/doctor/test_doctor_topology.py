@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.doctor.checks import topology as checks_of
 from ansible.module_utils.vllm_edge.doctor.contract import NotKnown, Verdict
-from ansible.module_utils.vllm_edge.doctor.facts import DEFAULT_SHM_BYTES
+from ansible.module_utils.vllm_edge.doctor.facts import DEFAULT_SHM_BYTES as SMALL
 from ansible.module_utils.vllm_edge.doctor.reading import Reader
 from ansible.module_utils.vllm_edge.gpu import topology
 from ansible.module_utils.vllm_edge.gpu.topology import Card, Recommendation, Topology, Xid
@@ -70,18 +70,15 @@ def acs(control: int, *, at: int = 0x148, before: int = 0x0001) -> bytes:
     return bytes(config)
 
 
+CIRCLE = acs(1)[:0x148] + (0x0002 | 0x100 << 20).to_bytes(4, "little") + acs(1)[0x14C:]
+
+
 @pytest.mark.parametrize(
     ("config", "control"),
-    [(acs(0x1D), 0x1D), (acs(0), 0), (bytes(4096), None), (bytes(256), None), (acs(1, at=0x100), 1)],
+    [(acs(0x1D), 0x1D), (acs(0), 0), (bytes(4096), None), (bytes(256), None), (acs(1, at=0x100), 1), (CIRCLE, None)],
 )
 def test_access_control_services_in_a_configuration_space(config: bytes, control: int | None) -> None:
     assert topology.find_acs_control(config) == control
-
-
-def test_capabilities_that_lead_in_a_circle_end() -> None:
-    config = bytearray(acs(1))
-    config[0x148:0x14C] = (0x0002 | 0x100 << 20).to_bytes(4, "little")
-    assert topology.find_acs_control(bytes(config)) is None
 
 
 def test_a_bridge_that_keeps_the_gpus_apart(host: FakeHost) -> None:
@@ -137,11 +134,8 @@ def test_the_module_forbids_without_a_look(ask: Callable[..., dict[str, Any]], h
     assert (found["rc"], found["changed"], found["environment"]) == (0, False, {"NCCL_P2P_DISABLE": "1"})
     assert found["arguments"] == ["--disable-custom-all-reduce"]
     assert found["reasons"] == ["vllm_engine_peer_to_peer says so"]
-
-
-def test_the_module_refuses_another_word(ask: Callable[..., dict[str, Any]]) -> None:
-    found = ask({"peer_to_peer": "allowed"})
-    assert found["rc"] != 0 and "must be one of: auto, forbidden" in found["msg"]
+    refused = ask({"peer_to_peer": "allowed"})
+    assert refused["rc"] != 0 and "must be one of: auto, forbidden" in refused["msg"]
 
 
 @pytest.mark.parametrize(("kind", "state"), [("identity", "ok"), ("DMA", "warn"), ("DMA-FQ", "warn")])
@@ -196,19 +190,13 @@ def test_gpus_of_one_engine_on_two_nodes(host: FakeHost) -> None:
     assert host.checks()["topology.numa"]["state"] == "ok"
 
 
-def test_an_idle_gpu_lowers_its_generation_to_save_power(host: FakeHost) -> None:
-    assert {gpu["pcie.link.gen.current"] for gpu in host.gpus} == {"1"}
+def test_a_driver_with_the_older_name_of_the_clocks_that_counts_no_errors(host: FakeHost) -> None:
+    assert {gpu["pcie.link.gen.current"] for gpu in host.gpus} == {"1"}, "an idle GPU saves power"
     check = host.checks()["topology.pcie"]
     assert (check["group"], check["state"], check["remedy"]) == ("topology", "ok", "")
-
-
-def test_a_driver_with_the_older_name_of_the_clocks(host: FakeHost) -> None:
     for gpu in host.gpus:
         gpu["clocks_throttle_reasons.active"] = gpu.pop("clocks_event_reasons.active").replace("1", "8")
     assert host.not_ok() == {"topology.power": "warn"}
-
-
-def test_a_driver_that_counts_no_errors(host: FakeHost) -> None:
     for gpu in host.gpus:
         del gpu["remapped_rows.failure"]
     assert "errors are not counted" in host.checks()["topology.ecc"]["evidence"]
@@ -224,12 +212,7 @@ def test_a_lower_power_limit_and_ecc_off_are_advice(host: FakeHost) -> None:
 
 @pytest.mark.parametrize(
     ("gpus", "shm_bytes", "state"),
-    [
-        (GPUS, 4 * GIB, "ok"),
-        (GPUS, DEFAULT_SHM_BYTES, "warn"),
-        (GPUS[:1], DEFAULT_SHM_BYTES, "ok"),
-        (GPUS, 17 * GIB, "warn"),
-    ],
+    [(GPUS, 4 * GIB, "ok"), (GPUS, SMALL, "warn"), (GPUS[:1], SMALL, "ok"), (GPUS, 17 * GIB, "warn")],
 )
 def test_shared_memory(gpus: tuple[str, ...], shm_bytes: int, state: str) -> None:
     engine = SimpleNamespace(name="a", gpus=gpus, shm_bytes=shm_bytes)

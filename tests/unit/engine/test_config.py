@@ -82,21 +82,18 @@ def test_a_budget_may_be_absent_and_seconds_are_numbers_with_a_point() -> None:
     assert repr((config.stop_timeout_s, config.shutdown_timeout_s)) == "(30.0, 7.0)"
 
 
-@pytest.mark.parametrize(("text", "told"), [("{", "not JSON"), ("[]", "holds list")])
-def test_what_is_no_object(text: str, told: str) -> None:
-    with pytest.raises(EngineConfigError, match=told):
-        parse_engine(text, "engine.json")
-
-
-def test_the_directory_is_the_engines(tmp_path: Path) -> None:
-    with pytest.raises(EngineConfigError, match="describes engine 'e2b', but lies in the directory of 'e4b'"):
-        load_engine("e4b", written(tmp_path, directory="e4b"))
-
-
-@pytest.mark.parametrize(("name", "told"), [("nobody", "does not exist"), ("../../etc/shadow", "is no engine name")])
-def test_no_such_engine(tmp_path: Path, name: str, told: str) -> None:
-    with pytest.raises(EngineConfigError, match=told):
-        load_engine(name, written(tmp_path))
+def test_what_is_no_object_and_what_is_no_engine(tmp_path: Path) -> None:
+    for text, told in (("{", "not JSON"), ("[]", "holds list")):
+        with pytest.raises(EngineConfigError, match=told):
+            parse_engine(text, "engine.json")
+    paths = written(tmp_path, directory="e4b")
+    for name, told in (
+        ("e4b", "describes engine 'e2b', but lies in the directory of 'e4b'"),
+        ("nobody", "does not exist"),
+        ("../../etc/shadow", "is no engine name"),
+    ):
+        with pytest.raises(EngineConfigError, match=told):
+            load_engine(name, paths)
 
 
 def test_where_the_trees_are() -> None:

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causes from vLLM's and Docker's own texts. The lines are what the programs print, not what we would like."""
+"""Causes from vLLM's and Docker's own texts. The lines are what the programs print, not what we would like.
+
+A file of tests/fixtures/explain is a real log: lines `# name: value` (where it comes from, which cause it has, whether
+another attempt can heal it), an empty line, the log. Lines are as they were printed; names of people are masked.
+"""
 
 from __future__ import annotations
 
 import re
 import string
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 from ansible.module_utils.vllm_edge.engine.diagnosis import (
@@ -17,77 +22,25 @@ from ansible.module_utils.vllm_edge.engine.diagnosis import (
     find_last_exception,
     match_lines,
 )
-from ansible.module_utils.vllm_edge.engine.signatures import SIGNATURES
+from ansible.module_utils.vllm_edge.engine.signatures import SIGNATURES, Explanation
 
-# Each entry: the cause, parts of its explanation, and below them the line that the program prints.
+# What no real log has: the cause, parts of its explanation, and below them the line that the program prints.
 FINAL_CAUSES = r"""
 kv_below_max_model_len | 131072 | 3.12 GiB needed, 1.50 GiB left | to 61440 or less
     (EngineCore pid=77) ValueError: To serve at least one request with the model's max seq len (131072), (3.12 GiB
     KV cache is needed, which is larger than the available KV cache memory (1.50 GiB). Based on the available
     memory, the estimated maximum model length is 61440. Try increasing `gpu_memory_utilization` (which also
     controls CPU
-kv_below_max_model_len | 16384 | to 3488 or less
-    ValueError: To serve at least one request with the models's max seq len (16384), (4.20 GiB KV cache is needed,
-    which is larger than the available KV cache memory (0.90 GiB). Based on the available memory, the estimated
-    maximum model length is 3488. Try increasing `gpu_memory_utilization` or decreasing `max_model_len`
-kv_below_max_model_len | 4096 | Lower max_model_len
-    ValueError: To serve at least one request with the model's max seq len (4096), (1.33 GiB KV cache is needed,
-    which is larger than the available KV cache memory (0.40 GiB). Try increasing `gpu_memory_utilization`
 no_kv | no GPU memory is left for the KV cache
     ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when
-oom_warmup | 256 requests | max_num_seqs
-    RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests. Please try lowering
-    `max_num_seqs` or `gpu_memory_utilization` when initializing the engine.
-unknown_argument | --max-seqs 8 | extra_args
-    vllm: error: unrecognized arguments: --max-seqs 8
-bad_argument | --max-model-len | 'abc'
-    vllm serve: error: argument --max-model-len: invalid human_readable_int_or_auto value: 'abc'
-max_model_len_too_long | 300000 | 262144
-    ValueError: User-specified max_model_len (300000) is greater than the derived max_model_len
-    (max_position_embeddings=262144 or model_max_length=None in model's config.json).
-bad_shape | attention heads (10)
-    ValueError: Total number of attention heads (10) must be divisible by tensor parallel size (4).
-weights_damaged | damaged or cut short | MetadataIncompleteBuffer
-    safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer
-weights_missing | of the model are missing
-    RuntimeError: Cannot find any model weights with `/models/x`
-weights_missing | /models/none
-    ValueError: Invalid repository ID or local directory specified: '/models/none'.
-weights_missing | /models/x/model-00001-of-00004.safetensors
-    FileNotFoundError: [Errno 2] No such file or directory: '/models/x/model-00001-of-00004.safetensors'
-transformers_too_old | gemma4 | 5.5.0
-    ValueError: The checkpoint you are trying to load has model type `gemma4` but Transformers does not recognize
-    this architecture.
-config_damaged | cannot be read
-    OSError: It looks like the config file at '/models/x/config.json' is not a valid JSON file.
-hub_offline | engines run offline
-    huggingface_hub.errors.OfflineModeIsEnabled: Cannot reach https://huggingface.co: offline mode is enabled.
 shm_too_small | /dev/shm | shm_size
     RuntimeError: unable to write to file </torch_53_123_1>: No space left on device (28)
 shm_too_small | /dev/shm
     ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).
-shm_too_small | SIGBUS
-    ERROR Worker proc VllmWorker-1 died unexpectedly (exit code: -7), shutting down executor.
-driver_mismatch | Reboot
-    Failed to initialize NVML: Driver/library version mismatch
-driver_mismatch | Reboot
-    nvidia-container-cli: initialization error: nvml error: driver/library version mismatch: unknown
 driver_too_old | newer than the host's driver
     RuntimeError: CUDA driver version is insufficient for CUDA runtime version
-driver_too_old | Upgrade the driver branch
-    RuntimeError: The NVIDIA driver on your system is too old (found version 12040). Please update your GPU driver
-cuda_compat_mismatch | remove LD_LIBRARY_PATH
-    RuntimeError: Unexpected error. Error 803: system has unsupported display driver / cuda driver combination
-no_forward_compatibility | only data-center cards have
-    RuntimeError: Unexpected error. Error 804: forward compatibility was attempted on non supported HW
-too_few_gpus | asks for 4 GPUs, the container has 2
-    ValueError: World size (4) is larger than the number of available GPUs (2) in this node.
 image_missing | vllm:1
     docker create: Error response from daemon: No such image: vllm:1
-limit_refused | LimitMEMLOCK
-    docker start: failed to create shim task: OCI runtime create failed: runc create failed: unable to start
-    container process: error during container init: error setting rlimits for ready process: error setting rlimit
-    type 8: operation not permitted: unknown
 docker_argument | --foo
     docker create: unknown flag: --foo\n\nUsage:  docker create
 compiler_missing | g++
@@ -97,10 +50,6 @@ compiler_missing | g++
     torch._inductor.config.cpp.cxx: (None, '/bin/false')
 not_permitted | /models/x/config.json | 0640
     PermissionError: [Errno 13] Permission denied: '/models/x/config.json'
-read_only | /root/.cache
-    OSError: [Errno 30] Read-only file system: '/root/.cache'
-entrypoint_missing | vllm
-    docker start: OCI runtime create failed: exec: "vllm": executable file not found in $PATH: unknown
 """
 PASSING_CAUSES = r"""
 not_free | 3.11 of 22.03 GiB free | 20.27 GiB are wanted | nvidia-smi
@@ -110,37 +59,11 @@ oom_weights | weights do not fit | tensor_parallel_size
     ERROR Failed to load model - not enough GPU memory. Try lowering --gpu-memory-utilization to free memory for
     weights, increasing --tensor-parallel-size, or using --quantization. (original error: CUDA out of memory. Tried
     to allocate 82.00 MiB. GPU 0 has a total capacity of 22.03 GiB of which 19.06 MiB is free.)
-oom_gpu | tried to allocate 82.00 MiB
-    torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 82.00 MiB. GPU 0 has a total capacity of
-disk_full | is full
-    OSError: [Errno 28] No space left on device: '/cache/vllm/x'
-cdi_unresolvable | GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0009 | nvidia-cdi-refresh
-    docker start: failed to create task for container: error during container init: CDI device injection failed:
-    unresolvable CDI devices nvidia.com/gpu=GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0009: unknown
-cdi_disabled | {"features": {"cdi": true}}
-    docker start: could not select device driver "cdi" with capabilities: []
-nvml | (Unknown Error) | daemon-reload
-    Failed to initialize NVML: Unknown Error
-nvml | LibraryNotFound
-    pynvml.NVMLError_LibraryNotFound: NVML Shared Library Not Found
-gpu_lost | Xid
-    pynvml.NVMLError_GpuIsLost: GPU is lost
-cuda_unknown | lacks /dev/nvidia-uvm
-    RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing env variable
 cuda_unknown | create-device-nodes
     torch.AcceleratorError: CUDA error: unknown error
-no_gpu | sees no GPU
-    RuntimeError: No CUDA GPUs are available
-name_taken | vllm-e2b
-    docker create: Error response from daemon: Conflict. The container name "/vllm-e2b" is already in use by
-    container "9f". You have to remove (or rename) that container to be able to reuse that name.
 mount_missing | /data/vllm/weights/e2b
     docker create: Error response from daemon: invalid mount config for type "bind": bind source path does not
     exist: /data/vllm/weights/e2b
-gpu_error | illegal memory access
-    RuntimeError: CUDA error: an illegal memory access was encountered
-nccl | ncclSystemError
-    torch.distributed.DistBackendError: NCCL error ... ncclSystemError: System call
 """
 
 
@@ -167,18 +90,21 @@ def test_known_causes(line: str, cause: str, told: list[str], heals: bool) -> No
         why = explain(Death(lines=["INFO starting", line, "Traceback (most recent call last):", SUMMARY], exit_code=1))
     assert why.cause == cause
     assert why.heals is heals
-    for text in told:
-        assert text in why.sentence()
-    assert "{" not in why.sentence().replace('{"features": {"cdi": true}}', "")
-    assert "  " not in why.sentence() and "()" not in why.sentence()
+    assert_told(why, *told)
+
+
+def assert_told(why: Explanation, *words: str) -> None:
+    """The explanation has these words, and nothing is missing in its sentences."""
+    sentence = why.sentence()
+    assert [text for text in words if text not in sentence] == [], sentence
+    assert "{" not in sentence.replace('{"features": {"cdi": true}}', "")
+    assert "  " not in sentence and "()" not in sentence
 
 
 def test_texts_name_only_groups_of_their_pattern() -> None:
     for signature in SIGNATURES:
-        remedy = signature.remedy if isinstance(signature.remedy, str) else ""
-        named = {
-            name for text in (signature.reason, remedy) for _, name, _, _ in string.Formatter().parse(text) if name
-        }
+        texts = signature.reason + (signature.remedy if isinstance(signature.remedy, str) else "")
+        named = {name for _, name, _, _ in string.Formatter().parse(texts) if name}
         assert named <= set(re.compile(signature.pattern).groupindex), signature.cause
 
 
@@ -340,3 +266,127 @@ def test_what_the_supervisor_ends_itself() -> None:
     assert (
         "not answered /health for 31 s (no answer within 5 s)" in explain_hang(31.2, "no answer within 5 s").sentence()
     )
+
+
+# ---- real logs --------------------------------------------------------------------------------------------------
+
+HEALTHY = "healthy"
+SOURCES = ("https://github.com/", "written by hand after ", "the lab's engine")
+
+
+@dataclass(frozen=True)
+class Log:
+    name: str
+    facts: dict[str, str]
+    lines: list[str]
+
+    @property
+    def cause(self) -> str:
+        return self.facts["cause"]
+
+    @property
+    def death(self) -> Death:
+        if self.facts.get("said by") == "Docker":
+            return Death(docker_message="\n".join(self.lines))
+        return Death(lines=self.lines, exit_code=1)
+
+
+def read(path: Path) -> Log:
+    head, _, log = path.read_text().partition("\n\n")
+    facts = dict(line.removeprefix("# ").split(": ", 1) for line in head.splitlines())
+    return Log(path.stem, facts, log.splitlines())
+
+
+LOGS = [read(path) for path in sorted((Path(__file__).parents[2] / "fixtures" / "explain").glob("*.log"))]
+FAILED = [log for log in LOGS if log.cause != HEALTHY]
+WELL = [log for log in LOGS if log.cause == HEALTHY]
+
+healthy = pytest.mark.parametrize("log", WELL, ids=lambda log: log.name)
+
+
+# By name of the log: what its explanation takes from it, or advises.
+SAYS = {
+    "bad_argument": "the argument --limit-mm-per-prompt: Value image=5 cannot be converted",
+    "bad_argument-choice": "the argument --quantization/-q: invalid choice: 'ascend'",
+    "bad_shape": "attention heads (64) must be divisible by tensor parallel size (3)",
+    "cache_damaged-race": "removed while it was in use: /root/.triton/cache/76c543c0",
+    "cdi_disabled": '{"features": {"cdi": true}}',
+    "cdi_unresolvable": "no CDI device nvidia.com/gpu=all. ",
+    "cdi_unresolvable-by-the-nvidia-runtime": "no CDI device runtime.nvidia.com/gpu=all. ",
+    "cuda_compat_mismatch": "remove LD_LIBRARY_PATH",
+    "docker_argument": "unknown shorthand flag: 'o'",
+    "driver_mismatch": "Reboot",
+    "driver_too_old": "Upgrade the driver branch",
+    "entrypoint_missing": "no program vllm. ",
+    "gpu_error": "error: an illegal memory access",
+    "gpu_lost": "Xid",
+    "kv_below_max_model_len": "262144 (24.0 GiB needed, 3.18 GiB left). Set max_model_len of the engine to 34736 or",
+    "kv_below_max_model_len-without-estimate": "1048576 (24.00 GiB needed, 9.97 GiB left). Lower max_model_len",
+    "limit_refused": "LimitMEMLOCK",
+    "max_model_len_too_long": "513 is longer than the model's own limit 512",
+    "mount_missing": "The directory /app.",
+    "name_taken": "container named geti-xpu",
+    "nccl": "(ncclSystemError)",
+    "nccl-by-vllm": "(unhandled system error)",
+    "not_free": "19.77 of 22.05 GiB free, 19.84 GiB are wanted (gpu_memory_utilization 0.9)",
+    "not_free-0.10": "7.34 of 139.72 GiB free, 125.75 GiB are wanted (gpu_memory_utilization 0.9)",
+    "not_permitted": "may not use /cache/vllm. ",
+    "nvml": "(InvalidArgument)",
+    "oom_gpu": "tried to allocate 1.74 GiB",
+    "oom_warmup": "with 256 requests",
+    "read_only": "wants to write /model-cache/models--meta-llama--Llama-3.1-8B-Instruct, ",
+    "too_few_gpus": "asks for 16 GPUs, the container has 8",
+    "too_few_gpus-by-the-configuration": "asks for 4 GPUs, the container has 2",
+    "transformers_too_old": "the architecture gemma3",
+    "unknown_argument": "the argument --omni",
+    "weights_damaged": "cut short: SafetensorError: Error while deserializing header: MetadataIncompleteBuffer",
+    "weights_missing": "of the model are missing. ",
+    "weights_missing-no-configuration": "missing: neuralmagic/Meta-Llama-3-8B-Instruct-FP8-dynamic",
+    "weights_missing-one-file": "missing: /models/Qwen1.5-7B/model-00001-of-00004.safetensors",
+}
+
+
+def test_logs_say_where_they_come_from() -> None:
+    for log in LOGS:
+        assert log.facts["source"].startswith(SOURCES) and log.lines, log.name
+        assert set(log.facts) <= {"source", "version", "cause", "heals", "said by", "note"}, log.name
+
+
+def test_every_signature_has_a_log() -> None:
+    """Otherwise add a real log of it to tests/fixtures/explain."""
+    known = {(log.cause, line) for log in FAILED for line in log.lines}
+    for signature in SIGNATURES:
+        assert any(cause == signature.cause and re.search(signature.pattern, line) for cause, line in known), signature
+
+
+@pytest.mark.parametrize("log", FAILED, ids=lambda log: log.name)
+def test_a_failure_is_told_as_its_cause(log: Log) -> None:
+    why = explain(log.death)
+    assert (why.cause, "yes" if why.heals else "no") == (log.cause, log.facts["heals"])
+    assert_told(why, SAYS.get(log.name, ""))
+    # A start goes before it, with all that vLLM says then.
+    after = replace(log.death, lines=[*(line for well in WELL for line in well.lines), *log.death.lines])
+    assert explain(after) == why
+
+
+@healthy
+def test_no_signature_matches_a_healthy_log(log: Log) -> None:
+    assert [line for line in log.lines if match_lines([line]) or match_lines([line], was_serving=True)] == []
+    assert match_lines(log.lines) is None
+
+
+@healthy
+@pytest.mark.parametrize(
+    ("death", "cause"),
+    [
+        (Death(docker_away=True, live_restore=False), "docker_stopped"),
+        (Death(docker_away=True, live_restore=True), "died_while_docker_away"),
+        (Death(exit_code=137), "sigkill"),
+        (Death(exit_code=143, outside_signal="SIGTERM"), "stopped_outside"),
+        (Death(exit_code=1), "unknown"),
+    ],
+    ids=["docker_restarted", "docker_away", "killed", "stopped", "by_itself"],
+)
+def test_a_healthy_engine_that_ends_is_started_again(log: Log, death: Death, cause: str) -> None:
+    why = explain(replace(death, lines=log.lines))
+    assert (why.cause, why.heals) == (cause, True)

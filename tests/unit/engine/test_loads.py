@@ -19,19 +19,9 @@ from ansible.module_utils.vllm_edge.engine.loads import (
 )
 from engine_files import CONFIG
 
-LOAD = Load(
-    "2026-11-25T02:00:00Z",
-    "ab12",
-    "sha256:11",
-    "e2b",
-    "main",
-    60.5,
-    {"loading-weights": 20.5, "compiling": 40.0},
-    {"weights_s": 10.0},
-    "/data/vllm/weights/e2b",
-    10_000,
-    9_500,
-)
+TIMES, PHASES = {"weights_s": 10.0}, {"loading-weights": 20.5, "compiling": 40.0}
+WEIGHTS = "/data/vllm/weights/e2b"
+LOAD = Load("2026-11-25T02:00:00Z", "ab12", "sha256:11", "e2b", "main", 60.5, PHASES, TIMES, WEIGHTS, 10_000, 9_500)
 
 
 def test_the_newest_loads_are_kept(tmp_path: Path) -> None:

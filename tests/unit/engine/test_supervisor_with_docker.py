@@ -83,9 +83,7 @@ class Case:
         self.listener.start()
 
     def health(self, url: str, timeout_s: float) -> Answer:
-        if not self.healthy.is_set():
-            return Answer(None, error="connection refused")
-        return Answer(200)
+        return Answer(200) if self.healthy.is_set() else Answer(None, error="connection refused")
 
     def order(self, command: Sequence[str], timeout_s: float) -> Ran:
         self.ordered.append(" ".join(command))
@@ -113,9 +111,16 @@ class Case:
             assert time.monotonic() < deadline, f"{self.told}\n{self.output.getvalue()}"
             time.sleep(0.01)
 
+    def until_told(self, words: str, seconds: float = 60) -> None:
+        """systemd has been told this."""
+        self.until(lambda: any(words in text for text in self.told), seconds)
+
+    def until_logged(self, words: str) -> None:
+        self.until(lambda: words in self.output.getvalue())
+
     def until_ready(self) -> Case:
         self.healthy.set()
-        self.until(lambda: any("READY=1" in text for text in self.told))
+        self.until_told("READY=1")
         return self
 
     def stop(self) -> None:
@@ -191,7 +196,7 @@ def leave_corpse(docker: FakeDocker, **changes: Any) -> None:
 
 def test_a_load_is_recorded_with_its_phases(begin: Begin, docker: FakeDocker) -> None:
     case = begin(plan={"gpus": [], "load_s": {"low": 40, "mid": 100, "high": 5000}}).start()
-    case.until(lambda: any("EXTEND_TIMEOUT_USEC=5000000000" in text for text in case.told))
+    case.until_told("EXTEND_TIMEOUT_USEC=5000000000")
     docker.log("INFO Starting to load model /models/e2b...")
     docker.log("INFO [default_loader.py:507] Loading weights took 24.10 seconds")
     case.until(lambda: case.state()["phase"] == "loading-weights")
@@ -208,7 +213,7 @@ def test_a_load_that_cannot_be_recorded_costs_only_the_record(begin: Begin, dock
     case = begin()
     case.paths.engine_loads("e2b").mkdir(parents=True)
     case.start().until_ready()
-    case.until(lambda: "the load cannot be recorded: " in case.output.getvalue())
+    case.until_logged("the load cannot be recorded: ")
 
 
 def test_a_load_that_fails_is_not_recorded(begin: Begin, docker: FakeDocker) -> None:
@@ -225,15 +230,15 @@ def test_live_restore_the_engine_is_never_bounced(begin: Begin, docker: FakeDock
     case.until_ready()
     pid = docker.container.pid if docker.container else 0
     docker.away.set()
-    case.until(lambda: any("the Docker Engine is away" in text for text in case.told))
+    case.until_told("the Docker Engine is away")
     docker.log("line 2, written while Docker was away")
     before = case.fed()
     time.sleep(1.0)
     assert case.fed() >= before + 2, "a living engine was called dead because Docker was away"
     docker.away.clear()
-    case.until(lambda: "the Docker Engine is back" in case.output.getvalue())
+    case.until_logged("the Docker Engine is back")
     docker.log("line 3")
-    case.until(lambda: "line 3" in case.output.getvalue())
+    case.until_logged("line 3")
     text = case.output.getvalue()
     assert [text.count(f"line {n}") for n in (1, 2, 3)] == [1, 1, 1], "lines were lost or printed twice"
     assert case.thread.is_alive()
@@ -245,39 +250,34 @@ def test_live_restore_the_engine_is_never_bounced(begin: Begin, docker: FakeDock
     assert docker.container is None
 
 
-def test_without_live_restore_the_death_is_dockers(begin: Begin, docker: FakeDocker) -> None:
+@pytest.mark.parametrize("back", [False, True], ids=["stays away", "back at once"])
+def test_without_live_restore_the_death_is_dockers(begin: Begin, docker: FakeDocker, back: bool) -> None:
     docker.live = False
     case = begin(patience_s=900).start().until_ready()
-    docker.away.set()
+    case.lose_docker()
     docker.kill_container(15)
+    if back:
+        docker.away.clear()
     assert "live-restore" in case.fails_with("docker_stopped")["remedy"]
 
 
-def test_docker_that_is_back_at_once_is_still_the_cause(begin: Begin, docker: FakeDocker) -> None:
-    docker.live = False
-    case = begin().start().until_ready()
-    case.lose_docker()
-    docker.kill_container(15)
-    docker.away.clear()
-    case.fails_with("docker_stopped")
-
-
-@pytest.mark.parametrize("now", [DockerUnit(False, "1"), DockerUnit(True, "2")], ids=["ending", "another"])
-def test_docker_that_answers_until_it_ends(begin: Begin, docker: FakeDocker, now: DockerUnit) -> None:
+@pytest.mark.parametrize(
+    ("now", "cause"),
+    [
+        (DockerUnit(False, "1"), "docker_stopped"),
+        (DockerUnit(True, "2"), "docker_stopped"),
+        (DockerUnit(True, "1"), "stopped_outside"),
+    ],
+    ids=["ending", "another", "a person at the same"],
+)
+def test_docker_that_answers_until_it_ends(begin: Begin, docker: FakeDocker, now: DockerUnit, cause: str) -> None:
     """Newer Docker stops its containers before it closes its socket, and sends them the signal a person would send."""
-    docker.live = False
+    docker.live = cause == "stopped_outside"
     docker.outside = "SIGTERM"
     case = begin(unit=DockerUnit(True, "1")).start().until_ready()
     case.unit = now
     docker.kill_container(15)
-    case.fails_with("docker_stopped")
-
-
-def test_a_person_at_the_same_docker_is_told_apart(begin: Begin, docker: FakeDocker) -> None:
-    docker.outside = "SIGTERM"
-    case = begin(unit=DockerUnit(True, "1")).start().until_ready()
-    docker.kill_container(15)
-    case.fails_with("stopped_outside")
+    case.fails_with(cause)
 
 
 def test_while_its_service_is_stopped_docker_is_left_alone(begin: Begin, docker: FakeDocker) -> None:
@@ -290,7 +290,7 @@ def test_while_its_service_is_stopped_docker_is_left_alone(begin: Begin, docker:
     assert len(docker.calls) == asked, f"the socket was touched: {docker.calls[asked:]}"
     docker.away.clear()
     case.unit = DockerUnit(True, "2")
-    case.until(lambda: "the Docker Engine is back" in case.output.getvalue())
+    case.until_logged("the Docker Engine is back")
 
 
 def test_an_engine_that_dies_while_docker_is_away(begin: Begin, docker: FakeDocker) -> None:
@@ -314,32 +314,31 @@ def test_stop_while_docker_is_away_ends_the_process(begin: Begin, docker: FakeDo
 def test_the_start_waits_for_docker(begin: Begin, docker: FakeDocker) -> None:
     docker.away.set()
     case = begin().start()
-    case.until(lambda: any("STATUS=waiting for the Docker Engine" in text for text in case.told))
+    case.until_told("STATUS=waiting for the Docker Engine")
     assert any("EXTEND_TIMEOUT_USEC=" in text for text in case.told)
     docker.away.clear()
     case.until_ready()
 
 
+def test_the_wait_for_docker_has_an_end(begin: Begin, docker: FakeDocker) -> None:
+    docker.away.set()
+    begin().start().fails_with("docker_away")
+
+
 def test_a_stopped_docker_service_is_not_woken_through_its_socket(begin: Begin, docker: FakeDocker) -> None:
     case = begin(unit=DockerUnit(False, "")).start()
-    case.until(lambda: any("docker.service is not running" in text for text in case.told))
+    case.until_told("docker.service is not running")
     time.sleep(0.2)
     assert docker.calls == []
     case.unit = DockerUnit(True, "1")
     case.until_ready()
 
 
-def test_the_wait_for_docker_has_an_end(begin: Begin, docker: FakeDocker) -> None:
-    docker.away.set()
-    case = begin().start()
-    case.fails_with("docker_away")
-
-
 def test_a_stop_during_the_wait_takes_along_what_was_left(begin: Begin, docker: FakeDocker) -> None:
     docker.run_container(LABELS)
     docker.away.set()
     case = begin().start()
-    case.until(lambda: any("waiting for the Docker Engine" in text for text in case.told))
+    case.until_told("waiting for the Docker Engine")
     docker.away.clear()
     case.supervisor.events.signal = signal.SIGTERM
     assert case.ends() == EXIT_OK
@@ -354,6 +353,30 @@ def test_a_refused_start_leaves_no_container(begin: Begin, docker: FakeDocker, r
     docker.refuse_start = f"CDI device injection failed: {refusal}" if "CDI" in refusal else refusal
     assert refusal.split()[-1] in begin().start().fails_with(cause)["reason"]
     assert docker.container is None
+
+
+@pytest.mark.parametrize(
+    ("refusal", "cause", "tries"),
+    [
+        ("no space left on device", "docker_out_of_space", 1),
+        ("what nobody has seen", "docker_refused", 2),
+        ("", "", 1),
+    ],
+    ids=["full disk", "unknown", "one error of the API"],
+)
+def test_within_a_switch_a_refusal_ends_the_engine_at_once(
+    begin: Begin, docker: FakeDocker, refusal: str, cause: str, tries: int
+) -> None:
+    docker.refuse_start = refusal
+    case = begin(patience_s=900)
+    with Lock(case.paths):
+        if cause:
+            case.start().fails_with(cause)
+            assert case.state()["phase"] == "failed" and docker.calls.count("start") == tries
+        else:
+            docker.refuse("start", 1)
+            case.start().until_ready()
+            assert docker.calls.count("create") == 2
 
 
 def test_a_removal_in_progress_is_waited_for(begin: Begin, docker: FakeDocker) -> None:
@@ -444,20 +467,19 @@ def test_who_stopped_it_is_asked_again_after_an_error_of_dockers_api(begin: Begi
 def test_the_log_is_followed_on_after_an_error_of_dockers_api(begin: Begin, docker: FakeDocker) -> None:
     case = begin().start()
     docker.log("line 1")
-    case.until(lambda: "line 1" in case.output.getvalue())
+    case.until_logged("line 1")
     docker.refuse("follow", 1)
     docker.cut()
     docker.log("line 2")
-    case.until(lambda: "line 2" in case.output.getvalue())
-    assert case.output.getvalue().count("line 1") == 1
-    assert case.output.getvalue().count("can be read again") == 1
+    case.until_logged("line 2")
+    assert [case.output.getvalue().count(text) for text in ("line 1", "can be read again")] == [1, 1]
 
 
 def test_a_log_that_cannot_be_read_is_no_silence(begin: Begin, docker: FakeDocker) -> None:
     docker.refuse("follow", ALWAYS)
     docker.refuse("logs", ALWAYS)
     case = begin(stall_timeout_s=1).start()
-    case.until(lambda: any("its log cannot be read" in text for text in case.told))
+    case.until_told("its log cannot be read")
     time.sleep(1.5)
     assert case.code is None, case.state()["last_failure"]
     case.until_ready()
@@ -557,7 +579,7 @@ def test_the_wait_for_what_heals_is_seen_and_obeys(
     monkeypatch.setattr(launch, "RETRY_FIRST_S", 300)
     docker.refuse_start = FULL
     case = begin(patience_s=900).start()
-    case.until(lambda: any("Trying again in" in text for text in case.told))
+    case.until_told("Trying again in")
     case.until(lambda: case.state()["phase"] == "waiting-to-try-again")
     case.stop()
     assert case.ends() == EXIT_OK
@@ -576,30 +598,6 @@ def test_waits_grow_up_to_five_minutes(begin: Begin, docker: FakeDocker, monkeyp
     monkeypatch.setattr(launch.time, "monotonic", lambda: now[0])
     assert case.supervisor.run() == EXIT_FAILED
     assert waited == [0, 5, 10, 20, 40, 80, 160, 300, 285], "systemd's five starts in half an hour are never used up"
-
-
-@pytest.mark.parametrize(
-    ("refusal", "cause", "tries"), [(FULL, "docker_out_of_space", 1), ("what nobody has seen", "docker_refused", 2)]
-)
-def test_within_a_switch_a_refusal_ends_the_engine_at_once(
-    begin: Begin, docker: FakeDocker, refusal: str, cause: str, tries: int
-) -> None:
-    docker.refuse_start = refusal
-    case = begin(patience_s=900)
-    with Lock(case.paths):
-        case.start()
-        assert case.ends() == EXIT_FAILED
-    assert docker.calls.count("start") == tries
-    state = case.state()
-    assert (state["phase"], state["last_failure"]["cause"]) == ("failed", cause)
-
-
-def test_one_error_of_dockers_api_does_not_end_a_switch(begin: Begin, docker: FakeDocker) -> None:
-    docker.refuse("start", 1)
-    case = begin()
-    with Lock(case.paths):
-        case.start().until_ready()
-    assert docker.calls.count("create") == 2
 
 
 # -- the GPUs after a boot
@@ -691,7 +689,7 @@ def test_a_switch_learns_soon_that_the_gpus_are_missing(
 
 def test_a_stop_ends_the_wait_for_the_gpus(begin: Begin, docker: FakeDocker) -> None:
     case = begin(create=WITH_GPU, patience_s=900).start()
-    case.until(lambda: any("waiting for the GPUs" in text for text in case.told))
+    case.until_told("waiting for the GPUs")
     case.stop()
     assert case.ends(5) == EXIT_OK
 
@@ -734,10 +732,8 @@ def test_no_container_is_started(
     ids=["nothing known", "module not known", "one version"],
 )
 def test_what_is_not_known_is_no_reason(begin: Begin, docker: FakeDocker, found: DriverVersions) -> None:
-    case = begin(driver=found).start().until_ready()
+    begin(driver=found).start().until_ready()
     assert docker.calls.count("create") == 1
-    case.stop()
-    assert case.ends() == EXIT_OK
 
 
 def test_an_engine_that_runs_already_is_kept(begin: Begin, docker: FakeDocker) -> None:
@@ -745,8 +741,6 @@ def test_an_engine_that_runs_already_is_kept(begin: Begin, docker: FakeDocker) -
     docker.run_container(LABELS)
     case = begin(driver=REBOOT, healthy=True).start().until_ready()
     assert "create" not in docker.calls and case.thread.is_alive()
-    case.stop()
-    assert case.ends() == EXIT_OK
 
 
 def test_container_of_another_image_is_refused(begin: Begin, docker: FakeDocker) -> None:
@@ -777,7 +771,7 @@ def test_the_socket_of_an_engine_is_opened_when_it_appears(
     case.until(lambda: "start" in docker.calls)
     assert seen == [([], uid)]
     place.symlink_to(tmp_path / "shadow")
-    case.until(lambda: "it is a link and no socket" in case.output.getvalue())
+    case.until_logged("it is a link and no socket")
     place.unlink()
     os.mknod(place, 0o140755)
     case.until(lambda: place.stat().st_mode == 0o140666)

@@ -56,16 +56,10 @@ def test_the_input_hash_covers_the_line_the_unit_and_the_weights_and_no_label() 
     ]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"profile": "q"},
-        {"target": "x"},
-        {"budgets_mib": {}},
-        {"foreign": "fail"},
-        {"limits": Limits(drain_timeout_s=1)},
-    ],
-)
+CHANGES = [{"profile": "q"}, {"target": "x"}, {"budgets_mib": {}}, {"foreign": "fail"}, {"limits": Limits(1)}]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_the_digest_is_over_all_of_it(change: dict[str, Any]) -> None:
     base = rendered(engine())
     assert replace(base, **change).digest != base.digest
@@ -157,6 +151,11 @@ def test_what_is_written_is_what_is_read(paths: HostPaths) -> None:
     assert modes == {0o640}
 
 
+def loosen(place: Path) -> None:
+    file = place / "engines/e2b/container.json"
+    file.write_text(file.read_text().replace("--read-only", "--privileged"))
+
+
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
@@ -167,12 +166,7 @@ def test_what_is_written_is_what_is_read(paths: HostPaths) -> None:
         (lambda place: (place / "engines/e2b/engine.json").write_text("{}"), "engine is missing"),
         (lambda place: (place / "engines/e2b/chat-template.jinja").write_text("{{ other }}"), "a file of"),
         (lambda place: (place / "engines/e2b/chat-template.jinja").unlink(), "a file of"),
-        (
-            lambda place: (place / "engines/e2b/container.json").write_text(
-                (place / "engines/e2b/container.json").read_text().replace("--read-only", "--privileged")
-            ),
-            "a file of",
-        ),
+        (loosen, "a file of"),
         (lambda place: (place / "engines/e2b/container.json").write_text('{"arguments": "x"}'), "a list of at least"),
         (lambda place: (place / "engines/e2b/container.json").write_text("[]"), "not JSON with a list"),
     ],
@@ -212,17 +206,13 @@ def test_a_generation_without_container_json_is_read_and_written_again(paths: Ho
     assert {Path(change.path).name for change in changes} == {"container.json"} and len(changes) == 2
 
 
-def test_a_number_that_is_not_there(paths: HostPaths) -> None:
-    put(paths, rendered(engine()))
-    with pytest.raises(GenerationError, match=r"no generation 9 .* there are: 1"):
-        store.load(paths, 9)
-
-
-def test_what_a_dead_run_left_is_removed(paths: HostPaths) -> None:
+def test_what_a_dead_run_left_is_removed_and_a_number_that_is_not_there_is_an_error(paths: HostPaths) -> None:
     left = store.stage(paths)
     (left / "units").mkdir()
     put(paths, rendered(engine()))
     assert not left.exists()
+    with pytest.raises(GenerationError, match=r"no generation 9 .* there are: 1"):
+        store.load(paths, 9)
 
 
 def test_pruning_keeps_the_committed_and_the_one_before(paths: HostPaths) -> None:
@@ -240,17 +230,13 @@ def test_pruning_keeps_the_committed_and_the_one_before(paths: HostPaths) -> Non
 # -- live files
 
 
+FILES = ["engine.json", "container.json", "docker-create"]
+
+
 def test_a_host_without_files(paths: HostPaths) -> None:
-    number = put(paths, rendered(engine()))
-    generation = store.load(paths, number)
-    changes = live.live_changes(generation, paths)
-    assert {(Path(item.path).name, item.before is None) for item in changes} == {
-        ("engine.json", True),
-        ("container.json", True),
-        ("docker-create", True),
-        ("vllm-e2b.service", True),
-        ("vllm-edge.target", True),
-    }
+    generation = store.load(paths, put(paths, rendered(engine())))
+    changes = {Path(item.path).name: item.before for item in live.live_changes(generation, paths)}
+    assert changes == dict.fromkeys([*FILES, "vllm-e2b.service", "vllm-edge.target"])
     written = live.install(generation, paths, ["e2b"], target=False)
     assert len(written) == 4
     assert [Path(item.path).name for item in live.live_changes(generation, paths)] == ["vllm-edge.target"]
@@ -301,15 +287,9 @@ def test_engines_that_are_not_in_it(paths: HostPaths) -> None:
     recover.write_text(f"# {model.MARK}\n[Service]\nExecStart=/usr/local/bin/vllm-edge recover --boot\n")
     note = paths.engine_dir("e4b") / "NOTES"
     note.write_text("an operator's")
-    number = put(paths, rendered(engine()))
-    generation = store.load(paths, number)
+    generation = store.load(paths, put(paths, rendered(engine())))
     gone = [item for item in live.live_changes(generation, paths, target=False) if item.after is None]
-    assert {Path(item.path).name for item in gone} == {
-        "engine.json",
-        "container.json",
-        "docker-create",
-        "vllm-e4b.service",
-    }
+    assert {Path(item.path).name for item in gone} == {*FILES, "vllm-e4b.service"}
     assert live.list_live_engines(paths) == ["e2b", "e4b"]
     assert len(live.remove_engine("e4b", paths)) == 4
     assert live.remove_engine("e4b", paths) == []

@@ -238,9 +238,10 @@ def settle_over(
     return settle(read, judge, timeout_s, clock=clock, sleep=clock.sleep), clock.now
 
 
-def test_two_equal_samples_settle() -> None:
-    result, took = settle_over([gpu(100, (7, 100))], {7: OURS}, 200, 30)
-    assert (result.settled, result.samples, took) == (True, 2, 1.0)
+@pytest.mark.parametrize(("timeout_s", "samples", "seconds"), [(30, 2, 1.0), (0, 1, 0.0)])
+def test_two_equal_samples_settle(timeout_s: float, samples: int, seconds: float) -> None:
+    result, took = settle_over([gpu(100, (7, 100))], {7: OURS}, 200, timeout_s)
+    assert (result.settled, result.samples, took) == (samples == 2, samples, seconds)
 
 
 @pytest.mark.parametrize(("step", "settles_after"), [(15, 2), (16, 5)])
@@ -260,9 +261,7 @@ def test_memory_that_never_stands_still_is_judged_at_the_deadline() -> None:
 def test_memory_without_a_process_gets_time_to_come_back() -> None:
     result, took = settle_over([gpu(500)] * 6 + [gpu(0)], {}, 0, 30)
     assert (result.settled, result.evaluation.failures, took) == (True, (), 7.0)
-
-
-def test_memory_without_a_process_that_stays_is_an_orphan_at_the_deadline() -> None:
+    # What stays is an orphan at the deadline.
     result, took = settle_over([gpu(500)], {}, 0, 10)
     assert (result.settled, len(result.evaluation.failures), took) == (True, 1, 10.0)
     assert "500 MiB by no process" in result.evaluation.message
@@ -277,8 +276,3 @@ def test_a_process_that_ended_in_between_is_looked_at_again() -> None:
     samples = [gpu(500, (7, 500))] * 2 + [gpu(0)]
     result, _ = settle_over(samples, {7: Owner("unknown", reason=ENDED)}, 0, 30)
     assert result.evaluation.failures == ()
-
-
-def test_timeout_zero_takes_one_sample() -> None:
-    result, took = settle_over([gpu(100, (7, 100))], {7: OURS}, 200, 0)
-    assert (result.samples, took) == (1, 0.0)

@@ -33,11 +33,8 @@ def test_a_later_run_uses_the_record_whatever_the_buses_are() -> None:
     moved = [GpuIdentity(3 - card.index, card.uuid, card.name, card.pci_bus_id) for card in CARDS]
     again = plan(None, RECORD, moved)
     assert (again.uuids, again.source, again.changed) == (list(UUIDS), "recorded", False)
-
-
-def test_a_card_in_another_place_keeps_its_slot_and_the_record_learns_the_place() -> None:
-    moved = [*CARDS[:3], GpuIdentity(3, UUIDS[3], "NVIDIA L4", "00000000:FF:00.0")]
-    again = plan(None, RECORD, moved)
+    # A card in another place keeps its slot, and the record learns the place.
+    again = plan(None, RECORD, [*CARDS[:3], GpuIdentity(3, UUIDS[3], "NVIDIA L4", "00000000:FF:00.0")])
     assert (again.uuids, again.changed) == (list(UUIDS), True)
     assert '"00000000:FF:00.0"' in again.after
 
@@ -172,15 +169,17 @@ def test_a_card_that_is_lost_is_named_by_the_record(gpus: LabRoot, settle_slots:
     assert "slot 1" in result["msg"]
 
 
-def test_a_new_card_is_a_warning(gpus: LabRoot, settle_slots: Run) -> None:
+def test_too_few_cards_fail_and_a_new_one_is_a_warning(gpus: LabRoot, settle_slots: Run, tmp_path: Path) -> None:
+    for options, *told in (
+        ({"minimum": 5}, "needs 5 GPUs, but NVML has 4"),
+        ({"gpu_uuids": [UUIDS[0], UUIDS[0]], "python": "/nonexistent/python"}, "Every slot is another card"),
+        ({"path": str(tmp_path / "absent" / "slots.json")}, "does not exist", "vllm_edge_host"),
+    ):
+        result = settle_slots(**options)
+        assert result["rc"] == 1 and all(text in result["msg"] for text in told), result
     result = settle_slots(gpu_uuids=list(UUIDS[:3]))
     assert (result["rc"], result["uuids"]) == (0, list(UUIDS[:3]))
     assert UUIDS[3] in result["warnings"][0]
-
-
-def test_too_few_for_the_profile(gpus: LabRoot, settle_slots: Run) -> None:
-    result = settle_slots(minimum=5)
-    assert result["rc"] == 1 and "needs 5 GPUs, but NVML has 4" in result["msg"]
 
 
 @pytest.mark.parametrize(("check", "rc"), [(True, 0), (False, 1)])
@@ -201,16 +200,6 @@ def test_before_the_host_runtime_is_there(
     result = settle_slots(check=check, python="/nonexistent/python")
     assert (result["rc"], result.get("skipped", False)) == (rc, check)
     assert "there is no interpreter /nonexistent/python" in result["msg"]
-
-
-def test_duplicates_are_refused_before_anything_is_asked(settle_slots: Run) -> None:
-    result = settle_slots(gpu_uuids=[UUIDS[0], UUIDS[0]], python="/nonexistent/python")
-    assert result["rc"] == 1 and "Every slot is another card" in result["msg"]
-
-
-def test_a_missing_directory_is_an_error_with_the_remedy(gpus: LabRoot, settle_slots: Run, tmp_path: Path) -> None:
-    result = settle_slots(path=str(tmp_path / "absent" / "slots.json"))
-    assert result["rc"] == 1 and "does not exist" in result["msg"] and "vllm_edge_host" in result["msg"]
 
 
 def test_load_reads_what_render_wrote(tmp_path: Path) -> None:

@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,26 +29,20 @@ from ansible.module_utils.vllm_edge.status import collect as status_module
 from ansible.module_utils.vllm_edge.status.collect import collect, sum_budgets
 from ansible.module_utils.vllm_edge.status.command import render_status
 from ansible.module_utils.vllm_edge.status.problems import describe_state, find_gateway_problems, judge
+from ansible.module_utils.vllm_edge.switch import history
 from ansible.module_utils.vllm_edge.switch.journal import Lock, to_json
 from ansible.module_utils.vllm_edge.switch.model import Journal, Result
 from ansible.module_utils.vllm_edge.system.docker import Container
 from ansible.module_utils.vllm_edge.text import WIDTH
 from engine_files import CONFIG, written
 from fake_docker import FakeDocker
+from generations import activate, engine, rendered
 from journals import RUNNING, ended
 
 BOARD = {
-    "index": 3,
-    "uuid": "GPU-f52a6b98-d1e7-5b3c-a05f-38c2d4710003",
-    "name": "NVIDIA L4",
-    "total_mib": 23034,
-    "reserved_mib": 470,
-    "used_mib": 20612,
-    "free_mib": 1952,
-    "budget_mib": 20900,
-    "foreign_mib": 0,
-    "within_budget": True,
-    "problem": None,
+    **{"index": 3, "uuid": "GPU-f52a6b98-d1e7-5b3c-a05f-38c2d4710003", "name": "NVIDIA L4", "total_mib": 23034},
+    **{"reserved_mib": 470, "used_mib": 20612, "free_mib": 1952, "budget_mib": 20900, "foreign_mib": 0},
+    **{"within_budget": True, "problem": None},
 }
 FAILURE = Failure(
     "2026-11-21T03:00:00Z", 1, "no_kv", "no memory is left", "Lower max_num_seqs", "kv-cache", ["last words"]
@@ -214,16 +212,17 @@ def test_what_keeps_the_gpus_of_an_engine_apart(serving: Host, tmp_path: Path) -
 
 
 def test_an_engine_that_is_not_as_planned(serving: Host) -> None:
-    tolerances = {**TOLERANCES, "total_mib": 300}
     plan = {
         "gpus": [{"weights_mib": 10_024, "graphs_mib": 539, "kv_cache_mib": 8_485, "total_mib": 20_612}],
-        "kv_cache_tokens": 480_192,
-        "kv_blocks": 30_012,
-        "tolerances": tolerances,
-        "on_drift": "warn",
+        **{"kv_cache_tokens": 480_192, "kv_blocks": 30_012, "on_drift": "warn"},
+        "tolerances": {**TOLERANCES, "total_mib": 300},
     }
-    file = serving.paths.engine_dir("e2b") / "engine.json"
-    file.write_text(json.dumps({**CONFIG, "gpus": [BOARD["uuid"]], "plan": plan}))
+
+    def configure(**more: Any) -> None:
+        file = serving.paths.engine_dir("e2b") / "engine.json"
+        file.write_text(json.dumps({**CONFIG, "gpus": [BOARD["uuid"]], "plan": {**plan, **more}}))
+
+    configure()
     state = EngineState("e2b", "serving", stamp(), input_hash="ab12", log_facts={"model_gib": 15.0})
     write_state(serving.paths.engine_state("e2b"), state)
     board = {**BOARD, "engine_mib": 20_612}
@@ -232,17 +231,18 @@ def test_an_engine_that_is_not_as_planned(serving: Host) -> None:
     assert "weights of e2b 15,360 MiB, planned 10,024 (+5,336, tolerated 160)" in problem
     text = "\n".join(render_status(status))
     assert "plan against measurement" in text and re.search(r"^GPU 3 .* 20,612 +20,612 +\+0 +300 +within$", text, re.M)
+    # What still loads holds less than it will.
+    loading = serving.ask(UNIT | {"ActiveState": "activating"}, [board])
+    assert not [text for text in loading["problems"] if "Plan" in text]
     # The lower threshold is exceeded by what is beside the KV cache; that is a warning and no problem.
-    low = {**CONFIG, "gpus": [BOARD["uuid"]], "plan": {**plan, "memory_threshold_percent": 30}}
-    file.write_text(json.dumps(low))
+    configure(memory_threshold_percent=30)
     warned = serving.ask(boards=[board])
     assert "besides KV caches, more than memory_threshold_percent 30" in warned["memory_warnings"][0]
     assert warned["problems"] == status["problems"] and status["memory_warnings"] == []
     assert "Warning: GPU 3 holds" in "\n".join(render_status(warned))
-    file.write_text(json.dumps({**CONFIG, "gpus": [BOARD["uuid"]], "plan": plan}))
-    # What still loads holds less than it will.
-    loading = serving.ask(UNIT | {"ActiveState": "activating"}, [board])
-    assert not [text for text in loading["problems"] if "Plan" in text]
+
+
+OTHER_INPUTS = {"vllm-edge.engine": "e2b", "vllm-edge.input-hash": "old"}
 
 
 @pytest.mark.parametrize(
@@ -251,17 +251,15 @@ def test_an_engine_that_is_not_as_planned(serving: Host) -> None:
         (None, "container absent", None),
         (Container("c", "vllm-e2b", "exited", {"vllm-edge.engine": "e2b"}), "container exited", None),
         (Container("c", "vllm-e2b", "running", {}), "exists that vllm-edge did not create", None),
-        (
-            Container("c", "vllm-e2b", "running", {"vllm-edge.engine": "e2b", "vllm-edge.input-hash": "old"}),
-            "made from other inputs than the files",
-            "old",
-        ),
+        (Container("c", "vllm-e2b", "running", OTHER_INPUTS), "made from other inputs than the files", "old"),
     ],
 )
 def test_containers(configured: Host, container: Container | None, told: str, running_hash: str | None) -> None:
     configured.docker.container = container
     assert configured.ask(unit=None)["engines"][0]["running_input_hash"] == running_hash
     assert told in configured.tell(unit=None)
+    configured.docker.away.set()
+    assert configured.ask()["engines"][0]["container_state"] == "unknown", "where nobody can be asked"
 
 
 PROBLEMS: list[tuple[dict[str, Any], str]] = [
@@ -341,22 +339,15 @@ def test_what_a_switch_does_not_excuse(switching: Host) -> None:
 
 def test_the_running_switch(switching: Host) -> None:
     status = switching.ask()
-    seconds = status["switch"].pop("seconds")
-    assert seconds >= 0
+    assert status["switch"].pop("seconds") >= 0
     assert status["switch"] == {
-        "generation": 4,
-        "profile": "bf16-tp4",
-        "phase": "healthy",
-        "direction": "forward",
-        "asked_by": "site.yml by alice",
-        "started_at": "2026-11-21T16:40:00Z",
+        **{"generation": 4, "profile": "bf16-tp4", "phase": "healthy", "direction": "forward"},
+        **{"asked_by": "site.yml by alice", "started_at": "2026-11-21T16:40:00Z"},
     }
     assert status["unfinished_switch"] is None
     status["switch"]["seconds"] = 12.3
     lines = render_status(status)
-    assert lines[2].startswith(
-        "switching to generation 4 (bf16-tp4) for 12 s, phase healthy, asked by site.yml by alice"
-    )
+    assert lines[2].startswith("switching to generation 4 (bf16-tp4) for 12 s, phase healthy, asked by site.yml by ali")
     assert max(map(len, lines)) <= WIDTH
     json.dumps(status)
 
@@ -390,18 +381,10 @@ def test_former_switches(serving: Host) -> None:
     assert status["problems"] == []
     assert [row["id"] for row in status["history"]] == [f"20261121T{hour}0000Z-4" for hour in range(21, 11, -1)]
     assert status["history"][0] == {
-        "id": "20261121T210000Z-4",
-        "started_at": "2026-11-21T21:00:00Z",
-        "from_generation": 3,
-        "from_profile": "nvfp4-tp2",
-        "generation": 4,
-        "profile": "bf16-tp4",
-        "origin": "-e",
-        "asked_by": "site.yml by alice",
-        "result": "committed",
-        "seconds": 70.4,
-        "downtime": {"architect": 64.5, "sentry": 0.0},
-        "message": "Generation 4 (bf16-tp4) serves.",
+        **{"id": "20261121T210000Z-4", "started_at": "2026-11-21T21:00:00Z", "from_generation": 3},
+        **{"from_profile": "nvfp4-tp2", "generation": 4, "profile": "bf16-tp4", "origin": "-e"},
+        **{"asked_by": "site.yml by alice", "result": "committed", "seconds": 70.4},
+        **{"downtime": {"architect": 64.5, "sentry": 0.0}, "message": "Generation 4 (bf16-tp4) serves."},
     }
     lines = render_status(status)
     told = [" ".join(line.split()) for line in lines if line.startswith("2026-11-21T")]
@@ -413,20 +396,16 @@ def test_former_switches(serving: Host) -> None:
     json.dumps(status)
 
 
+def chosen(by: str, inventory: str, at: str = "t") -> dict[str, str]:
+    return {"origin": by, "chosen_at": at, "inventory_profile": inventory}
+
+
 CHOICES: list[tuple[dict[str, Any], str | None, str]] = [
     ({}, None, "chosen by the inventory"),
     ({"origin": "-e", "chosen_at": "2026-11-21T16:41:00Z"}, None, "chosen by -e on 2026-11-21T16:41:00Z"),
     ({"origin": "host", "chosen_at": "t"}, "e2b-only", "chosen on the host on t"),
-    (
-        {"origin": "-e", "chosen_at": "t", "inventory_profile": "nvfp4-tp2"},
-        None,
-        "inventory says nvfp4-tp2, host runs e2b-only (chosen by -e on t)",
-    ),
-    (
-        {"origin": "host", "chosen_at": "t", "inventory_profile": "e2b-only"},
-        "bf16-tp4",
-        "inventory says bf16-tp4, host runs e2b-only (chosen on the host on t)",
-    ),
+    (chosen("-e", "nvfp4-tp2"), None, "inventory says nvfp4-tp2, host runs e2b-only (chosen by -e on t)"),
+    (chosen("host", "e2b-only"), "bf16-tp4", "inventory says bf16-tp4, host runs e2b-only (chosen on the host on t)"),
 ]
 
 
@@ -439,9 +418,6 @@ def test_who_chose_the_profile(serving: Host, record: dict[str, Any], expected: 
 def test_a_record_of_before_there_were_switches(serving: Host) -> None:
     added = {"origin": "inventory", "inventory_profile": None, "previous_generation": None}
     assert serving.ask()["active_profile"].items() >= added.items()
-
-
-def test_a_generation_that_was_committed_over_its_budget(serving: Host) -> None:
     serving.remember(over_budget=True)
     assert render_status(serving.ask())[0].endswith(", committed over its budget")
 
@@ -501,11 +477,6 @@ def test_budgets_of_engines_that_share_a_gpu() -> None:
     assert sum_budgets([config, replace(other, vram_budget_mib=None)]) == {"GPU-a": 100, "GPU-b": None, "GPU-c": None}
 
 
-def test_a_container_that_nobody_can_be_asked_about_is_unknown(configured: Host) -> None:
-    configured.docker.away.set()
-    assert configured.ask()["engines"][0]["container_state"] == "unknown"
-
-
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
@@ -549,3 +520,78 @@ def test_what_is_wrong_with_the_gateway(changes: dict[str, Any], switch: object,
     found = find_gateway_problems({"gateway": gateway, "switch": switch})
     assert len(found) == (words is not None) and (words or "") in " ".join(found)
     assert find_gateway_problems({"gateway": None}) == []
+
+
+# ---- for a user who is not root ---------------------------------------------------------------------------------
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def host() -> Iterator[HostPaths]:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    # Neither pytest's directory nor everybody's TMPDIR is open to others.
+    root = Path(tempfile.mkdtemp(prefix="vllm-edge-test-", dir="/var/tmp"))
+    root.chmod(0o755)
+    umask = os.umask(0o022)
+    paths = HostPaths(root / "etc", root / "state", root / "units")
+    activate(paths, rendered(engine()))
+    (paths.state / "generations").chmod(0o750)
+    paths.history.mkdir(mode=0o750)
+    paths.switch_journal.write_text("{}")
+    paths.switch_journal.chmod(0o640)
+    os.umask(umask)
+    yield paths
+    shutil.rmtree(root)
+
+
+def ask(act: Callable[[], Any]) -> Any:
+    """Return what `act` returns as user nobody, through a pipe."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.write(write_end, json.dumps(act()).encode())
+        except BaseException as error:
+            os.write(write_end, json.dumps({"raised": f"{type(error).__name__}: {error}"}).encode())
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end) as answer:
+        said = answer.read()
+    os.waitpid(child, 0)
+    result = json.loads(said)
+    assert not isinstance(result, dict) or "raised" not in result, result
+    return result
+
+
+def test_switches_are_for_root_and_none_is_called_unfinished(host: HostPaths) -> None:
+    found, problems = ask(lambda: history.read_switches(host))
+    assert found == {"switch": None, "unfinished_switch": None, "history": []}
+    assert problems == [f"{host.switch_journal} is not for this user: switches are shown to root"]
+
+
+def test_the_live_files_are_not_judged(host: HostPaths) -> None:
+    profile, problem = ask(lambda: status_module.read_active_profile(host))
+    assert problem is None and profile["generation"] == 1, "this everybody may read"
+    assert [config.engine for config in status_module.load_configs(host)[0]] == ["e2b"]
+    assert ask(lambda: len(status_module.load_configs(host)[0])) == 1, "and this"
+    files, problems = ask(lambda: status_module.read_live_files(host, profile))
+    assert files is None
+    assert problems == [f"{host.state}/generations is not for this user: whether files were changed is shown to root"]
+
+
+@pytest.mark.parametrize("command", ["history", "progress"])
+def test_a_command_that_cannot_read_says_so(host: HostPaths, command: str) -> None:
+    def run() -> Any:
+        told: list[str] = []
+        sys.stderr = type("Told", (), {"write": lambda self, text: told.append(text), "flush": lambda self: None})()
+        status = history.run_history(host, output="text") if command == "history" else history.run_progress(host)
+        return [status, "".join(told)]
+
+    status, said = ask(run)
+    assert status == 1 and f"shown to root: 'sudo vllm-edge {command}'." in said

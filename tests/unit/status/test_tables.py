@@ -48,14 +48,8 @@ def tell(**more: Any) -> str:
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
-        (
-            "the IOMMU translates the addresses of x",
-            "off: the IOMMU translates the addresses of x; iommu=pt and a reboot ",
-        ),
-        (
-            "vllm_engine_peer_to_peer says so",
-            "31b-nvfp4-tp2: peer-to-peer is off: vllm_engine_peer_to_peer says so. s",
-        ),
+        ("the IOMMU translates x", "off: the IOMMU translates x; iommu=pt and a reboot "),
+        ("vllm_engine_peer_to_peer says so", "is off: vllm_engine_peer_to_peer says so. s"),
     ],
 )
 def test_the_report_says_that_peer_to_peer_is_off(reason: str, words: str) -> None:
@@ -70,9 +64,10 @@ def test_the_report_names_accepted_risks() -> None:
     assert "accepted risks" not in tell(engines=[large, *others])
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_report_says_all_of_it_and_keeps_a_completion_on_one_line() -> None:
+    lines = render(REPORT)
+    text = "\n".join(lines)
+    for words in (
         "profile nvfp4-tp2, generation 3",
         "vllm-31b-nvfp4-tp2  31b-nvfp4 nvfp4   2  0,1   8050  active  132 s  2026-11-21T13:20:01Z",
         "architect    31b-nvfp4-tp2  8050  2 of 2  0.12 s  a b",
@@ -81,15 +76,9 @@ def test_the_report_names_accepted_risks() -> None:
         "4 GPUs     82,406  83,600        0     92,136",
         "vLLM: 0.32.0",
         "revision: abc",
-    ],
-)
-def test_report_says(words: str) -> None:
-    assert words in "\n".join(render(REPORT))
-
-
-def test_report_keeps_a_completion_on_one_line() -> None:
-    (line,) = [line for line in render(REPORT) if line.startswith("sentry")]
-    assert "a b" in line
+    ):
+        assert words in text
+    (line,) = [line for line in lines if line.startswith("sentry")]
     assert line.endswith("...") and len(line) == 100
 
 
@@ -157,12 +146,9 @@ def test_a_plain_run_has_the_last_switch_in_a_line() -> None:
     assert "last switch" not in tell(), "a host that has made none"
 
 
-def test_a_switch_to_what_is_committed() -> None:
+def test_a_switch_to_what_is_committed_and_the_first_of_a_host() -> None:
     again = SWITCH | {"from_generation": 4, "from_profile": "bf16-tp4"}
     assert "switch to generation 4 (bf16-tp4), which is committed, asked by Ansible by alice" in tell(switch=again)
-
-
-def test_the_first_switch_of_a_host() -> None:
     first = SWITCH | {"from_generation": None, "from_profile": None, "downtime": {}, "keep": [], "stop": []}
     text = tell(switch=first)
     assert "switch to generation 4 (bf16-tp4) from nothing, asked by Ansible by alice" in text
@@ -245,15 +231,11 @@ def test_a_long_name_leaves_the_bar_whole() -> None:
     assert render_gpu_table([long])[2].endswith("]")
 
 
-def test_what_was_started_against_the_plan_stands_in_the_report() -> None:
+def test_problems_and_what_was_started_against_the_plan_stand_in_the_report() -> None:
     said = "31b-nvfp4-tp2: no_kv. Weights take 16.27 GiB of the 22.03 GiB of GPU 0, " + "and so on, " * 12
     assert "plan_override: 31b-nvfp4-tp2: no_kv. Weights" in tell(overrides=[said])
-    assert "plan_override" not in tell()
-
-
-def test_problems_stand_in_the_report() -> None:
     assert "Problems: Something is wrong." in tell(problems=["Something is wrong. " * 20])
-    assert "Problems:" not in tell()
+    assert "plan_override" not in tell() and "Problems:" not in tell()
 
 
 @pytest.mark.parametrize(

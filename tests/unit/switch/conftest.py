@@ -6,7 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge.switch.model import Moves
 from fake_host import ServingHost
 from switch_host import SwitchHost
 
@@ -25,8 +24,7 @@ def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SwitchHost:
 @pytest.fixture
 def stopped(bench: SwitchHost) -> SwitchHost:
     """The committed generation without e2b."""
-    bench.world.towards = 1
-    bench.world.stop(Moves(stop=("e2b",)))
+    bench.stop("e2b")
     return bench
 
 

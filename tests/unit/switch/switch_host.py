@@ -15,7 +15,7 @@ from ansible.module_utils.vllm_edge.generation.model import Choice, Generation, 
 from ansible.module_utils.vllm_edge.switch import journal as journal_module
 from ansible.module_utils.vllm_edge.switch import rollback, run
 from ansible.module_utils.vllm_edge.switch.journal import history, holder, read_journal
-from ansible.module_utils.vllm_edge.switch.model import EXITS, Exit, Journal, PhaseFailed, Result
+from ansible.module_utils.vllm_edge.switch.model import EXITS, Exit, Journal, Moves, PhaseFailed, Result
 from fake_world import OLD, host, new_host, unlike
 from generations import put
 
@@ -104,6 +104,11 @@ class SwitchHost:
 
     def recover(self, *, boot: bool = False) -> int:
         return run.run_recover(self.paths, boot=boot)
+
+    def stop(self, *engines: str) -> None:
+        """By hand, without a switch."""
+        self.world.towards = 1
+        self.world.stop(Moves(stop=engines))
 
     def kill(
         self, action: str, towards: Generation | None = None, *, moment: str = "before", recovery: bool = False

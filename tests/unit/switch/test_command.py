@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm-edge switch` and `rollback`: what is started, how it is followed, what is refused."""
+"""`vllm-edge switch` and `rollback`: what is started, how it is followed, what is refused; `history`, `progress`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +19,11 @@ from ansible.module_utils.vllm_edge.cli import main
 from ansible.module_utils.vllm_edge.generation.model import Choice, Committed, FileChange, Generation, GenerationError
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch import command as switch_unit
+from ansible.module_utils.vllm_edge.switch import history
 from ansible.module_utils.vllm_edge.switch.command import moves_lines, run_check, run_rollback, run_switch_to
-from ansible.module_utils.vllm_edge.switch.journal import from_json, to_json
-from ansible.module_utils.vllm_edge.switch.model import Exit, Journal, Moves, PhaseFailed, Result
+from ansible.module_utils.vllm_edge.switch.history import count_seconds_since
+from ansible.module_utils.vllm_edge.switch.journal import Lock, from_json, to_json
+from ansible.module_utils.vllm_edge.switch.model import Direction, Exit, Journal, Moves, PhaseFailed, Result
 from ansible.module_utils.vllm_edge.system.systemd import Ran
 from ansible.module_utils.vllm_edge.text import WIDTH
 from journals import RUNNING, ended
@@ -160,11 +163,6 @@ def test_what_the_unit_runs_is_a_command_of_the_program(command: Command, monkey
     assert asked == [(command.paths.state, 4, Choice("-e", None, "site.yml by alice"))]
 
 
-def test_a_profile_is_its_newest_generation(command: Command) -> None:
-    assert command.switch("nvfp4-tp2", ended(generation=5)) == Exit.OK
-    assert command.unit.started[command.unit.started.index("run-switch") + 1] == "5"
-
-
 def test_rollback_goes_to_the_previous_one_and_says_so(command: Command) -> None:
     assert command.rollback(ended(generation=3)) == Exit.OK
     started = command.unit.started
@@ -208,24 +206,20 @@ def test_a_long_phase_is_not_silent(command: Command, monkeypatch: pytest.Monkey
     assert re.search(line, command.out, re.MULTILINE)
 
 
-def test_json_is_the_final_journal_alone(command: Command) -> None:
+def test_json_is_the_final_journal_alone_after_all_that_the_unit_runs(command: Command) -> None:
+    """Until ExecStopPost has ended nobody else could start the unit."""
     final = ended(Result.ROLLED_BACK)
-    assert command.switch("4", RUNNING, final, output="json") == Exit.ROLLED_BACK
+    assert command.switch("4", RUNNING, final, None, None, output="json") == Exit.ROLLED_BACK
     assert from_json(json.loads(command.out)) == final
+    assert command.unit.steps == []
 
 
-@pytest.mark.parametrize(
-    ("result", "status"),
-    [
-        (Result.COMMITTED, 0),
-        (Result.UNCHANGED, 0),
-        (Result.ROLLED_BACK, 1),
-        (Result.REFUSED, 2),
-        (Result.FAILED, 3),
-    ],
-)
-def test_the_exit_status_is_the_result(command: Command, result: Result, status: int) -> None:
-    assert command.switch("4", ended(result)) == status
+STATUS = {Result.COMMITTED: 0, Result.UNCHANGED: 0, Result.ROLLED_BACK: 1, Result.REFUSED: 2, Result.FAILED: 3}
+
+
+@pytest.mark.parametrize("result", STATUS)
+def test_the_exit_status_is_the_result(command: Command, result: Result) -> None:
+    assert command.switch("4", ended(result)) == STATUS[result]
 
 
 @pytest.mark.parametrize(
@@ -236,8 +230,8 @@ def test_the_exit_status_is_the_result(command: Command, result: Result, status:
 def test_a_unit_that_ends_without_a_result(command: Command, step: Journal | None, told: str) -> None:
     assert command.switch("4", step, output="json") == Exit.FAILED
     assert command.out == ""
-    assert told in command.err and "'journalctl -u vllm-edge-switch.service'" in command.err
-    assert "vllm-edge recover" in command.err
+    for words in (told, "'journalctl -u vllm-edge-switch.service'", "vllm-edge recover"):
+        assert words in command.err
 
 
 @pytest.mark.parametrize("status", [Exit.REFUSED, Exit.BUSY])
@@ -271,12 +265,6 @@ def test_the_exit_status_is_asked_before_systemd_forgets_the_unit(shown: str, st
     assert calls == [f"show --property=Id,ExecMainCode,ExecMainStatus -- {unit}", f"reset-failed -- {unit}"]
 
 
-def test_the_end_waits_for_what_the_unit_runs_after_it(command: Command) -> None:
-    """Until ExecStopPost has ended nobody else could start the unit."""
-    assert command.switch("4", RUNNING, ended(), None, None, None) == Exit.OK
-    assert command.unit.steps == []
-
-
 @pytest.mark.parametrize("signal", [KeyboardInterrupt, BrokenPipeError])
 def test_who_stops_following_is_told_how_to_go_on(
     command: Command, signal: type[BaseException], monkeypatch: pytest.MonkeyPatch
@@ -303,9 +291,7 @@ def test_a_second_switch_is_told_who_holds_the_first(command: Command, monkeypat
 def test_a_second_switch_that_comes_before_the_first_has_said_anything(command: Command) -> None:
     command.unit.elsewhere = True
     assert "runs already" in command.refused(command.switch("5"), Exit.BUSY)
-
-
-def test_systemd_s_own_words_where_it_starts_nothing(command: Command) -> None:
+    command.unit.elsewhere = False
     command.unit.refuses = "Failed to connect to bus"
     assert "nothing was touched: Failed to connect to bus" in command.refused(command.switch("5"))
 
@@ -324,9 +310,10 @@ def test_a_generation_that_is_not_there(command: Command, wanted: str, told: str
     assert told in command.refused(command.switch(wanted))
 
 
-def test_one_damaged_generation_hides_no_other(command: Command) -> None:
+def test_a_profile_is_its_newest_generation_and_one_damaged_hides_no_other(command: Command) -> None:
     command.paths.generation_dir(6).mkdir()
     assert command.switch("nvfp4-tp2", ended(generation=5)) == Exit.OK
+    assert command.unit.started[command.unit.started.index("run-switch") + 1] == "5"
 
 
 @pytest.mark.parametrize(
@@ -370,25 +357,23 @@ MOVES = Moves(
 
 
 @pytest.fixture
-def moves(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Moves | Exception]]:
-    """What the host answers."""
-    answers: list[Moves | Exception] = [MOVES]
+def moves(monkeypatch: pytest.MonkeyPatch) -> list[PhaseFailed]:
+    """Why the host cannot be asked; nothing: it can."""
+    problems: list[PhaseFailed] = []
 
     def asked(generation: Generation) -> Moves:
-        if isinstance(answers[0], Exception):
-            raise answers[0]
-        return answers[0]
+        if problems:
+            raise problems[0]
+        return MOVES
 
     world = SimpleNamespace(HostWorld=lambda paths: SimpleNamespace(moves=asked))
     monkeypatch.setitem(sys.modules, f"{PACKAGE}.switch.host", world)
-    yield answers
+    return problems
 
 
-def test_check_prints_a_line_for_each_kind_of_work(
-    paths: HostPaths, moves: list[Moves | Exception], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_check("5", paths, output="text") == 0
-    assert capsys.readouterr().out.splitlines() == [
+def test_check_prints_a_line_for_each_kind_of_work(command: Command, moves: list[PhaseFailed]) -> None:
+    assert command.end(run_check("5", command.paths, output="text")) == 0
+    assert command.out.splitlines() == [
         "generation 5, profile nvfp4-tp2",
         "  keeps e4b, e2b",
         "  stops 31b-nvfp4-tp2",
@@ -398,8 +383,10 @@ def test_check_prints_a_line_for_each_kind_of_work(
         "  writes /etc/vllm-edge/engines/e2b/engine.json (mode 0777, wanted 0644)",
         "  vllm-edge.target: needs daemon-reload",
     ]
-    assert run_check("5", paths, output="json") == 0
-    assert json.loads(capsys.readouterr().out)["moves"]["stop"] == ["31b-nvfp4-tp2"]
+    assert command.end(run_check("5", command.paths, output="json")) == 0
+    assert json.loads(command.out)["moves"]["stop"] == ["31b-nvfp4-tp2"]
+    moves.append(PhaseFailed("The Docker Engine does not answer."))
+    assert "Docker" in command.refused(command.end(run_check("5", command.paths, output="text")))
 
 
 def test_check_where_nothing_differs(paths: HostPaths) -> None:
@@ -407,6 +394,89 @@ def test_check_where_nothing_differs(paths: HostPaths) -> None:
     assert "nothing would be touched" in moves_lines(generation, Moves(keep=("e2b",)))[0]
 
 
-def test_check_where_the_host_cannot_be_asked(command: Command, moves: list[Moves | Exception]) -> None:
-    moves[0] = PhaseFailed("The Docker Engine does not answer.")
-    assert "Docker" in command.refused(command.end(run_check("5", command.paths, output="text")))
+# ---- history and progress ---------------------------------------------------------------------------------------
+
+
+def run(paths: HostPaths, *arguments: str) -> int:
+    return main([f"--etc={paths.etc}", f"--state={paths.state}", *arguments])
+
+
+def keep(paths: HostPaths, *journals: Journal) -> None:
+    paths.history.mkdir()
+    for journal in journals:
+        (paths.history / f"{journal.id}.json").write_text(json.dumps(to_json(journal)))
+
+
+FIRST = ended(
+    id="20261120T100000Z-3",
+    started_at="2026-11-20T10:00:00Z",
+    generation=3,
+    profile="a-profile-with-a-name-that-is-very-long",
+    from_generation=None,
+    from_profile=None,
+    origin="inventory",
+    downtime={},
+)
+FAILED = ended(Result.ROLLED_BACK, id="20261121T170000Z-4", started_at="2026-11-21T17:00:00Z")
+
+
+def test_history_is_newest_first_and_says_why(paths: HostPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    for outputs in ("no switch was made on this host\n", "[]\n"):
+        assert run(paths, "history", *(["--format=json"] if outputs == "[]\n" else [])) == 0
+        assert capsys.readouterr().out == outputs
+    keep(paths, FIRST, FAILED)
+    assert run(paths, "history") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [" ".join(line.split()) for line in lines[2:4]] == [
+        "2026-11-21T17:00:00Z 3 nvfp4-tp2 4 bf16-tp4 rolled back 70 s 64 s -e",
+        "2026-11-20T10:00:00Z - 3 a-profile-with-... committed 70 s - inventory",
+    ]
+    assert lines[-1] == "2026-11-21T17:00:00Z: The canary of worker failed.", "a switch that went well needs no words"
+    assert max(map(len, lines)) <= WIDTH
+    assert run(paths, "history", "--format=json") == 0
+    assert [from_json(row) for row in json.loads(capsys.readouterr().out)] == [FAILED, FIRST]
+
+
+@pytest.mark.parametrize(
+    ("direction", "states", "told"),
+    [
+        ("forward", {"31b-bf16-tp4": "activating"}, ["healthy", "31b-bf16-tp4: loading weights, 40 %"]),
+        ("forward", {"31b-bf16-tp4": "active"}, ["healthy"]),
+        (
+            "back",
+            {"31b-bf16-tp4": "inactive", "31b-nvfp4-tp2": "activating"},
+            ["going back, healthy", "31b-nvfp4-tp2: loading weights, 40 %"],
+        ),
+    ],
+    ids=["loading", "up", "going back"],
+)
+def test_progress_of_the_running_switch(
+    paths: HostPaths,
+    direction: Direction,
+    states: dict[str, str],
+    told: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    units = {
+        f"vllm-{name}.service": {"ActiveState": state, "StatusText": "loading weights, 40 %"}
+        for name, state in states.items()
+    }
+    monkeypatch.setattr(
+        history, "ask_units", lambda names: ({name: units[name] for name in names if name in units}, None)
+    )
+    paths.switch_journal.write_text(json.dumps(to_json(replace(RUNNING, direction=direction))))
+    assert run(paths, "progress") == 0
+    assert capsys.readouterr().out == "", "a journal was left unfinished, and nothing goes on"
+    with Lock(paths):
+        assert run(paths, "progress") == 0
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"generation 4 (bf16-tp4): {told[0]} for ") and first.endswith(" s")
+    assert others == told[1:]
+
+
+@pytest.mark.parametrize(
+    ("stamp", "seconds"), [("2026-11-21T16:40:00Z", 90.0), ("2026-11-21T17:00:00Z", 0.0), ("", 0.0)]
+)
+def test_seconds_by_a_clock_that_jumps(stamp: str, seconds: float) -> None:
+    assert count_seconds_since(stamp, datetime(2026, 11, 21, 16, 41, 30, tzinfo=UTC)) == seconds

@@ -91,9 +91,16 @@ class Servers:
         if listed is None:
             self.hanging.wait(0.3)
             return Answer(None, error="no answer within 5 s")
-        if url not in self.lists:
-            return Answer(None, error="connection refused")
-        return models(*listed)
+        return models(*listed) if url in self.lists else Answer(None, error="connection refused")
+
+
+def see_one_gap(seen: RoleWatch, name: str, fault: Callable[[], object], end: Callable[[], object]) -> None:
+    """Wait until a role answers, is down with the fault, and answers again after its end."""
+    until(lambda: seen._roles[name].asked > 2 and not seen._roles[name].down)
+    fault()
+    until(lambda: seen._roles[name].down)
+    end()
+    until(lambda: not seen._roles[name].down)
 
 
 def generation(root: Path, *engines: tuple[str, int, list[str]]) -> Generation:
@@ -149,11 +156,8 @@ def test_a_role_that_moves_to_another_address_is_up_at_either(wanted: Generation
     servers = Servers()
     servers.lists = {URL(8050): ("architect", "worker"), URL(8070): ("sentry",)}
     seen = watch(wanted, former, servers)
-    until(lambda: seen._roles["sentry"].asked > 3)
-    servers.lists = {URL(8070): ("sentry",)}
-    until(lambda: seen._roles["architect"].down)
-    servers.lists = {URL(8050): ("architect", "worker", "sentry"), URL(8070): ("sentry",)}
-    until(lambda: not seen._roles["architect"].down)
+    moved = {URL(8050): ("architect", "worker", "sentry")}
+    see_one_gap(seen, "architect", lambda: servers.lists.pop(URL(8050)), lambda: servers.lists.update(moved))
     del servers.lists[URL(8070)]
     asked = seen._roles["sentry"].asked
     until(lambda: seen._roles["sentry"].asked > asked + 3)
@@ -191,11 +195,7 @@ def test_an_engine_that_lists_its_models_while_it_shuts_down_is_away(wanted: Gen
     servers = Servers()
     servers.lists = {URL(8050): ("architect", "worker", "sentry")}
     seen = watch(wanted, None, servers)
-    until(lambda: seen._roles["sentry"].asked > 2)
-    servers.shutting_down = {URL(8050)}
-    until(lambda: seen._roles["sentry"].down)
-    servers.shutting_down = set()
-    until(lambda: not seen._roles["sentry"].down)
+    see_one_gap(seen, "sentry", lambda: servers.shutting_down.add(URL(8050)), servers.shutting_down.clear)
     assert len(seen.end([])["sentry"].gaps) == 1
 
 
@@ -218,9 +218,8 @@ def test_it_ends_though_an_engine_hangs(wanted: Generation, monkeypatch: pytest.
         held.wait(120)
         return models("architect")
 
-    seen = RoleWatch(wanted, None, clock=time.monotonic, ask=ask, every_s=0.01)
     began = time.monotonic()
-    found = seen.end([])
+    found = RoleWatch(wanted, None, clock=time.monotonic, ask=ask, every_s=0.01).end([])
     assert time.monotonic() - began < 60
     assert found["architect"].asked == 0
     held.set()
@@ -237,11 +236,7 @@ def test_with_a_gateway_its_clients_are_asked(wanted: Generation, former: Genera
 
     probe = "unix:/run/vllm-edge-gateway/probe.sock"
     seen = RoleWatch(wanted, former, clock=time.monotonic, ask=ask, every_s=0.01, gateway=probe)
-    until(lambda: seen._roles["sentry"].asked > 2)
-    ready.discard("sentry")
-    until(lambda: seen._roles["sentry"].down)
-    ready.add("sentry")
-    until(lambda: not seen._roles["sentry"].down)
+    see_one_gap(seen, "sentry", lambda: ready.discard("sentry"), lambda: ready.add("sentry"))
     found = seen.end([])
     assert asked == {probe}
     assert len(found["sentry"].gaps) == 1 and found["architect"].gaps == ()

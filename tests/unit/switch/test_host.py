@@ -3,20 +3,25 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ansible.module_utils.vllm_edge.engine.loads import Load, remember_load
+from ansible.module_utils.vllm_edge.engine.state import EngineState, write_state
 from ansible.module_utils.vllm_edge.generation import model, store
-from ansible.module_utils.vllm_edge.generation.model import Limits
+from ansible.module_utils.vllm_edge.generation.model import FileChange, Limits, SeenEngine
 from ansible.module_utils.vllm_edge.names import TARGET
 from ansible.module_utils.vllm_edge.switch import host as host_world
 from ansible.module_utils.vllm_edge.switch import requests
-from ansible.module_utils.vllm_edge.switch.model import Moves, Phase, PhaseFailed
+from ansible.module_utils.vllm_edge.switch.model import Done, Moves, Phase
+from ansible.module_utils.vllm_edge.switch.moves import decide_moves
 from ansible.module_utils.vllm_edge.system.http import Answer
-from fake_host import ServingHost, failure, ok, write
+from fake_host import OOM, ServingHost, failure, ok, write
 from generations import engine
 
 # -- moves
@@ -24,8 +29,10 @@ from generations import engine
 
 def test_a_host_that_serves_has_no_moves(host: ServingHost) -> None:
     moves = host.world.moves(host.generation)
-    assert not moves
-    assert moves.keep == ("e2b",)
+    assert not moves and moves.keep == ("e2b",)
+    # An ended container has no hash.
+    host.docker.containers = [replace(host.docker.containers[0], status="exited")]
+    assert host.world.moves(host.generation).start == ("e2b",)
 
 
 def test_another_generation_stops_the_one_and_starts_the_other(host: ServingHost) -> None:
@@ -58,45 +65,34 @@ def test_what_is_wrong_with_the_target(host: ServingHost) -> None:
     assert moves.keep == ("e2b",)
 
 
-def test_an_ended_container_has_no_hash(host: ServingHost) -> None:
-    host.docker.containers = [replace(host.docker.containers[0], status="exited")]
-    assert host.world.moves(host.generation).start == ("e2b",)
+@pytest.mark.parametrize("why", ["docker.service is not running", "connection refused"])
+def test_docker_is_waited_for_and_then_named(host: ServingHost, why: str) -> None:
+    def docker(away: bool) -> None:
+        host.docker_runs = not away or why == "connection refused"
+        host.docker.away = why if away and host.docker_runs else ""
 
-
-@pytest.mark.parametrize("stopped", [True, False])
-def test_docker_is_waited_for_and_then_named(host: ServingHost, stopped: bool) -> None:
-    if stopped:
-        host.docker_runs = False
-    else:
-        host.docker.away = "connection refused"
-
-    def back() -> None:
-        host.docker_runs, host.docker.away = True, ""
-
-    host.clock.at(10, back)
+    docker(away=True)
+    host.clock.at(10, lambda: docker(away=False))
     assert host.world.moves(host.generation).keep == ("e2b",)
     assert host.clock.now >= 1010
-    host.docker_runs, host.docker.away = not stopped, "" if stopped else "connection refused"
-    failed = failure(lambda: host.world.moves(host.generation))
-    why = "docker.service is not running" if stopped else "connection refused"
-    assert f"The Docker Engine did not answer for 60 s ({why})" in failed.text
-    assert "'systemctl start docker.service'" in failed.text
+    docker(away=True)
+    text = failure(lambda: host.world.moves(host.generation)).text
+    assert f"The Docker Engine did not answer for 60 s ({why})" in text and "'systemctl start docker.service'" in text
 
 
 def test_a_systemd_that_executes_itself_again_is_waited_for(host: ServingHost) -> None:
     host.systemctl.busy = 4
     assert host.world.moves(host.generation).keep == ("e2b",)
     host.systemctl.busy = 1000
-    with pytest.raises(PhaseFailed, match="systemd cannot be asked: Failed to get properties"):
-        host.world.moves(host.generation)
+    text = failure(lambda: host.world.moves(host.generation)).text
+    assert text.startswith("systemd cannot be asked: Failed to get properties")
 
 
 def test_a_live_file_that_cannot_be_read_is_named(host: ServingHost) -> None:
     place = host.paths.engine_dir("e2b") / "engine.json"
     place.unlink()
     place.mkdir()
-    with pytest.raises(PhaseFailed, match=r"engine.json cannot be read"):
-        host.world.moves(host.generation)
+    assert "engine.json cannot be read" in failure(lambda: host.world.moves(host.generation)).text
 
 
 # -- stop
@@ -124,17 +120,14 @@ def test_the_deadline_is_above_what_systemd_gives_the_engine(host: ServingHost) 
 
 def test_a_container_that_outlives_its_unit_is_removed_and_no_other(host: ServingHost) -> None:
     host.on_stop("failed")
-    kept = host.docker.engine("e4b")
+    own, kept = host.docker.containers[0], host.docker.engine("e4b")
     done = host.stop()
     assert host.docker.removed == ["id-e2b"] and host.docker.containers == [kept]
     assert done.warnings == ("Container vllm-e2b outlived its unit and was removed.",)
-
-
-def test_an_ended_container_goes_without_a_word(host: ServingHost) -> None:
-    host.on_stop()
-    host.docker.containers = [replace(host.docker.containers[0], status="exited")]
+    # One that has ended goes without a word.
+    host.docker.containers = [replace(own, status="exited")]
     assert host.stop().warnings == ()
-    assert host.docker.removed == ["id-e2b"]
+    assert host.docker.removed == ["id-e2b", "id-e2b"]
 
 
 def test_what_does_not_stop_is_named(host: ServingHost) -> None:
@@ -263,20 +256,17 @@ def test_files_of_engines_are_installed_and_the_target_is_not(host: ServingHost)
 
 
 def test_a_file_that_cannot_be_written_fails_the_phase(host: ServingHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = host.generation_with("e4b")
-
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store.os, "rename", full)
-    with pytest.raises(PhaseFailed, match=r"Files of generation 2 could not be installed: .* No space left on device"):
-        host.world.install(wanted, Moves(start=("e4b",)))
-
-
-def test_units_that_cannot_be_read_again_fail_the_phase(host: ServingHost) -> None:
+    wanted = host.generation_with("e4b")
+    with monkeypatch.context() as patch:
+        patch.setattr(store.os, "rename", full)
+        text = failure(lambda: host.world.install(wanted, Moves(start=("e4b",)))).text
+    assert text.startswith("Files of generation 2 could not be installed: ") and "No space left on device" in text
     host.systemctl.refuse["daemon-reload"] = "Refusing to reload, not enough space available on /run/systemd."
-    with pytest.raises(PhaseFailed, match=r"The new units could not be read: .*not enough space available"):
-        host.world.install(host.generation_with("e4b"), Moves(start=("e4b",)))
+    text = failure(lambda: host.world.install(wanted, Moves(start=("e4b",)))).text
+    assert "The new units could not be read: " in text and "not enough space available" in text
 
 
 def test_engines_start_side_by_side_and_their_failures_are_forgotten_first(host: ServingHost) -> None:
@@ -288,8 +278,8 @@ def test_engines_start_side_by_side_and_their_failures_are_forgotten_first(host:
     assert done.detail == "a, b were ordered to start"
     assert host.world.start(Moves()).detail == "no engine has to start"
     host.systemctl.refuse["start"] = "Unit vllm-a.service is masked."
-    with pytest.raises(PhaseFailed, match=r"a could not be started: .*Unit vllm-a.service is masked"):
-        host.world.start(Moves(start=("a",)))
+    text = failure(lambda: host.world.start(Moves(start=("a",)))).text
+    assert text.startswith("a could not be started: ") and "Unit vllm-a.service is masked" in text
 
 
 # -- the end
@@ -344,8 +334,8 @@ def test_a_target_that_does_not_come_up_is_told(host: ServingHost) -> None:
     host.world.clean_up(host.generation, None)
     assert host.clock.now == 1004
     host.systemctl.unit(TARGET, ActiveState="inactive", UnitFileState="disabled")
-    with pytest.raises(PhaseFailed, match=r"vllm-edge.target is inactive and disabled: its engines do not all start"):
-        host.world.clean_up(host.generation, None)
+    text = failure(lambda: host.world.clean_up(host.generation, None)).text
+    assert "vllm-edge.target is inactive and disabled: its engines do not all start" in text
 
 
 def test_what_runs_is_told_of_which_generation_it_is(host: ServingHost) -> None:
@@ -373,14 +363,215 @@ def test_what_runs_is_said_of_every_engine(host: ServingHost) -> None:
 # -- the host's life
 
 
-def test_the_host_goes_down_only_where_systemd_says_so(host: ServingHost) -> None:
+def test_the_hosts_life(host: ServingHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert host.world.going_down() is False
     host.systemctl.state = "stopping"
     assert host.world.going_down() is True
-
-
-def test_the_boot_id(host: ServingHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(host.world.boot_id()) == 36
     monkeypatch.setattr(host_world, "BOOT_ID", tmp_path / "absent")
-    with pytest.raises(PhaseFailed, match=r"absent cannot be read: .*Is /proc mounted"):
-        host.world.boot_id()
+    text = failure(host.world.boot_id).text
+    assert "absent cannot be read: " in text and "Is /proc mounted" in text
+
+
+# -- healthy: how long engines are waited for, and what is said of those that do not serve ----------------------
+
+Shown = dict[str, object]
+
+
+def wait_healthy(
+    host: ServingHost, *names: str, all_of_them: bool = False, limit_s: float = 60, wait: bool = False
+) -> Done:
+    wanted = replace(host.generation, limits=Limits(healthy_timeout_s=limit_s))
+    moves = Moves(wait=names) if wait else Moves(start=names)
+    if not wait:
+        host.world.start(moves)
+    return host.world.healthy(wanted, moves, all_of_them=all_of_them)
+
+
+UP: Shown = {"ActiveState": "active", "SubState": "running"}
+ENDED: Shown = {"ActiveState": "failed", "SubState": "failed", "Result": "exit-code"}
+WAITS: Shown = {"SubState": "auto-restart"}
+
+
+PLANNED = {"gpus": [], "load_s": {"low": 1, "mid": 5, "high": 100}}
+
+
+def test_a_load_that_is_planned_to_be_longer_raises_the_default_limit(host: ServingHost) -> None:
+    host.generation = host.stored(engine("e2b", plan={**PLANNED, "load_s": {"low": 1, "mid": 5, "high": 2000}}))
+    default_s = Limits().healthy_timeout_s
+    host.loads("e2b", (1900, UP))
+    assert "e2b serves after 1900.0 s" in wait_healthy(host, "e2b", limit_s=default_s).detail
+    host.loads("e2b")
+    assert "does not serve after 2000 s" in failure(lambda: wait_healthy(host, "e2b", limit_s=default_s)).text
+    for limit_s in (60, 2400):
+        failed = failure(lambda limit_s=limit_s: wait_healthy(host, "e2b", limit_s=limit_s))
+        assert f"does not serve after {limit_s} s" in failed.text, "an operator's limit stays"
+
+
+def test_a_slow_load_is_a_warning(host: ServingHost) -> None:
+    host.generation = host.stored(engine("e2b", plan=PLANNED))
+    config = host.generation.engines["e2b"].config
+    state = EngineState("e2b", "serving", "", input_hash=config.input_hash, load_seconds=150.0)
+    write_state(host.paths.engine_state("e2b"), state)
+    phases = {"loading-weights": 140.0, "compiling": 10.0}
+    load = Load("2026-11-25T02:00:00Z", config.input_hash, config.image_id, "e2b", "main", 150.0, phases)
+    remember_load(host.paths.engine_loads("e2b"), load)
+    host.loads("e2b", (20, UP))
+    done = wait_healthy(host, "e2b")
+    assert list(done.warnings) == [
+        "Engine e2b took 150 s to load, and 1 to 100 s were expected (the plan; the disk's read rate is not known): "
+        "most of it was 'loading weights' with 140 s. 'journalctl -u vllm-e2b.service' shows what it did meanwhile."
+    ]
+
+
+def test_engines_are_waited_for_until_all_serve(host: ServingHost) -> None:
+    host.loads("a", (1, {}), (9, UP), ActiveState="inactive", SubState="dead", InvocationID="a-1", Job=17)
+    host.loads("b", (4, UP))
+    done = wait_healthy(host, "a", "b")
+    assert done.detail == "a, b serve after 9.0 s, a last"
+    assert done.data["load_seconds"] == {"a": 9.0, "b": 4.0}
+    assert host.world.healthy(host.generation, Moves(), all_of_them=False).detail == "no engine has to load"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        ENDED,
+        {**WAITS, "Result": "exit-code"},
+        {"NRestarts": 1, "InvocationID": "a-3"},
+        {"InvocationID": "a-3"},
+        {**UP, "InvocationID": "a-3", "NRestarts": 1},
+        {"ActiveState": "inactive", "SubState": "dead"},
+    ],
+)
+def test_the_first_engine_that_ends_fails_the_phase_with_its_explanation(host: ServingHost, end: Shown) -> None:
+    host.loads("a", (5, end))
+    host.loads("b")
+    host.clock.at(5, lambda: host.failed("a"))
+    failed = failure(lambda: wait_healthy(host, "a", "b"))
+    assert failed.text == "Engine a ended while it was loading. The GPU has too little memory. Lower max_num_seqs."
+    assert failed.engines == ("a",) and host.clock.now == 1005
+
+
+def test_an_engine_that_ended_before_the_first_look(host: ServingHost) -> None:
+    host.loads("a", **ENDED)
+    host.failed("a")
+    assert "The GPU has too little memory" in failure(lambda: wait_healthy(host, "a")).text
+
+
+def test_an_engine_that_served_and_ended_while_another_loads(host: ServingHost) -> None:
+    host.loads("a", (1, UP), (3, {**ENDED, "Result": "watchdog"}))
+    host.loads("b")
+    failed = failure(lambda: wait_healthy(host, "a", "b"))
+    assert "Engine a ended again after it had loaded. systemd says failed, watchdog" in failed.text
+
+
+def test_an_old_failure_is_not_taken_for_this_one_whatever_the_clock_says(host: ServingHost) -> None:
+    host.failed("a", phase="stopped")
+    host.loads("a", (2, {**ENDED, "Result": "timeout", "StatusText": "loading weights"}))
+    failed = failure(lambda: wait_healthy(host, "a"))
+    assert "too little memory" not in failed.text
+    assert "Engine a ended while it was loading. loading weights. 'vllm-edge explain a'." in failed.text
+    # Of an earlier time than the one known before, and new all the same: the clock went back.
+    host.loads("a", (2, WAITS))
+    host.failed("a", phase="loading")
+    new = replace(OOM, time="2026-11-20T00:00:00Z", reason="no KV cache")
+    host.clock.at(2, lambda: host.failed("a", new, phase="loading"))
+    assert "No KV cache. Lower max_num_seqs" in failure(lambda: wait_healthy(host, "a")).text
+
+
+def test_an_engine_that_never_serves(host: ServingHost) -> None:
+    host.loads("a", StatusText="capturing graphs, 58 s")
+    host.loads("b", **UP)
+    failed = failure(lambda: wait_healthy(host, "a", "b", limit_s=60))
+    assert "Engine a does not serve after 60 s (capturing graphs, 58 s)" in failed.text
+    assert "healthy_timeout_s is 60" in failed.text and failed.engines == ("a",)
+
+
+def test_an_engine_that_loads_already_is_judged_from_where_it_is(host: ServingHost) -> None:
+    host.loads("a", (2, {**UP, "NRestarts": 3}), NRestarts=3)
+    assert wait_healthy(host, "a", wait=True).detail == "a serves after 2.0 s"
+
+
+def test_the_way_back_waits_for_all_and_gives_each_some_more_tries(host: ServingHost) -> None:
+    again = {"NRestarts": 1, "InvocationID": "a-3"}
+    host.loads("a", (2, WAITS), (7, again), (20, {**again, **UP}))
+    host.loads("b", (3, ENDED))
+    host.clock.at(3, lambda: host.failed("b"))
+    failed = failure(lambda: wait_healthy(host, "a", "b", all_of_them=True))
+    assert failed.engines == ("b",) and host.clock.now == 1020
+
+
+def test_the_way_back_does_not_try_for_ever(host: ServingHost) -> None:
+    host.loads("a")
+    for tries in range(4):
+        host.clock.at(5 + 10 * tries, functools.partial(host.loads, "a", **WAITS, NRestarts=tries))
+        again = {"NRestarts": tries + 1, "InvocationID": f"a-{tries + 3}"}
+        host.clock.at(10 + 10 * tries, functools.partial(host.loads, "a", **again))
+    host.failed("a")
+    failed = failure(lambda: wait_healthy(host, "a", all_of_them=True))
+    assert "Engine a ended while it was loading" in failed.text and host.clock.now == 1025
+
+
+# -- moves: what is kept, awaited, stopped and started ----------------------------------------------------------
+
+RIGHT, WRONG = "sha-right", "sha-wrong"
+
+
+def moves_of(active: str, sub: str, running: str | None, wanted: bool = True) -> Moves:
+    return decide_moves({"e": RIGHT} if wanted else {}, [SeenEngine("e", active, sub, running)], (), ())
+
+
+KEPT, AWAITED = Moves(keep=("e",)), Moves(wait=("e",))
+RESTARTED, STARTED = Moves(stop=("e",), start=("e",)), Moves(start=("e",))
+
+
+@pytest.mark.parametrize(
+    ("active", "sub", "running", "expected"),
+    [
+        ("active", "running", RIGHT, KEPT),
+        ("reloading", "reload", RIGHT, KEPT),
+        ("active", "running", WRONG, RESTARTED),
+        ("active", "running", None, RESTARTED),
+        ("activating", "start", RIGHT, AWAITED),
+        ("activating", "start-post", RIGHT, AWAITED),
+        ("activating", "start", WRONG, RESTARTED),
+        ("activating", "auto-restart", None, RESTARTED),
+        ("activating", "auto-restart-queued", RIGHT, RESTARTED),
+        ("deactivating", "stop-sigterm", RIGHT, RESTARTED),
+        ("deactivating", "stop-sigterm", None, RESTARTED),
+        ("failed", "failed", None, STARTED),
+        ("failed", "failed", RIGHT, RESTARTED),
+        ("inactive", "dead", None, STARTED),
+        ("inactive", "dead", WRONG, RESTARTED),
+    ],
+)
+def test_what_becomes_of_an_engine(active: str, sub: str, running: str | None, expected: Moves) -> None:
+    assert moves_of(active, sub, running) == expected
+    stopped = () if expected is STARTED else ("e",)
+    assert moves_of(active, sub, running, wanted=False) == Moves(stop=stopped), "where it is not wanted"
+
+
+def test_only_what_differs_moves() -> None:
+    shown = {"31b-nvfp4": "a", "e4b": "b", "e2b": "c-old"}
+    seen = [SeenEngine(name, "active", "running", running) for name, running in shown.items()]
+    moves = decide_moves({"31b-w4a16": "d", "e4b": "b", "e2b": "c"}, seen, (), ())
+    assert moves == Moves(keep=("e4b",), stop=("31b-nvfp4", "e2b"), start=("31b-w4a16", "e2b"))
+
+
+def test_files_and_the_targets_state_are_moves_of_their_own() -> None:
+    change = FileChange("/etc/systemd/system/vllm-e.service", "old", "new")
+    seen = [SeenEngine("e", "active", "running", RIGHT)]
+    assert not decide_moves({"e": RIGHT}, seen, (), ())
+    assert decide_moves({"e": RIGHT}, seen, [change], ()) == Moves(keep=("e",), files=(change,))
+    assert decide_moves({"e": RIGHT}, seen, (), ["not enabled"]) == Moves(keep=("e",), target=("not enabled",))
+
+
+def test_every_wanted_engine_has_one_place_in_every_state() -> None:
+    """Nothing that is wanted is forgotten, and nothing is kept or waited for that is also stopped."""
+    states = ["active", "reloading", "activating", "deactivating", "failed", "inactive", "maintenance", "new-in-258"]
+    subs = ["running", "start", "auto-restart", "failed", "dead"]
+    for active, sub, running in itertools.product(states, subs, [RIGHT, WRONG, None]):
+        moves = moves_of(active, sub, running)
+        assert len(moves.keep) + len(moves.start) + len(moves.wait) == 1, (active, sub, running)
+        assert not set(moves.stop) & {*moves.keep, *moves.wait}, (active, sub, running)

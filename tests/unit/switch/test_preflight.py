@@ -66,9 +66,10 @@ def test_a_host_that_is_ready(bench: ReadyHost) -> None:
 
 
 def test_a_limit_below_the_planned_load_is_a_warning(bench: ReadyHost) -> None:
-    wanted = bench.generation(plan={"gpus": [], "load_s": {"low": 40, "mid": 100, "high": 700}})
+    wanted, longer = (
+        bench.generation(plan={"gpus": [], "load_s": {"low": 40, "mid": 100, "high": high}}) for high in (700, 7000)
+    )
     assert bench.check(wanted).warnings == ()
-    longer = bench.generation(plan={"gpus": [], "load_s": {"low": 40, "mid": 100, "high": 7000}})
     assert bench.check(longer).warnings == (), "the default limit is raised"
     (warning,) = bench.check(replace(wanted, limits=Limits(healthy_timeout_s=300))).warnings
     assert warning == (
@@ -160,28 +161,20 @@ def test_weights_without_a_record_or_with_another_one(bench: ReadyHost, tmp_path
     assert "were not looked at: the generation names no record" in done.warnings[0]
 
 
-def test_weights_behind_a_link_are_those_that_were_recorded(bench: ReadyHost, tmp_path: Path) -> None:
+def test_weights_behind_a_link_count_and_unreadable_ones_do_not(bench: ReadyHost, tmp_path: Path) -> None:
     """The record has the directory itself, the engine the path of the inventory."""
     link = tmp_path / "data"
     link.symlink_to(bench.directory.parent, target_is_directory=True)
     wanted = bench.generation(weights_path=str(link / bench.directory.name))
     assert bench.check(wanted).warnings == ()
-
-
-def test_weights_that_cannot_be_read(bench: ReadyHost) -> None:
     bench.record.unlink()
     bench.record.mkdir()
     assert "cannot be read: " in bench.refused() and "Is the disk mounted?" in bench.refused()
 
 
 def test_containers_as_docker_lists_them() -> None:
-    entry = {
-        "Id": "c" * 64,
-        "Names": ["/vllm-e2b"],
-        "State": "running",
-        "Labels": {"vllm-edge.engine": "e2b", "vllm-edge.input-hash": "ab12"},
-    }
-    listed = parse_listed(entry)
+    labels = {"vllm-edge.engine": "e2b", "vllm-edge.input-hash": "ab12"}
+    listed = parse_listed({"Id": "c" * 64, "Names": ["/vllm-e2b"], "State": "running", "Labels": labels})
     assert (listed.name, listed.engine, listed.input_hash, listed.running) == ("vllm-e2b", "e2b", "ab12", True)
     bare = parse_listed({"Id": "c" * 64, "Names": None, "Labels": None})
     assert (bare.name, bare.engine, bare.running) == ("c" * 12, None, False)
@@ -190,7 +183,8 @@ def test_containers_as_docker_lists_them() -> None:
 # -- disk
 
 
-def test_a_disk_that_is_full(bench: ReadyHost, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full(bench: ReadyHost, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "cannot be used: " in preflight.check_disk(tmp_path / "absent")[0]
     wanted = bench.generation()
     found = os.statvfs(bench.paths.state)
     frozen = os.statvfs_result((found.f_bsize, 4096, *found[2:4], 100, *found[5:10]))
@@ -199,20 +193,13 @@ def test_a_disk_that_is_full(bench: ReadyHost, monkeypatch: pytest.MonkeyPatch) 
     assert f"The file system of {bench.paths.state} has 0 MiB free, a switch wants 64" in text
 
 
-def test_a_state_directory_that_is_not_there(tmp_path: Path) -> None:
-    assert "cannot be used: " in preflight.check_disk(tmp_path / "absent")[0]
-
-
 # -- GPUs
 
 
-def test_a_card_that_was_exchanged(bench: ReadyHost) -> None:
+def test_a_card_that_was_exchanged_or_has_no_driver(bench: ReadyHost) -> None:
     other = "GPU-00000000-0000-0000-0000-000000000000"
     text = bench.refused(bench.generation(gpus=[other]))
     assert f"NVML does not see {other}; it sees {UUIDS[0]}" in text and "gpu_uuids" in text
-
-
-def test_no_driver(bench: ReadyHost) -> None:
     bench.boards.set_module(None)
     assert "The GPUs cannot be read: The NVIDIA kernel module is not loaded." in bench.refused()
 
@@ -222,12 +209,13 @@ def test_other_peoples_processes_by_policy(bench: ReadyHost) -> None:
         who = f"GPU 1 (NVIDIA L4, {UUIDS[1]}), which engine e2b is to use, is used by others: pid {pid} ("
         text = bench.refused(bench.generation(foreign="fail"))
         assert who in text and "foreign is fail: stop them" in text
-        done = bench.check()
-        assert who in done.warnings[0]
+        assert who in bench.check().warnings[0]
         assert bench.check(bench.generation(foreign="ignore")).warnings == ()
         for foreign in ("warn", "ignore"):
             text = bench.refused(bench.generation(foreign=foreign, vram_budget_mib=22_000))
             assert who in text and "The 21564 MiB beside them are less than the budget of 22000 MiB" in text
+        bench.boards.set_fault(1, "no-process-memory")
+        assert bench.check().warnings[0].endswith("NVML does not say how much they hold.")
     with bench.boards.claim(2, 20_000):
         assert bench.check(bench.generation(foreign="fail")).warnings == ()
 
@@ -237,13 +225,6 @@ def test_memory_of_engines_that_stop_counts_as_free(bench: ReadyHost) -> None:
         bench.kinds[pid] = Owner("ours", "vllm-old", "vllm-old.service")
         done = bench.check(bench.generation(foreign="fail"), stop=("old",))
     assert done.warnings == ()
-
-
-def test_other_people_whose_memory_nvml_does_not_give(bench: ReadyHost) -> None:
-    bench.boards.set_fault(1, "no-process-memory")
-    with bench.boards.claim(1, 1_000):
-        done = bench.check()
-    assert done.warnings[0].endswith("NVML does not say how much they hold.")
 
 
 def test_nothing_is_ordered_of_systemd(bench: ReadyHost) -> None:

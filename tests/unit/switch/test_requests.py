@@ -15,7 +15,7 @@ from ansible.module_utils.vllm_edge.engine.config import EngineConfig
 from ansible.module_utils.vllm_edge.engine.metrics import kv_blocks, requests_in_work
 from ansible.module_utils.vllm_edge.generation.model import Limits
 from ansible.module_utils.vllm_edge.switch import page_cache
-from ansible.module_utils.vllm_edge.switch.model import Moves, PhaseFailed
+from ansible.module_utils.vllm_edge.switch.model import Done, Moves, PhaseFailed
 from ansible.module_utils.vllm_edge.switch.requests import count_words
 from ansible.module_utils.vllm_edge.system.http import Answer, call_in_parallel
 from fake_host import Bench, failure, models, ok
@@ -97,17 +97,13 @@ def test_requests_in_work(text: str, count: int | None) -> None:
     assert requests_in_work(text) == count
 
 
-def test_draining_ends_when_twice_in_a_row_nothing_runs(bench: Bench) -> None:
+def test_draining_ends_when_twice_in_a_row_nothing_runs_or_at_its_limit(bench: Bench) -> None:
     bench.live(engine("e2b"))
     answers = iter([3, 0, 1, 0, 0, 7])
     bench.http.answers["/metrics"] = lambda _: ok(f"vllm:num_requests_running {next(answers)}")
     done = bench.world.drain(Moves(stop=("e2b",)), Limits(drain_timeout_s=30))
     assert done.detail == "e2b has no request; 2.0 s" and done.warnings == ()
     assert next(answers) == 7
-
-
-def test_draining_has_a_limit_and_says_what_is_left(bench: Bench) -> None:
-    bench.live(engine("e2b"))
     bench.http.answers["/metrics"] = ok(METRICS.format("2.0", "0.0"))
     done = bench.world.drain(Moves(stop=("e2b",)), Limits(drain_timeout_s=5))
     assert done.detail == "e2b still has 3 requests; 5.0 s" and done.data["left"] == {"e2b": 3}
@@ -130,13 +126,10 @@ def test_an_engine_that_cannot_tell_is_not_waited_for(bench: Bench) -> None:
 # -- warm-up
 
 
-def config(bench: Bench, **values: Any) -> EngineConfig:
-    return bench.live(engine("e2b", **values)).engines["e2b"].config
-
-
 @pytest.mark.parametrize(("longest", "words"), [(None, 960), (4096, 960), (100_000, 960), (512, 192), (64, 1)])
 def test_how_long_the_longer_prompt_is(bench: Bench, longest: int | None, words: int) -> None:
-    assert count_words(config(bench, max_model_len=longest)) == words
+    generation = bench.live(engine("e2b", max_model_len=longest))
+    assert count_words(generation.engines["e2b"].config) == words
 
 
 def test_new_engines_get_work_and_those_that_serve_do_not(bench: Bench) -> None:
@@ -175,16 +168,11 @@ def test_a_canary_of_every_role(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
     wanted = bench.live(engine("a", served_names=["architect", "worker"]), engine("b", port=8060))
     bench.http.answers["http://127.0.0.1:8070/v1/models"] = models("architect", "worker")
     failed = failure(lambda: bench.world.canary(wanted))
-    text = failed.text
-    assert "Role architect of engine a failed the canary's check completion: " in text
-    assert "Role b of engine b failed the canary's check completion: no answer to GET /v1/models" in text
-    assert "'vllm-edge canary b' asks again" in text and failed.engines == ("a", "b")
-    rows = failed.data["canary"]
-    assert [(row["engine"], row["served_name"], row["ok"]) for row in rows] == [
-        ("a", "architect", False),
-        ("a", "worker", False),
-        ("b", "b", False),
-    ]
+    assert "Role architect of engine a failed the canary's check completion: " in failed.text
+    assert "Role b of engine b failed the canary's check completion: no answer to GET /v1/models" in failed.text
+    assert "'vllm-edge canary b' asks again" in failed.text and failed.engines == ("a", "b")
+    rows = [(row["engine"], row["served_name"], row["ok"]) for row in failed.data["canary"]]
+    assert rows == [("a", "architect", False), ("a", "worker", False), ("b", "b", False)]
     good = [command.Result("a", "architect", True, 0.1, "on", 1, None, ())]
     monkeypatch.setattr(command, "canary", lambda config, timeout_s, ask: good)
     bench.docker.engine("a")
@@ -202,11 +190,16 @@ def test_roles_that_failed_alike_are_told_once(bench: Bench) -> None:
 # -- weights into the page cache
 
 
-def prepared(bench: Bench, root: Path, room: int, **more: Any) -> Any:
-    directory, record = recorded(root)
-    one = config(bench, weights_path=str(directory), weights_record=str(record))
+def weighed(bench: Bench, root: Path, name: str = "e2b") -> EngineConfig:
+    """An engine whose weights are recorded: 4002 bytes in two files."""
+    directory, record = recorded(root, name)
+    made = engine(name, weights_path=str(directory), weights_record=str(record))
+    return bench.live(made).engines[name].config
+
+
+def prepared(bench: Bench, configs: list[EngineConfig], room: int, **more: Any) -> Done:
     available = page_cache.RESERVE_BYTES + room
-    return page_cache.prepare([one, one], clock=bench.clock, available=lambda: available, **more)
+    return page_cache.prepare(configs, clock=bench.clock, available=lambda: available, **more)
 
 
 def test_weights_are_read_once_each(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,45 +211,33 @@ def test_weights_are_read_once_each(bench: Bench, tmp_path: Path, monkeypatch: p
         return through(path, *rest)
 
     monkeypatch.setattr(page_cache, "read_through", watched)
-    assert prepared(bench, tmp_path, 10_000).detail == "e2b 0.0 MiB read in 0.0 s"
+    assert prepared(bench, [weighed(bench, tmp_path)] * 2, 10_000).detail == "e2b 0.0 MiB read in 0.0 s"
     assert read == ["config.json", "model-00001-of-00001.safetensors"]
 
 
 def test_the_disk_is_measured_before_the_weights_are_read(bench: Bench, tmp_path: Path) -> None:
-    record = tmp_path / "read-rates.json"
-    told = prepared(bench, tmp_path, 10_000, rates=record).detail
+    record, configs = tmp_path / "read-rates.json", [weighed(bench, tmp_path)]
+    told = prepared(bench, configs, 10_000, rates=record).detail
     assert told.startswith(f"the disk of {tmp_path / 'weights'} is of unknown rate: ")
     assert json.loads(record.read_text())["rates"][0]["bytes_per_s"] is None
-    assert prepared(bench, tmp_path, 10_000, rates=record).detail == "e2b 0.0 MiB read in 0.0 s"
-    assert "was not recorded: " in prepared(bench, tmp_path, 10_000, rates=tmp_path).detail
+    assert prepared(bench, configs, 10_000, rates=record).detail == "e2b 0.0 MiB read in 0.0 s"
+    assert "was not recorded: " in prepared(bench, configs, 10_000, rates=tmp_path).detail
+    assert "the limit of 0 s was reached" in prepared(bench, configs, 10_000, limit_s=0.0).detail
 
 
 def test_weights_that_do_not_fit_are_left_on_the_disk(bench: Bench, tmp_path: Path) -> None:
-    done = prepared(bench, tmp_path, 100)
+    configs = [weighed(bench, tmp_path), weighed(bench, tmp_path, "e4b")]
+    done = prepared(bench, configs, 100)
     assert "e2b (0.0 MiB) does not fit into the 0.0 MiB of memory" in done.detail
     assert "a reserve of 8.0 GiB and was not read" in done.detail and done.warnings == ()
-
-
-def test_memory_is_given_out_once(bench: Bench, tmp_path: Path) -> None:
-    configs = []
-    for name in ("e2b", "e4b"):
-        directory, record = recorded(tmp_path, name)
-        settings = {"weights_path": str(directory), "weights_record": str(record)}
-        configs.append(bench.live(engine(name, **settings)).engines[name].config)
-    done = page_cache.prepare(configs, clock=bench.clock, available=lambda: page_cache.RESERVE_BYTES + 6000)
+    done = prepared(bench, configs, 6000)
     assert done.detail.startswith("e2b 0.0 MiB read") and "e4b (0.0 MiB) does not fit" in done.detail
 
 
-def test_reading_ahead_has_a_limit(bench: Bench, tmp_path: Path) -> None:
-    assert "the limit of 0 s was reached" in prepared(bench, tmp_path, 10_000, limit_s=0.0).detail
-
-
 def test_reading_ahead_never_fails_the_switch(bench: Bench, tmp_path: Path) -> None:
-    directory, record = recorded(tmp_path)
-    (directory / "config.json").unlink()
-    one = config(bench, weights_path=str(directory), weights_record=str(record))
-    done = page_cache.prepare([one], clock=bench.clock, available=lambda: page_cache.RESERVE_BYTES * 2)
-    assert "Weights of e2b could not be read ahead: " in done.warnings[0]
+    one = weighed(bench, tmp_path)
+    (tmp_path / "weights" / "e2b" / "config.json").unlink()
+    assert "Weights of e2b could not be read ahead: " in prepared(bench, [one], 10_000).warnings[0]
     wanted = bench.stored(engine("e2b"))
     done = bench.world.prepare(wanted, Moves(start=("e2b",)))
     assert done.detail == "e2b has no record of its weights and was not read" and not bench.paths.read_rates.exists()

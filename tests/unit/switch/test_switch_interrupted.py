@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transaction on a full disk, under signals, beside a second switch, at a shutdown, and its recovery."""
+"""The transaction on a full disk, under signals, beside a second switch, at a shutdown; its recovery, and what clients
+of the gateway see until then."""
 
 from __future__ import annotations
 
@@ -7,25 +8,24 @@ import errno
 import json
 import os
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.generation import committed, live
+from ansible.module_utils.vllm_edge.gateway.view import build_view
+from ansible.module_utils.vllm_edge.generation import committed, live, store
 from ansible.module_utils.vllm_edge.names import TARGET
 from ansible.module_utils.vllm_edge.switch import journal as journal_module
 from ansible.module_utils.vllm_edge.switch import run as switch_run
-from ansible.module_utils.vllm_edge.switch.journal import Lock, history, read_journal
+from ansible.module_utils.vllm_edge.switch.course import read_course
+from ansible.module_utils.vllm_edge.switch.journal import history, read_journal
 from ansible.module_utils.vllm_edge.switch.model import (
     BACK_PHASES,
     HARMLESS,
     ONWARD,
     PHASES,
     Exit,
-    Interrupted,
-    Moves,
     Phase,
     Result,
 )
@@ -38,8 +38,18 @@ ACTIONS = [phase for phase in Phase if phase is not Phase.COMMIT]
 """The world's actions; the commit is none of the world's."""
 
 
+GONE = {"architect", "worker", "sentry"}
+"""The names of what stops."""
+
+
 def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def see(bench: SwitchHost) -> tuple[str | None, set[str]]:
+    """What clients of the gateway see: the profile that serves, and the names that are away."""
+    view = build_view("edge", store.load_committed(bench.paths), read_course(bench.paths), lambda engine: None)
+    return view.profile, {role.name for role in view.roles if role.state == "away"}
 
 
 # ---- the disk ---------------------------------------------------------------------------------------------------
@@ -67,6 +77,14 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, bench: SwitchHost, phase: Phase, 
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     at_write(monkeypatch, refuse)
+
+
+def end_at_boot(bench: SwitchHost) -> None:
+    """The host has gone down and comes back without faults."""
+    bench.world.change(going_down=False)
+    bench.calm()
+    assert bench.recover() == Exit.OK
+    assert bench.unlike(bench.old) == []
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -168,7 +186,7 @@ def test_a_second_switch_is_refused_with_the_first_ones_name_and_phase(
         status = bench.switch(1, origin="host", by="bob")
         seen.append((status, capsys.readouterr().err))
         assert bench.log == log, "it did nothing"
-        assert bench.recover() == Exit.BUSY
+        assert (bench.recover(), capsys.readouterr().err) == (Exit.BUSY, "")
 
     bench.at(phase, second)
     bench.ends(Result.COMMITTED)
@@ -218,10 +236,7 @@ def test_a_host_that_goes_down_leaves_it_to_the_boot(bench: SwitchHost, phase: P
     log = bench.log
     assert bench.recover() == Exit.OK, "ExecStopPost at a shutdown"
     assert bench.log == log, "touches nothing"
-    bench.world.change(going_down=False)
-    bench.calm()
-    assert bench.recover() == Exit.OK
-    assert bench.unlike(bench.old) == []
+    end_at_boot(bench)
 
 
 @pytest.mark.parametrize("phase", BACK_PHASES)
@@ -232,43 +247,23 @@ def test_a_host_that_goes_down_on_the_way_back_leaves_it_to_the_boot(bench: Swit
     assert bench.switch() == Exit.FAILED
     journal = read_journal(bench.paths)
     assert journal is not None and journal.result is None and journal.direction == "back"
-    bench.world.change(going_down=False)
-    bench.calm()
-    assert bench.recover() == Exit.OK
-    assert bench.unlike(bench.old) == []
-
-
-def test_interrupted_raised_by_the_world_itself_goes_back(bench: SwitchHost) -> None:
-    bench.fail("healthy", Interrupted("SIGTERM"))
-    bench.ends(Result.ROLLED_BACK)
-
-
-def test_threads_of_a_watch_do_not_take_the_signal(bench: SwitchHost) -> None:
-    """Python hands signals to the main thread, also where another one runs."""
-    done = threading.Event()
-
-    def send() -> None:
-        thread = threading.Thread(target=lambda: (terminate(), done.set()))
-        thread.start()
-        done.wait(5)
-        thread.join()
-
-    bench.at("healthy", send)
-    bench.ends(Result.ROLLED_BACK)
+    end_at_boot(bench)
 
 
 # ---- recovery ---------------------------------------------------------------------------------------------------
 
 
-def test_nothing_to_recover(bench: SwitchHost, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_recover(bench: SwitchHost, systemctl: FakeSystemctl, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.recover() == Exit.OK
     assert "there was no switch" in capsys.readouterr().out
-    assert bench.log == [] and bench.unlike(bench.old) == []
+    assert bench.recover(boot=True) == Exit.OK
+    assert systemctl.calls == [] and bench.log == [] and bench.unlike(bench.old) == []
 
 
 def recover_verified(bench: SwitchHost, result: Result) -> None:
     """Recover: one of the two generations serves in full, and was asked and measured after everything that started."""
     assert bench.recover() == Exit.OK
+    assert read_course(bench.paths) is None
     assert bench.journal.result is result and len(history(bench.paths)) == 1
     serving = bench.new if result is Result.COMMITTED else bench.old
     assert serving is not None and bench.unlike(serving) == []
@@ -282,12 +277,18 @@ def recover_verified(bench: SwitchHost, result: Result) -> None:
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_killed_switch(bench: SwitchHost, phase: Phase, moment: str) -> None:
     bench.kill(phase, moment=moment)
-    committed = phase in ONWARD or (phase is Phase.COMMIT and moment == "after")
-    if phase in HARMLESS:
+    course = read_course(bench.paths)
+    assert course is not None and course.phase == phase
+    if phase in ONWARD or (phase is Phase.COMMIT and moment == "after"):
+        assert see(bench) == ("w4a16-tp2", set())
+        recover_verified(bench, Result.COMMITTED)
+    elif phase in HARMLESS:
+        assert see(bench) == ("nvfp4-tp2", set())
         recover_verified(bench, Result.REFUSED)
         assert not any(entry.startswith("stop") for entry in bench.log)
     else:
-        recover_verified(bench, Result.COMMITTED if committed else Result.ROLLED_BACK)
+        assert see(bench) == ("nvfp4-tp2", GONE)
+        recover_verified(bench, Result.ROLLED_BACK)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -299,6 +300,7 @@ def test_a_killed_way_back(bench: SwitchHost, phase: Phase, moment: str, recover
     else:
         bench.fail("measure", "over budget")
     bench.kill(phase, bench.old, moment=moment, recovery=recovery)
+    assert see(bench) == ("nvfp4-tp2", set() if phase in ONWARD else GONE)
     recover_verified(bench, Result.ROLLED_BACK)
 
 
@@ -318,22 +320,17 @@ def test_a_copy_that_is_missing_in_the_history_is_made(bench: SwitchHost) -> Non
     assert history(bench.paths) == [read_journal(bench.paths)]
 
 
-def test_a_busy_lock_keeps_recovery_away(bench: SwitchHost, capsys: pytest.CaptureFixture[str]) -> None:
-    with Lock(bench.paths):
-        assert bench.recover() == Exit.BUSY
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"id": "x"}', "\x00\x00"])
 def test_a_damaged_journal_is_recovered_from_and_kept(stopped: SwitchHost, damage: str) -> None:
-    stopped.world.stop(Moves(stop=("31b-nvfp4",)))
+    stopped.stop("31b-nvfp4")
     stopped.paths.switch_journal.write_text(damage)
+    assert read_course(stopped.paths) is None and see(stopped) == ("nvfp4-tp2", set()), "it takes nobody away"
     assert stopped.recover() == Exit.OK
     assert stopped.unlike(stopped.old) == []
     journal = stopped.journal
     assert journal.result is Result.ROLLED_BACK and "is kept as" in journal.warnings[0]
-    kept = [path for path in stopped.paths.history.iterdir() if "damaged" in path.name]
-    assert len(kept) == 1 and kept[0].read_text() == damage
+    (kept,) = [path for path in stopped.paths.history.iterdir() if "damaged" in path.name]
+    assert kept.read_text() == damage
 
 
 def test_a_switch_goes_back_first_where_the_former_one_did_not_end(
@@ -345,31 +342,27 @@ def test_a_switch_goes_back_first_where_the_former_one_did_not_end(
     assert "going back first" in capsys.readouterr().out
 
 
-def test_a_recovery_of_the_same_boot_counts_on(bench: SwitchHost) -> None:
+@pytest.mark.parametrize("reboot", [False, True])
+def test_a_recovery_counts_on_where_the_journal_was(bench: SwitchHost, reboot: bool) -> None:
     bench.kill("healthy")
-    bench.world.change(now=bench.world.monotonic() + 50)
+    if reboot:
+        bench.world.change(now=3.0, boot_id="boot-2")
+    else:
+        bench.world.change(now=bench.world.monotonic() + 50)
     assert bench.recover() == Exit.OK
-    journal = bench.journal
     assert bench.unlike(bench.old) == []
-    assert journal.seconds is not None and journal.seconds > 50
+    journal = bench.journal
+    assert all((record.seconds or 0) >= 0 for record in journal.phases)
     starts = [record.began_s for record in journal.phases]
     assert starts == sorted(starts)
-    healthy = [record for record in journal.phases if record.phase is Phase.HEALTHY]
-    assert (healthy[0].outcome, healthy[0].detail) == ("failed", "the program that ran the switch was ended here")
+    if reboot:
+        return
+    assert journal.seconds is not None and journal.seconds > 50
+    healthy = next(record for record in journal.phases if record.phase is Phase.HEALTHY)
+    assert (healthy.outcome, healthy.detail) == ("failed", "the program that ran the switch was ended here")
     first_back = next(record for record in journal.phases if record.direction == "back")
     gap = journal.downtime["architect"].gaps[0]
     assert gap.from_s == pytest.approx(first_back.began_s, abs=2), "in the switch's own time"
-
-
-def test_a_recovery_after_a_reboot_goes_on_where_the_journal_was(bench: SwitchHost) -> None:
-    bench.kill("canary")
-    bench.world.change(now=3.0, boot_id="boot-2")
-    assert bench.recover() == Exit.OK
-    assert bench.unlike(bench.old) == []
-    phases = bench.journal.phases
-    assert all((record.seconds or 0) >= 0 for record in phases)
-    starts = [record.began_s for record in phases]
-    assert starts == sorted(starts)
 
 
 @pytest.mark.parametrize("away", [20, 10_000])
@@ -422,11 +415,6 @@ def test_at_boot_files_and_target_are_put_back_and_nothing_is_waited_for(
         ["enable", TARGET],
         ["start", "--no-block", TARGET],  # the target waits for this unit: to wait for it would never end
     ]
-
-
-def test_at_boot_without_an_unfinished_switch_nothing_is_done(bench: SwitchHost, systemctl: FakeSystemctl) -> None:
-    assert bench.recover(boot=True) == Exit.OK
-    assert systemctl.calls == []
 
 
 def test_at_boot_a_damaged_generation_is_said(bench: SwitchHost, systemctl: FakeSystemctl) -> None:
