@@ -41,23 +41,19 @@ def find(container_id: str) -> Container | None:
     return next((one for one in DockerEngine().listed() if one.id == container_id), None)
 
 
-def test_containers_as_a_real_docker_lists_them(made: Made) -> None:
+def test_containers_as_a_real_docker_lists_them_and_one_is_ended_at_once(made: Made) -> None:
     ours, foreign = find(made.ours), find(made.foreign)
     assert ours is not None and foreign is not None
     assert (ours.name, ours.engine, ours.input_hash) == (f"vllm-{made.engine}", made.engine, "ab12")
     assert ours.running
     assert foreign.engine is None and foreign.running
+    began = time.monotonic()
+    DockerEngine().kill(made.ours)
+    ended, left = find(made.ours), find(made.foreign)
+    assert ended is not None and not ended.running and time.monotonic() - began < 10
+    assert left is not None and left.running
 
 
 def test_images_by_name(docker_ready: None) -> None:
     assert DockerEngine().image_id(IMAGE) == docker("image", "inspect", "--format", "{{.Id}}", IMAGE)
     assert DockerEngine().image_id("vllm-edge/no-such-image:1") is None
-
-
-def test_a_container_is_ended_at_once(made: Made) -> None:
-    began = time.monotonic()
-    DockerEngine().kill(made.ours)
-    ended = find(made.ours)
-    assert ended is not None and not ended.running and time.monotonic() - began < 10
-    left = find(made.foreign)
-    assert left is not None and left.running

@@ -147,14 +147,8 @@ def differences(configuration: Configuration, told: Mapping[str, Any], version: 
         and [group.layers for group in ours.groups] == [len(layers) for layers in of_groups]
     )
     compared = {
-        "layers of groups": (
-            held,
-            [[group["layers"] for group in groups_of_rank] for groups_of_rank in told["groups"]],
-        ),
-        "groups": (
-            [_described(group) for group in ours.groups],
-            [_told(group) for group in told["groups"][poorest]],
-        ),
+        "layers of groups": (held, [[group["layers"] for group in of_rank] for of_rank in told["groups"]]),
+        "groups": ([_described(group) for group in ours.groups], [_told(group) for group in told["groups"][poorest]]),
         "blocks": ([ours.blocks], told["blocks"]),
         "tokens": (ours.tokens, told["tokens"]),
         "concurrency": (ours.max_concurrency, told["concurrency"]),
@@ -208,10 +202,7 @@ def _described(group: Any) -> tuple[Any, ...]:
 def _told(group: Mapping[str, Any]) -> tuple[Any, ...]:
     return (
         len(group["layers"]),
-        group["sliding"],
-        group["block_size"],
-        group["page_bytes"],
-        group["blocks_per_request"],
+        *(group[key] for key in ("sliding", "block_size", "page_bytes", "blocks_per_request")),
     )
 
 

@@ -122,12 +122,8 @@ class Role:
             self.place = find(self.name, self.sockets, min(MODELS_TIMEOUT_S, self.timeout_s))
         status, error, ok = None, "no engine lists the role", False
         if self.place is not None:
-            question = {
-                "model": self.name,
-                "messages": [{"role": "user", "content": "Say hello."}],
-                "max_tokens": TOKENS,
-                "temperature": 0,
-            }
+            messages = [{"role": "user", "content": "Say hello."}]
+            question = {"model": self.name, "messages": messages, "max_tokens": TOKENS, "temperature": 0}
             status, answer, error = exchange(self.place, "/v1/chat/completions", self.timeout_s, question)
             ok = status == 200 and said_something(answer)
             error = error if error or ok else "an answer without text"

@@ -4,41 +4,41 @@
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
-import http.client
-import http.server
 import json
 import os
 import shutil
 import socket
-import socketserver
-import subprocess
-import threading
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from ansible.module_utils.vllm_edge.engine.loads import Load, remember_load
-from ansible.module_utils.vllm_edge.gateway import sync, view
-from ansible.module_utils.vllm_edge.gateway.admin import AdminSocket, GatewayDown, GatewayRefused, split_entries
+from ansible.module_utils.vllm_edge.gateway import sync
+from ansible.module_utils.vllm_edge.gateway.admin import AdminSocket, GatewayDown, split_entries
 from ansible.module_utils.vllm_edge.gateway.clients import GatewayError, read_clients
 from ansible.module_utils.vllm_edge.gateway.command import run_status, run_sync, synchronize
 from ansible.module_utils.vllm_edge.gateway.describe import describe_gateway, list_places, render_gateway
 from ansible.module_utils.vllm_edge.gateway.names import backend_name, find_link, name_link, name_server
 from ansible.module_utils.vllm_edge.gateway.sync import Report, publish_phase, view_host
-from ansible.module_utils.vllm_edge.gateway.view import Course, build_view, parse_text, render_clients, render_models
+from ansible.module_utils.vllm_edge.gateway.view import (
+    Course,
+    View,
+    build_view,
+    parse_text,
+    render_clients,
+    render_models,
+)
 from ansible.module_utils.vllm_edge.generation import store
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.system.files import is_locked
 from fake_world import BIG, GPUS, SMALL
 from generations import activate, engine, put, rendered
 
-STANDING = engine(
-    "e4b", 8060, served_names=["auditor"], stands_in_for=["architect"], gpus=GPUS[2:3], max_model_len=32768
-)
+OPTIONS: dict[str, Any] = {"stands_in_for": ["architect"], "gpus": GPUS[2:3], "max_model_len": 32768}
+STANDING = engine("e4b", 8060, served_names=["auditor"], **OPTIONS)
 LIVE, COMING = rendered(BIG, STANDING, profile="nvfp4-tp2"), rendered(SMALL, STANDING, profile="w4a16-tp2")
 KEY, OLD_KEY = (hashlib.sha256(text).hexdigest() for text in (b"key", b"former"))
 CLIENTS: dict[str, Any] = {
@@ -64,10 +64,12 @@ class Host:
         self.clients(CLIENTS)
         self.live = store.load(self.paths, activate(self.paths, LIVE))
         self.coming = store.load(self.paths, put(self.paths, COMING))
-        state = self.paths.engine_state("31b-w4a16")
-        state.parent.mkdir(parents=True, exist_ok=True)
-        record = {"engine": "31b-w4a16", "phase": "serving", "since": "", "load_seconds": 54.2}
-        state.write_text(json.dumps(record))
+        self.paths.engine_state("e4b").parent.mkdir(parents=True, exist_ok=True)
+        self.loaded("31b-w4a16", 54.2)
+
+    def loaded(self, name: str, seconds: float) -> None:
+        record = {"engine": name, "phase": "serving", "since": "", "load_seconds": seconds}
+        self.paths.engine_state(name).write_text(json.dumps(record))
 
     def clients(self, value: object) -> None:
         (self.paths.gateway / "clients.json").write_text(json.dumps(value))
@@ -104,8 +106,7 @@ def test_backends_are_named_by_what_is_served() -> None:
 
 def test_an_engine_that_was_loaded_again_is_no_difference(host: Host) -> None:
     host.sync()
-    record = {"engine": "e4b", "phase": "serving", "since": "", "load_seconds": 301.0}
-    host.paths.engine_state("e4b").write_text(json.dumps(record))
+    host.loaded("e4b", 301.0)
     assert host.sync(check=True).changes == ()
     host.away("31b-nvfp4")
     assert host.map("models")["auditor"].split()[2:5] == ["away", "-", "301"], "what is away has the new time"
@@ -113,15 +114,7 @@ def test_an_engine_that_was_loaded_again_is_no_difference(host: Host) -> None:
 
 def test_without_a_load_the_plan_says_when_to_come_again(host: Host) -> None:
     plan = {"gpus": [], "load_s": {"low": 40, "mid": 99.2, "high": 700}}
-    standing = engine(
-        "e4b",
-        8060,
-        served_names=["auditor"],
-        stands_in_for=["architect"],
-        gpus=GPUS[2:3],
-        max_model_len=32768,
-        plan=plan,
-    )
+    standing = engine("e4b", 8060, served_names=["auditor"], plan=plan, **OPTIONS)
     host.coming = store.load(host.paths, put(host.paths, rendered(SMALL, standing, profile="planned")))
     host.away("31b-nvfp4")
     assert host.map("models")["auditor"].split()[2:5] == ["away", "-", "100"]
@@ -164,7 +157,7 @@ def test_maps_and_links_of_a_host_that_serves(host: Host) -> None:
 def test_nobody_else_changes_the_files_while_they_are_compared_and_written(host: Host) -> None:
     held: list[bool] = []
 
-    def look() -> view.View:
+    def look() -> View:
         held.append(is_locked(host.paths.gateway))
         return view_host(host.paths, host.live, None)
 
@@ -224,9 +217,8 @@ SERVERS = ("architect", "architect+1", "auditor", "auditor+1", "auditor+2", "idl
 def pooled(host: Host) -> Host:
     """A host where two engines serve `auditor`."""
     host.live = store.load(host.paths, activate(host.paths, rendered(BIG, *PARTS, profile="two")))
-    for name, seconds in (("e4b-0", 20.0), ("e4b-1", 30.5)):
-        record = {"engine": name, "phase": "serving", "since": "", "load_seconds": seconds}
-        host.paths.engine_state(name).write_text(json.dumps(record))
+    host.loaded("e4b-0", 20.0)
+    host.loaded("e4b-1", 30.5)
     return host
 
 
@@ -248,9 +240,12 @@ def test_a_name_is_away_only_if_none_of_its_engines_stays(
 ) -> None:
     servers = Servers(dict.fromkeys(SERVERS, False))
     course = None if keep is None else Course("away", keep, pooled.coming)
-    report = sync.apply(
-        pooled.paths, lambda: view_host(pooled.paths, pooled.live, course), admin=cast(AdminSocket, servers)
-    )
+
+    def apply() -> Report:
+        look = functools.partial(view_host, pooled.paths, pooled.live, course)
+        return sync.apply(pooled.paths, look, admin=cast(AdminSocket, servers))
+
+    report = apply()
     models, state = pooled.map("models"), json.loads(f"{{{pooled.map('state')['role:auditor']}}}")
     assert (models["auditor"], models["architect"]) == (auditor, architect)
     assert state["engines"] == auditor.split()[1].split(",") and state["engine"] == state["engines"][0]
@@ -266,10 +261,7 @@ def test_a_name_is_away_only_if_none_of_its_engines_stays(
     rights = pooled.map("rights")
     assert {f"default@{line.split()[1]}" for line in models.values()} <= rights.keys()
     assert "robot@e4b-0,e4b-1" not in rights, "it may use auditor, and the engines answer to architect, too"
-    again = sync.apply(
-        pooled.paths, lambda: view_host(pooled.paths, pooled.live, course), admin=cast(AdminSocket, servers)
-    )
-    assert again.changes == ()
+    assert apply().changes == ()
 
 
 def test_status_names_every_engine(pooled: Host, capsys: pytest.CaptureFixture[str]) -> None:
@@ -391,149 +383,17 @@ def test_commands_fit_into_the_buffer_of_haproxy(size: int) -> None:
 
 
 def test_an_admin_socket_that_is_none_is_not_asked(tmp_path: Path) -> None:
-    other = serve(tmp_path / "other" / "api.sock", "the Docker Engine, for example")
-    (tmp_path / "link").symlink_to(tmp_path / "other" / "api.sock")
+    (tmp_path / "link").symlink_to(tmp_path / "docker.sock")
     (tmp_path / "file").write_text("")
-    for name in ("none", "link", "file"):
-        with pytest.raises(GatewayDown):
-            AdminSocket(tmp_path / name).ask("show info")
-    other.shutdown()
-
-
-# ---- a real HAProxy ---------------------------------------------------------------------------------------------
-
-
-class Engine(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    daemon_threads = True
-
-
-def serve(path: Path, says: str) -> Engine:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(says)))
-            self.end_headers()
-            self.wfile.write(says.encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def address_string(self) -> str:
-            return "engine"
-
-    path.parent.mkdir(parents=True)
-    server = Engine(str(path), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
-
-
-CONFIGURATION = """\
-global
-    stats socket {run}/admin.sock mode 600 level admin
-defaults
-    mode http
-    timeout connect 2s
-    timeout client 20s
-    timeout server 20s
-    timeout queue 20s
-frontend api
-    bind unix@{run}/api.sock
-    http-request set-var(txn.model) path,map_str({etc}/models.map)
-    http-request set-var(txn.right) path,map_str({etc}/rights.map)
-    http-request set-var(txn.list) path,map_str({etc}/lists.map)
-    http-request set-var(txn.state) path,map_str({etc}/state.map)
-    use_backend role_architect
-backend role_architect
-    retries 30
-    option redispatch 1
-    server engine unix@{roles}/architect.sock check inter 500ms
-    option http-server-close
-    http-reuse never
-    server hold 127.0.0.1:1 backup
-"""
-
-
-@pytest.fixture
-def haproxy(host: Host) -> Iterator[Callable[[], str]]:
-    """Start it and give a client that asks for `architect` over one connection, which says who answered."""
-    program = shutil.which("haproxy", path="/usr/sbin:/usr/bin:/usr/local/sbin")
-    if program is None:
-        pytest.skip("haproxy is not installed")
-    host.paths.gateway_run.mkdir()
-    host.sync()
-    engines = [serve(host.paths.engine_socket(name), name) for name in ("31b-nvfp4", "e4b", "31b-w4a16")]
-    file = host.paths.gateway / "haproxy.cfg"
-    places = {"run": host.paths.gateway_run, "etc": host.paths.gateway, "roles": host.paths.run / "roles"}
-    file.write_text(CONFIGURATION.format(**places))
-    process = subprocess.Popen([program, "-db", "-q", "-f", str(file)])
-    connection = http.client.HTTPConnection("gateway", timeout=15)
-
-    def ask() -> str:
-        connection.request("GET", "/")
-        return connection.getresponse().read().decode()
-
-    try:
-        deadline = time.monotonic() + 10
-        while not (host.paths.gateway_run / "api.sock").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.connect(str(host.paths.gateway_run / "api.sock"))
-        yield ask
-    finally:
-        process.terminate()
-        process.wait(10)
-        for server in engines:
-            server.shutdown()
-
-
-def test_a_switch_as_a_client_sees_it(host: Host, haproxy: Callable[[], str]) -> None:
-    admin = AdminSocket(host.paths.gateway_run / "admin.sock")
-    assert haproxy() == "31b-nvfp4"
-    report = host.sync()
-    assert report.answers and report.changes == (), "what HAProxy has read is what the files say"
-    # An engine stands in: also for a client that had used the other one over the same connection.
-    assert "link architect.sock" in host.away("e4b").changes
-    assert haproxy() == "e4b"
-    # Nobody is there: the request waits, and goes to the new engine.
-    assert host.away().changes[-1] == "server of architect away" and admin.read_servers() == {"architect": True}
-    assert host.sync(check=True).changes[-1] == "server of architect back" and admin.read_servers()["architect"]
-    said: list[str] = []
-    waiting = threading.Thread(target=lambda: said.append(haproxy()))
-    waiting.start()
-    time.sleep(1.2)
-    assert said == []
-    sync.apply(host.paths, lambda: view_host(host.paths, host.coming, None))
-    waiting.join(10)
-    assert said == ["31b-w4a16"]
-    for name in ("models", "rights", "lists", "state"):
-        assert admin.read_map(host.paths.gateway / f"{name}.map") == host.map(name)
-    publish_phase(host.paths, "clean_up")
-    assert (admin.read_map(host.paths.gateway / "state.map") or {})["switch"] == '"clean_up"'
-
-
-def test_many_clients_are_replaced_at_once(
-    host: Host, haproxy: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    admin = AdminSocket(host.paths.gateway_run / "admin.sock")
-    host.clients({f"c{number}": {"keys": []} for number in range(400)})
-    report = host.sync()
-    assert "lists.map in the running gateway" in report.changes and "models.map in the running gateway" not in (
-        report.changes
-    )
-    assert len(admin.read_map(host.paths.gateway / "rights.map") or {}) == 2400
-    assert len(host.map("lists")) == 1200
-    assert admin.read_map(host.paths.gateway / "lists.map") == host.map("lists")
-    assert admin.read_map(host.paths.gateway / "ports.map") is None, "this configuration has none"
-    # An entry that is longer than the buffer, 16 KiB here: HAProxy hangs up.
-    host.clients({"c": {"keys": [], "served_names": []}, **{f"c{number}": {"keys": []} for number in range(3)}})
-    with monkeypatch.context() as patch:
-        patch.setattr(view, "_list_models", lambda roles: "x" * 20_000)
-        report = host.sync()
-    assert report.answers and "systemctl reload" in report.warnings[0]
-    with pytest.raises(GatewayRefused, match="Unknown map identifier"):
-        admin.replace_map(host.paths.gateway / "ports.map", {"a": "b"})
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / "docker.sock"))
+        other.listen()
+        other.settimeout(0)
+        for name in ("none", "link", "file"):
+            with pytest.raises(GatewayDown):
+                AdminSocket(tmp_path / name, 0.2).ask("show info")
+        with pytest.raises(BlockingIOError):
+            other.accept()
 
 
 # ---- status -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,13 +119,10 @@ def test_document_needs_the_hash_that_was_carried(tmp_path: Path, expected: str)
     assert air_gap.read_document(file, hashlib.sha256(document()).hexdigest()).sums_sha256 == "0" * 64
     with pytest.raises(MediumError, match="air_gap_sha256"):
         air_gap.read_document(file, expected)
-
-
-def test_document_is_no_link_and_no_device(tmp_path: Path) -> None:
-    (tmp_path / "air-gap.yml").symlink_to("/dev/zero")
-    for file in (tmp_path / "air-gap.yml", Path("/dev/zero"), tmp_path):
+    (tmp_path / "link").symlink_to(file)
+    for other in (tmp_path / "link", Path("/dev/zero"), tmp_path):
         with pytest.raises(MediumError):
-            air_gap.read_document(file, "0" * 64)
+            air_gap.read_document(other, hashlib.sha256(document()).hexdigest())
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -142,21 +140,19 @@ def test_one_changed_bit_is_refused_by_name(medium: Path, name: str) -> None:
         air_gap.verify(medium, sums, below, known)
 
 
-@pytest.mark.parametrize("kind", ["link", "directory link", "fifo", "added", "missing"])
+OTHERS: dict[str, Callable[[Path], object]] = {
+    "link": lambda place: (place.unlink(), place.symlink_to("/etc/shadow")),
+    "directory link": lambda place: (shutil.rmtree(place.parent), place.parent.symlink_to("../image")),
+    "fifo": lambda place: (place.unlink(), os.mkfifo(place)),
+    "added": lambda place: place.with_name("more.safetensors").write_text("x"),
+    "missing": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
 def test_other_files_are_refused_by_name(medium: Path, kind: str) -> None:
     sums = air_gap.read_sums(medium, get_sums_hash(medium))
-    place = medium / "weights/N/model.safetensors"
-    if kind != "added":
-        place.unlink()
-    if kind == "link":
-        place.symlink_to("/etc/shadow")
-    elif kind == "directory link":
-        place.parent.rmdir()
-        place.parent.symlink_to(medium / "image")
-    elif kind == "fifo":
-        os.mkfifo(place)
-    elif kind == "added":
-        place.with_name("more.safetensors").write_text("x")
+    OTHERS[kind](medium / "weights/N/model.safetensors")
     with pytest.raises(MediumError, match=r"medium/weights/N"):
         air_gap.verify(medium, sums, ["weights/N"], {})
 

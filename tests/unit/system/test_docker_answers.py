@@ -16,9 +16,9 @@ from ansible.module_utils.vllm_edge.system.docker import LINE_CHARS, DockerEngin
 CALLS: dict[str, Callable[[DockerEngine], object]] = {
     "find": lambda engine: engine.find("x"),
     "wait": lambda engine: engine.wait("x"),
-    "listed": lambda engine: engine.listed(),
+    "listed": DockerEngine.listed,
     "image_id": lambda engine: engine.image_id("x"),
-    "live_restore": lambda engine: engine.live_restore(),
+    "live_restore": DockerEngine.live_restore,
     "events": lambda engine: engine.killed_from_outside("x", 10),
 }
 

@@ -19,23 +19,12 @@ Script = Callable[[socket.socket, threading.Event], None]
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-def drip(begin: bytes, piece: bytes) -> Script:
-    """An answer that never ends: a beginning, then a piece every 50 ms."""
+def drip(begin: bytes, piece: bytes, pause_s: float = 0.05) -> Script:
+    """An answer that never ends: a beginning, then pieces."""
 
     def script(client: socket.socket, closing: threading.Event) -> None:
         client.sendall(begin)
-        while not closing.wait(0.05):
-            client.sendall(piece)
-
-    return script
-
-
-def flood(begin: bytes, piece: bytes) -> Script:
-    """An answer of which as much comes as is taken."""
-
-    def script(client: socket.socket, closing: threading.Event) -> None:
-        client.sendall(begin)
-        while not closing.is_set():
+        while not closing.wait(pause_s):
             client.sendall(piece)
 
     return script
@@ -104,9 +93,9 @@ def test_an_answer_that_does_not_end_ends_at_the_deadline(script: Script, place:
 @pytest.mark.parametrize(
     "script",
     [
-        flood(HEAD + b"-1\r\n", b"x" * 65536),
-        flood(HEAD, b"1;" + b"x" * 60000 + b"\r\nx\r\n"),
-        flood(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
+        drip(HEAD + b"-1\r\n", b"x" * 65536, 0),
+        drip(HEAD, b"1;" + b"x" * 60000 + b"\r\nx\r\n", 0),
+        drip(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000, 0),
     ],
     ids=["negative-chunk", "extensions", "continue"],
 )
@@ -132,21 +121,16 @@ def test_an_answer_within_the_deadline_is_whole(place: Path, unix: bool) -> None
         assert request(url, "/v1/models", 5).json() == {"a": 1}
 
 
-def make(place: Path, what: str) -> None:
-    """What an engine may leave in place of its socket."""
-    other = place.with_name("other.sock")
-    if what in ("link", "link to nothing", "link in the way"):
-        place.symlink_to(other)
-    if what == "link":
-        os.mknod(other, 0o140666)
-    elif what == "directory":
-        place.mkdir()
-    elif what == "file":
-        place.write_text("x")
-    elif what == "pipe":
-        os.mkfifo(place)
-    elif what == "socket of nobody":
-        os.mknod(place, 0o140666)
+PUT: dict[str, Callable[[Path], object]] = {
+    "nothing": lambda place: None,
+    "link": lambda place: (os.mknod(place.with_name("other.sock"), 0o140666), place.symlink_to("other.sock")),
+    "link to nothing": lambda place: place.symlink_to("other.sock"),
+    "directory": Path.mkdir,
+    "file": lambda place: place.write_text("x"),
+    "pipe": os.mkfifo,
+    "socket of nobody": lambda place: os.mknod(place, 0o140666),
+}
+"""What an engine may leave in place of its socket."""
 
 
 @pytest.mark.parametrize(
@@ -162,14 +146,14 @@ def make(place: Path, what: str) -> None:
     ],
 )
 def test_what_an_engine_puts_in_place_of_its_socket_is_not_followed(place: Path, what: str, told: str) -> None:
-    make(place, what)
+    PUT[what](place)
     said = request(f"unix:{place}", "/health", 1)
     assert said.status is None and told in said.error and said.error.isprintable()
 
 
 def test_a_link_in_place_of_the_socket_does_not_lead_to_another_one(place: Path) -> None:
     with engine(answer(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"), place.with_name("other.sock")) as url:
-        make(place, "link in the way")
+        place.symlink_to("other.sock")
         assert request(f"unix:{place}", "/health", 1).status is None
         assert request(url, "/health", 1).ok
 

@@ -27,12 +27,7 @@ def test_fields_arrive_in_one_datagram(tmp_path: Path, kind: str) -> None:
     with listening(address) as sock:
         notifier = Notifier.from_environment({"NOTIFY_SOCKET": address})
         assert notifier.send(ready=True, watchdog=True, status="serving\nsentry", extend_s=1.5)
-        assert sock.recv(4096).decode().split("\n") == [
-            "READY=1",
-            "WATCHDOG=1",
-            "STATUS=serving sentry",
-            "EXTEND_TIMEOUT_USEC=1500000",
-        ]
+        assert sock.recv(4096) == b"READY=1\nWATCHDOG=1\nSTATUS=serving sentry\nEXTEND_TIMEOUT_USEC=1500000"
         assert notifier.send(stopping=True)
         assert sock.recv(4096) == b"STOPPING=1"
 
@@ -45,9 +40,6 @@ def test_nothing_is_sent_without_a_field_or_a_socket(tmp_path: Path) -> None:
         with pytest.raises(TimeoutError):
             sock.recv(10)
     assert not Notifier.from_environment({}).send(ready=True)
-
-
-def test_a_socket_that_is_gone_ends_nothing(tmp_path: Path) -> None:
     assert not Notifier(str(tmp_path / "gone")).send(watchdog=True)
 
 

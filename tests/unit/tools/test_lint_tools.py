@@ -57,15 +57,8 @@ def test_secrets_are_found(repository: Path) -> None:
 
 def test_shell_scripts_are_found_by_their_first_line(repository: Path) -> None:
     bad = "#!{}\nrm -rf $1\n"
-    write(
-        repository,
-        {
-            "a b": bad.format("/bin/sh"),
-            "postinst": bad.format("/usr/bin/env bash"),
-            "x.py": "#!/usr/bin/python3\n",
-            "y.md": bad.format("x"),
-        },
-    )
+    shells = {"a b": bad.format("/bin/sh"), "postinst": bad.format("/usr/bin/env bash")}
+    write(repository, {**shells, "x.py": "#!/usr/bin/python3\n", "y.md": bad.format("x")})
     done = subprocess.run([repository / "tools/shell_scripts"], capture_output=True, text=True, check=False)
     assert set(re.findall(r"In (.+) line 2:", done.stdout)) == {"a b", "postinst"}
     assert done.returncode != 0

@@ -16,6 +16,7 @@ import yaml
 from helpers import ROOT, load_file
 
 A, B = "a" * 64, "b" * 64
+WAIT = "for i in $(seq 100); do [ -e {} ] && exit 0; sleep 0.1; done; exit 1"
 
 
 @pytest.fixture(scope="module")
@@ -30,31 +31,27 @@ def run(tests: ModuleType, logs: Path, *commands: str, limit_s: float = 60) -> t
     return this.all(), this.summary()
 
 
+def meet(directory: Path) -> list[str]:
+    """Two commands of which each waits for the other."""
+    places = [directory / "first", directory / "second"]
+    return [f"touch {mine}; {WAIT.format(other)}" for mine, other in zip(places, reversed(places), strict=True)]
+
+
 def test_two_parts_run_at_once_and_each_has_a_line(tests: ModuleType, tmp_path: Path) -> None:
-    """Each of the first two waits for the other."""
-    meet = "touch {0}; for i in $(seq 100); do [ -e {1} ] && exit 0; sleep 0.1; done; exit 1"
-    first, second = tmp_path / "first", tmp_path / "second"
-    status, lines = run(tests, tmp_path, meet.format(first, second), meet.format(second, first), "true")
+    status, lines = run(tests, tmp_path, *meet(tmp_path), "true")
     assert status == 0
     assert sorted(line.split()[0] for line in lines) == ["a", "b", "c"]
     assert all(" minutes " in line and " CPU seconds  passed" in line for line in lines), lines
 
 
 def test_what_needs_no_engine_has_a_lane_of_its_own(tests: ModuleType, tmp_path: Path) -> None:
-    """It ends while both others wait for it."""
+    """It ends while both others wait for it; and the lane without engines left helps the other one."""
     mark = tmp_path / "mark"
-    waits = ["sh", "-c", f"for i in $(seq 100); do [ -e {mark} ] && exit 0; sleep 0.1; done; exit 1"]
-    parts = [tests.Part(name, waits, 60) for name in "ab"]
+    parts = [tests.Part(name, ["sh", "-c", WAIT.format(mark)], 60) for name in "ab"]
     parts.append(tests.Part("c", ["touch", str(mark)], 60, lane="beside"))
     assert tests.Run(parts, lambda lab: 0.0, tmp_path, 60).all() == 0
-
-
-def test_a_lane_without_engines_left_helps_the_other_one(tests: ModuleType, tmp_path: Path) -> None:
-    """Each waits for the other, and both are of one lane."""
-    meet = "touch {0}; for i in $(seq 100); do [ -e {1} ] && exit 0; sleep 0.1; done; exit 1"
-    first, second = tmp_path / "first", tmp_path / "second"
-    commands = {"a": meet.format(first, second), "b": meet.format(second, first)}
-    parts = [tests.Part(name, ["sh", "-c", command], 60, lane="beside") for name, command in commands.items()]
+    both = zip("ab", meet(tmp_path), strict=True)
+    parts = [tests.Part(name, ["sh", "-c", command], 60, lane="beside") for name, command in both]
     assert tests.Run(parts, lambda lab: 0.0, tmp_path, 60).all() == 0
 
 
@@ -184,10 +181,7 @@ def test_cpu_seconds_under_both_versions_of_control_groups(tests: ModuleType, tm
     for place in (f"docker/{A}", f"docker/{A}/docker/{B}", f"docker/{B}", "system.slice/ssh.service"):
         (one / "cpuacct" / place).mkdir(parents=True)
         (one / "cpuacct" / place / "cpuacct.usage").write_text("2500000000\n")
-    assert sorted(tests.cpu_groups(one)) == [
-        (one / "cpuacct" / "docker" / A, 2.5),
-        (one / "cpuacct" / "docker" / B, 2.5),
-    ]
+    assert sorted(tests.cpu_groups(one)) == [(one / "cpuacct" / "docker" / name, 2.5) for name in (A, B)]
     for place in (f"system.slice/docker-{A}.scope", f"system.slice/docker-{A}.scope/system.slice/docker-{B}.scope"):
         (two / place).mkdir(parents=True)
         (two / place / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1\n")

@@ -200,6 +200,8 @@ def test_a_statement_that_is_not_understood_ends_the_reading(tmp_path: Path, sta
 
 
 def test_types_are_found_through_imports_of_everything_or_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableSource, match="no make_arg_parser in"):
+        read_options(written(tmp_path, {"entrypoints/common/cli_args.py": ""}))
     config = "from .cache import *\nfrom torch import Tensor\n"
     found = read_options(written(tmp_path, {"config/__init__.py": config}))
     assert [each.group for each in found] == [group for _, group, _, _ in OPTIONS]
@@ -219,11 +221,6 @@ def test_a_switch_has_the_opposite_spelling_that_its_release_gives_it(sources: S
     assert paired.names == ("--enable-log-requests", "--disable-log-requests") and paired.group == "switch"
     told = ["new spellings: 1, such as --disable-log-requests"]
     assert list(vllm_release.compare_options([plain], [paired])) == told
-
-
-def test_sources_without_a_parser_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnreadableSource, match="no make_arg_parser in"):
-        read_options(written(tmp_path, {"entrypoints/common/cli_args.py": ""}))
 
 
 def test_what_changed_for_users_is_told(sources: Sources, tmp_path: Path) -> None:
@@ -261,14 +258,11 @@ def test_a_record_is_python_with_the_releases_in_order(tmp_path: Path) -> None:
     entry = vllm_release.record(written(tmp_path, {"engine/arg_utils.py": engine}))
     assert entry["gpu_memory_utilization"] == 0.9 and entry["choices"] == {"kinds": "a b"}
     assert entry["tool_call_parsers"] == "hermes pythonic" and entry["metrics"] == "running tokens"
+    assert vllm_release.render(vllm_arguments.RELEASES, vllm_arguments.VERSION) == vllm_release.RECORD.read_text()
     known: dict[str, Any] = {}
     exec(vllm_release.render({"0.10.0": entry, "0.9.0": {**entry, "metrics": "long " * 40}}, "0.9.0"), known)
     assert list(known["RELEASES"]) == ["0.9.0", "0.10.0"] and known["VERSION"] == "0.9.0"
     assert known["RELEASES"]["0.10.0"] == entry and known["RELEASES"]["0.9.0"]["metrics"].split() == ["long"] * 40
-
-
-def test_the_record_is_as_the_tool_writes_it() -> None:
-    assert vllm_release.render(vllm_arguments.RELEASES, vllm_arguments.VERSION) == vllm_release.RECORD.read_text()
 
 
 @pytest.mark.parametrize(
@@ -280,9 +274,8 @@ def test_the_record_is_as_the_tool_writes_it() -> None:
     ],
 )
 def test_the_row_of_the_matrix_is_proposed(version: str, needs: str, said: str) -> None:
-    head, _, row = vllm_release.propose_row(
-        f"Name: vllm\nRequires-Dist: torch\nRequires-Dist: {needs}\n", version
-    ).partition("\n")
+    metadata = f"Name: vllm\nRequires-Dist: torch\nRequires-Dist: {needs}\n"
+    head, _, row = vllm_release.propose_row(metadata, version).partition("\n")
     assert head.endswith(f"{said}:")
     assert yaml.safe_load(row)[0]["vllm"] == f">=0.{version[2:4]},<0.{int(version[2:4]) + 1}"
 
@@ -316,14 +309,11 @@ def test_sources_are_unpacked_if_the_index_has_their_hash(monkeypatch: pytest.Mo
     answer(monkeypatch, tmp_path, content, hashlib.sha256(content).hexdigest())
     assert vllm_release.fetch("0.40.0") == tmp_path / "0.40.0"
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["PKG-INFO", "a.py"]
-
-
-def test_nothing_is_unpacked_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    content = pack("PKG-INFO", "vllm/../../../evil.py")
-    answer(monkeypatch, tmp_path / "cache", content, hashlib.sha256(content).hexdigest())
+    hostile = pack("PKG-INFO", "vllm/../../../evil.py")
+    answer(monkeypatch, tmp_path / "a" / "cache", hostile, hashlib.sha256(hostile).hexdigest())
     with pytest.raises(SystemExit, match=r"'vllm/\.\./\.\./\.\./evil\.py', which would lie elsewhere"):
         vllm_release.fetch("0.40.0")
-    assert not list(tmp_path.rglob("evil.py")) and not list(tmp_path.rglob("PKG-INFO"))
+    assert not list(tmp_path.rglob("evil.py")) and not list((tmp_path / "a").rglob("PKG-INFO"))
 
 
 @pytest.mark.thorough

@@ -23,6 +23,7 @@ from ansible.module_utils.vllm_edge.weights import record, sources
 Result = dict[str, Any]
 Run = Callable[..., Result]
 COMMIT = "c" * 40
+NOTES = ".cache/huggingface/download"
 SECONDS = 5.0
 MOST_BYTES = 2**24
 ROOT_ONLY = "the shadow of the host"
@@ -72,56 +73,17 @@ def source(tmp_path: Path) -> Path:
     return directory
 
 
-def link_to_a_file(source: Path, outside: Path) -> None:
-    (source / "notes.txt").symlink_to(outside / "shadow.json")
-
-
-def link_to_a_device(source: Path, outside: Path) -> None:
-    (source / "x.json").symlink_to("/dev/zero")
-
-
-def link_to_a_directory(source: Path, outside: Path) -> None:
-    (source / "more").symlink_to(outside)
-
-
-def link_in_place_of_a_directory(source: Path, outside: Path) -> None:
-    (source / "nested").rename(outside / "moved")
-    (source / "nested").symlink_to(outside / "moved")
-
-
-def link_in_place_of_the_source(source: Path, outside: Path) -> None:
-    source.rename(outside / "tiny")
-    source.symlink_to(outside / "tiny")
-
-
-def link_as_sums(source: Path, outside: Path) -> None:
-    (source / "SHA256SUMS").rename(outside / "sums")
-    (source / "SHA256SUMS").symlink_to(outside / "sums")
-
-
-def link_as_note(source: Path, outside: Path) -> None:
-    notes = source / ".cache" / "huggingface" / "download"
-    notes.mkdir(parents=True)
-    (notes / "config.json.metadata").symlink_to("/dev/zero")
-
-
-def link_inside_of_the_notes(source: Path, outside: Path) -> None:
-    (source / ".cache").mkdir()
-    (outside / "download").mkdir()
-    (source / ".cache" / "huggingface").symlink_to(outside)
-
-
-def link_above_the_notes(source: Path, outside: Path) -> None:
-    (outside / "huggingface").mkdir()
-    (source / ".cache").symlink_to(outside)
-
-
-def name_with_an_escape_sequence(source: Path, outside: Path) -> None:
-    (source / "\x1b]0;gone\x07.json").write_text("{}")
+def link(source: Path, name: str, target: object) -> None:
+    """A link in the source; where something stands there, it is moved to the target before."""
+    place = source / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if place.exists():
+        place.rename(str(target))
+    place.symlink_to(str(target))
 
 
 def note(source: Path, text: str) -> None:
-    notes = source / ".cache" / "huggingface" / "download"
+    notes = source / NOTES
     notes.mkdir(parents=True)
     (notes / "config.json.metadata").write_text(text)
 
@@ -129,10 +91,6 @@ def note(source: Path, text: str) -> None:
 def append_sum(source: Path, line: str) -> None:
     with (source / "SHA256SUMS").open("a") as sums:
         sums.write(line)
-
-
-def make_deep(source: Path, outside: Path) -> None:
-    (source / "/".join("d" * 20)).mkdir(parents=True)
 
 
 def make_device(source: Path, outside: Path) -> None:
@@ -143,15 +101,24 @@ def make_device(source: Path, outside: Path) -> None:
 
 
 CASES: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
-    "link to a file": (link_to_a_file, "has 'notes.txt', which is a link"),
-    "link to /dev/zero": (link_to_a_device, "has 'x.json', which is a link"),
-    "link to a directory": (link_to_a_directory, "has 'more', which is a link"),
-    "link in place of a directory": (link_in_place_of_a_directory, "has 'nested', which is a link"),
-    "link in place of the source": (link_in_place_of_the_source, "or is a link"),
-    "link as SHA256SUMS": (link_as_sums, "has 'SHA256SUMS', which is a link"),
-    "link as note": (link_as_note, "config.json.metadata', which is a link"),
-    "link above the notes": (link_above_the_notes, "has '.cache', which is a link"),
-    "link inside of the notes": (link_inside_of_the_notes, "which is reached through a link"),
+    "link to a file": (lambda s, out: link(s, "notes.txt", out / "shadow.json"), "has 'notes.txt', which is a link"),
+    "link to /dev/zero": (lambda s, _: link(s, "x.json", "/dev/zero"), "has 'x.json', which is a link"),
+    "link to a directory": (lambda s, out: link(s, "more", out), "has 'more', which is a link"),
+    "link in place of a directory": (lambda s, out: link(s, "nested", out / "moved"), "has 'nested', which is a link"),
+    "link in place of the source": (lambda s, out: link(s.parent, s.name, out / "tiny"), "or is a link"),
+    "link as SHA256SUMS": (lambda s, out: link(s, "SHA256SUMS", out / "sums"), "has 'SHA256SUMS', which is a link"),
+    "link as note": (
+        lambda s, _: link(s, f"{NOTES}/config.json.metadata", "/dev/zero"),
+        "config.json.metadata', which is a link",
+    ),
+    "link above the notes": (
+        lambda s, out: ((out / "huggingface").mkdir(), link(s, ".cache", out)),
+        "has '.cache', which is a link",
+    ),
+    "link inside of the notes": (
+        lambda s, out: ((out / "download").mkdir(), link(s, ".cache/huggingface", out)),
+        "which is reached through a link",
+    ),
     "FIFO": (lambda source, _: os.mkfifo(source / "x.json"), "has 'x.json', which is a FIFO"),
     "FIFO as SHA256SUMS": (
         lambda source, _: ((source / "SHA256SUMS").unlink(), os.mkfifo(source / "SHA256SUMS")),
@@ -169,8 +136,11 @@ CASES: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
     "sums without end": (lambda source, _: os.truncate(source / "SHA256SUMS", 2**30), "is longer than 4,194,304"),
     "two hashes": (lambda source, _: note(source, f"{COMMIT}\n{'0' * 64}\n1.0\n"), "has another hash in SHA256SUMS"),
     "another commit": (lambda source, _: note(source, f"{'d' * 40}\n{'0' * 40}\n1.0\n"), f"at {'d' * 40}, and"),
-    "escape sequence": (name_with_an_escape_sequence, r"the path '\x1b]0;gone\x07.json', which has characters that"),
-    "deep": (make_deep, "is more than 16 directories deep"),
+    "escape sequence": (
+        lambda source, _: (source / "\x1b]0;gone\x07.json").write_text("{}"),
+        r"the path '\x1b]0;gone\x07.json', which has characters that",
+    ),
+    "deep": (lambda source, _: (source / "/".join("d" * 20)).mkdir(parents=True), "is more than 16 directories deep"),
     "size of a petabyte": (lambda source, _: os.truncate(source / "model.safetensors", 2**43), "Not enough room"),
 }
 

@@ -37,16 +37,13 @@ PLAIN, NO_ADDRESS = "is not encrypted, and", "is no address of a hub"
         ("http://mirror.example", True, PLAIN),
         ("http://user:password@mirror.example", False, PLAIN),
         ("http://10.0.0.1", True, PLAIN),
-        ("http://localhost.example", True, PLAIN),
         ("http://127.0.0.1.example", True, PLAIN),
         ("http://127.0.0.1@mirror.example", True, PLAIN),
         ("http://127.1", True, PLAIN),
         ("http://0x7f000001", True, PLAIN),
         ("http://[::ffff:127.0.0.1]", True, PLAIN),
         ("http://localhost\\@mirror.example", True, NO_ADDRESS),
-        ("http://a@localhost@mirror.example", True, NO_ADDRESS),
         ("http://localhost#@mirror.example", True, NO_ADDRESS),
-        ("http://localhost?@mirror.example", True, NO_ADDRESS),
         ("https://mirror.example/\r\nX: y", False, NO_ADDRESS),
         (" https://mirror.example", False, NO_ADDRESS),
         ("https://m\u0456rror.example", False, NO_ADDRESS),
@@ -54,7 +51,6 @@ PLAIN, NO_ADDRESS = "is not encrypted, and", "is no address of a hub"
         ("https://[::1", False, NO_ADDRESS),
         ("https://", False, NO_ADDRESS),
         ("ftp://mirror.example", False, NO_ADDRESS),
-        ("file:///etc/passwd", False, NO_ADDRESS),
         ("mirror.example", False, NO_ADDRESS),
         ("", False, NO_ADDRESS),
         (True, False, NO_ADDRESS),
@@ -120,15 +116,10 @@ def test_all_mistakes_are_found_at_once_and_say_no_secret(tmp_path: Path) -> Non
     write(tmp_path / "token", mode=0o644)
     environment = {"HTTPS_PROXY": "http://user:pass#word@proxy:3128"}
     found = access.find_access_mistakes("http://mirror.example", "hf_a b", str(tmp_path / "token"), environment)
-    assert [text.split(":")[0] for text in found] == [
-        "model_weights_environment",
-        "model_weights_token",
-        "model_weights_token_file",
-        "model_weights_endpoint",
-    ]
-    assert "word" not in " ".join(found).replace("password", "").replace("USER:PASSWORD", "") and "hf_a" not in str(
-        found
-    )
+    names = ("environment", "token", "token_file", "endpoint")
+    assert [text.split(":")[0] for text in found] == [f"model_weights_{name}" for name in names]
+    said = " ".join(found).replace("password", "").replace("USER:PASSWORD", "")
+    assert "word" not in said and "hf_a" not in said
     assert access.find_access_mistakes("https://huggingface.co", "", "", {"HTTPS_PROXY": "http://u:p@proxy:1"}) == []
     assert access.find_access_mistakes(None, None, None) == []
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client of a benchmark: its key is valid as long as the benchmark runs, and no longer, whatever ends it."""
+"""What the host's program does with the running gateway: a switch, many clients, and the client of a benchmark.
+
+The key of a benchmark is valid as long as it runs, and no longer, whatever ends it.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,26 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from ansible.module_utils.vllm_edge.bench.client import temporary_client
+from ansible.module_utils.vllm_edge.gateway import sync, view
+from ansible.module_utils.vllm_edge.gateway.admin import AdminSocket, GatewayRefused
 from ansible.module_utils.vllm_edge.gateway.clients import GatewayError
 from ansible.module_utils.vllm_edge.gateway.command import synchronize
-from ansible.module_utils.vllm_edge.gateway.sync import Report
+from ansible.module_utils.vllm_edge.gateway.sync import Report, publish_phase, view_host
+from ansible.module_utils.vllm_edge.gateway.view import Course, parse_text
+from ansible.module_utils.vllm_edge.generation import store
+from ansible.module_utils.vllm_edge.generation.model import Generation
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch.course import read_course
-from gateway_world import ENGINES, KEYS, ROOT, Gateway, wait_until, write_request
-from generations import activate, engine, rendered
+from gateway_world import ENGINES, KEYS, ROOT, Connection, Gateway, wait_until, write_request
+from generations import activate, engine, put, rendered
 
 WORKER = {"model": "worker"}
 RUN = """
@@ -41,12 +51,21 @@ class Host:
 
     gateway: Gateway
     paths: HostPaths
+    live: Generation
+    coming: Generation
 
     def ask(self, key: str) -> int:
         return self.gateway.ask(write_request(WORKER, key=key)).status
 
     def sync(self, **options: bool) -> Report:
         return synchronize(self.paths, read_course, **options)
+
+    def apply(self, live: Generation, *keep: str) -> Report:
+        course = Course("away", keep, self.coming) if live is self.live else None
+        return sync.apply(self.paths, lambda: view_host(self.paths, live, course))
+
+    def map(self, name: str) -> dict[str, str]:
+        return parse_text((self.gateway.etc / f"{name}.map").read_text())
 
     def start(self) -> tuple[subprocess.Popen[str], str]:
         """A process that has the client, and its key."""
@@ -71,15 +90,81 @@ def host(make_gateway: Callable[..., Gateway]) -> Host:
     """The gateway's maps as the host's program writes them for a committed generation, and one client."""
     gateway = make_gateway()
     paths = HostPaths(gateway.root, gateway.root / "state", gateway.root / "units", gateway.vllm, gateway.run)
-    activate(
-        paths,
-        rendered(
-            *(engine(name, gateway.ports.get(name, 8050), served_names=served) for name, served in ENGINES.items())
-        ),
+
+    def load(number: int) -> Generation:
+        return store.load(paths, number)
+
+    big, mid, small = (
+        engine(name, gateway.ports.get(name, 8050), served_names=served, stands_in_for=["architect"][: name == "mid"])
+        for name, served in ENGINES.items()
     )
+    later = engine("small", gateway.ports["small"], served_names=["architect"])
+    live, coming = activate(paths, rendered(big, mid, small)), put(paths, rendered(later, mid, profile="later"))
     clients = {"all": {"keys": [{"sha256": hashlib.sha256(KEYS["all"].encode()).hexdigest()}]}}
     (gateway.etc / "clients.json").write_text(json.dumps(clients))
-    return Host(gateway, paths)
+    return Host(gateway, paths, load(live), load(coming))
+
+
+@pytest.fixture
+def admin(host: Host) -> Iterator[AdminSocket]:
+    """The admin socket of the gateway, whose clients are afterwards as before."""
+    clients = (host.gateway.etc / "clients.json").read_text()
+    host.sync()
+    yield AdminSocket(host.paths.gateway_run / "admin.sock")
+    (host.gateway.etc / "clients.json").write_text(clients)
+    host.sync()
+
+
+def test_a_switch_as_a_client_sees_it(host: Host, admin: AdminSocket) -> None:
+    connection = Connection(host.gateway.port)
+
+    def ask() -> str:
+        connection.send(write_request({"model": "architect"}))
+        return str(connection.read().json["engine"])
+
+    def is_away() -> bool:
+        return admin.read_servers()["architect"]
+
+    report = host.sync()
+    assert report.answers and report.changes == (), "what HAProxy has read is what the files say"
+    assert ask() == "big"
+    # An engine stands in: also for a client that had used the other one over the same connection.
+    assert "link architect.sock" in host.apply(host.live, "mid").changes
+    assert ask() == "mid"
+    # Nobody is there: the request waits, and goes to the new engine.
+    assert "server of architect away" in host.apply(host.live).changes and is_away()
+    assert "server of architect back" in host.sync(check=True).changes and is_away()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ask)
+        time.sleep(1.2)
+        assert not waiting.done()
+        host.apply(host.coming)
+        assert waiting.result(10) == "small"
+    connection.close()
+    for name in ("models", "rights", "lists", "state", "clients", "ports"):
+        assert admin.read_map(host.gateway.etc / f"{name}.map") == host.map(name)
+    publish_phase(host.paths, "clean_up")
+    assert (admin.read_map(host.gateway.etc / "state.map") or {})["switch"] == '"clean_up"'
+
+
+def test_many_clients_are_replaced_at_once(host: Host, admin: AdminSocket, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = host.gateway.etc / "clients.json"
+    file.write_text(json.dumps({f"c{number}": {"keys": []} for number in range(400)}))
+    changes = host.sync().changes
+    assert "lists.map in the running gateway" in changes and "models.map in the running gateway" not in changes
+    assert len(host.map("lists")) == 1600
+    for name in ("lists", "rights"):
+        assert admin.read_map(host.gateway.etc / f"{name}.map") == host.map(name)
+    # An entry that is longer than the buffer: HAProxy hangs up.
+    file.write_text(json.dumps({"c": {"keys": []}}))
+    with monkeypatch.context() as patch:
+        patch.setattr(view, "_list_models", lambda roles: "x" * 2_000_000)
+        report = host.sync()
+    assert report.answers and "systemctl reload" in report.warnings[0]
+    unknown = host.gateway.etc / "unknown.map"
+    assert admin.read_map(unknown) is None, "the configuration has no such map"
+    with pytest.raises(GatewayRefused, match="Unknown map identifier"):
+        admin.replace_map(unknown, {"a": "b"})
 
 
 def test_the_key_is_valid_in_the_block_only_and_nowhere_to_be_read(host: Host) -> None:
@@ -104,13 +189,6 @@ def test_the_key_is_valid_in_the_block_only_and_nowhere_to_be_read(host: Host) -
     assert [(host.gateway.etc / f"{name}.map").read_bytes() for name in ("clients", "rights", "lists")] == before
     assert host.find("bench") == [host.gateway.log]
     assert (host.gateway.etc / "clients.json").read_bytes() == written
-
-
-def test_an_exception_revokes_it(host: Host) -> None:
-    with pytest.raises(KeyboardInterrupt), temporary_client(host.paths) as key:
-        assert host.ask(key) == 200
-        raise KeyboardInterrupt
-    assert host.ask(key) == 401
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"])
