@@ -253,6 +253,7 @@ def test_a_support_report_is_fetched(
     assert (machine.gpu_memory(), machine.shell(leftovers)) == before
 
 
+@pytest.mark.thorough
 def test_the_next_run_makes_a_stale_specification_anew_and_warns_of_a_container_that_may_lose_its_gpus(
     controller: Controller, machine: Machine, undisturbed: None
 ) -> None:
