@@ -224,7 +224,7 @@ def drop_draft_layers(tensors: Iterable[Tensor], layers: int) -> Iterator[Tensor
             yield replace(tensor, layers=kept)
 
 
-def copy_k_to_v(model: Model, components: list[Component]) -> Iterator[Component]:
+def copy_k_to_v(components: list[Component]) -> Iterator[Component]:
     """Yield the V projections that vLLM fills with a copy of K.
 
     With attention_k_eq_v the full layers of Gemma 4 have no V in the file, and vLLM loads K into both places.

@@ -593,7 +593,7 @@ def _interpret(facts: Facts) -> Model:
             "Fetch its weights again."
         )
     if config.get("attention_k_eq_v"):
-        components += copy_k_to_v(model, components)
+        components += copy_k_to_v(components)
     return replace(model, components=tuple(components))
 
 

@@ -37,7 +37,7 @@ def _find_allowed_context(engine: Engine, limit: int) -> str:
     outcome = compute_outcome(allowed)
     if outcome.verdict is Verdict.FITS:
         return f"max_model_len: {limit}"
-    shorter = _find_shorter_context(allowed, outcome)
+    shorter = _find_shorter_context(outcome)
     fits = shorter and compute_outcome(_replace_arguments(engine, max_model_len=shorter)).verdict is Verdict.FITS
     return f"max_model_len: {shorter}" if fits else ""
 
@@ -49,7 +49,7 @@ def _list_changes(engine: Engine, outcome: Outcome) -> Iterator[tuple[str, Engin
     memory_is_short = verdict in (Verdict.NO_KV, Verdict.KV_BELOW_MAX_MODEL_LEN, Verdict.OOM_WARMUP)
     if verdict is Verdict.NOT_FREE and arguments.gpu_memory_utilization is not None:
         yield from _list_smaller_shares(engine, outcome)
-    shorter = _find_shorter_context(engine, outcome)
+    shorter = _find_shorter_context(outcome)
     if shorter and shorter * 2 >= max_model_len(engine.model, arguments):
         yield f"max_model_len: {shorter}", _replace_arguments(engine, max_model_len=shorter)
     if arguments.kv_cache_memory_bytes is not None and outcome.ranks:
@@ -68,7 +68,7 @@ def _list_changes(engine: Engine, outcome: Outcome) -> Iterator[tuple[str, Engin
         yield f"max_model_len: {shorter}", _replace_arguments(engine, max_model_len=shorter)
 
 
-def _find_shorter_context(engine: Engine, outcome: Outcome) -> int:
+def _find_shorter_context(outcome: Outcome) -> int:
     """Return the longest max_model_len that fits, in whole steps if possible; 0 if a shorter one would not help."""
     if outcome.kv is None or outcome.verdict is not Verdict.KV_BELOW_MAX_MODEL_LEN:
         return 0
