@@ -124,6 +124,7 @@ DAMAGE: Mapping[str, tuple[Callable[[Path], object], str]] = {
         lambda at: os.truncate(at / SHARD_2, (at / SHARD_2).stat().st_size - 1),
         rf"{SHARD_2} has [\d,]+ bytes, and its header says .*fetch it again",
     ),
+    "header cut off": (lambda at: os.truncate(at / SHARD_2, 40), rf"{SHARD_2} does not begin .*fetch it again"),
     "a pointer of git-lfs": (
         lambda at: overwrite(at, SHARD_2, b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n"),
         rf"{SHARD_2} does not begin .*fetch it again",

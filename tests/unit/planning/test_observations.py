@@ -104,9 +104,8 @@ def test_without_graphs_there_are_none() -> None:
 def test_what_nvml_shows_beyond_the_log(boards: list[dict[str, Any]], alone: bool, context_mib: int | None) -> None:
     log = figures(*BEGIN, DISABLED, *END, usage(0, "21.77", "1.22", "16.3 GiB for consumed memory"))
     found, kv_cache = observations.derive("big", log, boards, alone=alone)
-    if context_mib is None:
-        assert "context_bytes" not in found
-    else:
+    assert ("context_bytes" in found) is bool(context_mib)
+    if context_mib:
         assert (sum(found.values()) + kv_cache) / MIB == pytest.approx(20_600, abs=1)
         assert found["context_bytes"] / MIB == pytest.approx(20_600 - (16.3 + 1.22 + 1.47 + 0.61) * 1024, abs=1)
 

@@ -66,17 +66,8 @@ class Log:
 
 def _read(line: str) -> Log:
     source, name, release, ranks, length, loaded, left, tokens, dtype = line.split()
-    return Log(
-        source,
-        name,
-        release,
-        int(ranks),
-        int(length),
-        None if loaded == "-" else float(loaded),
-        float(left),
-        int(tokens),
-        dtype,
-    )
+    in_gib = (None if loaded == "-" else float(loaded), float(left))
+    return Log(source, name, release, int(ranks), int(length), *in_gib, int(tokens), dtype)
 
 
 # In the order of Log.
@@ -120,7 +111,7 @@ def model(repo: str) -> Model:
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.source)
-def test_tokens_are_those_of_the_log(log: Log) -> None:
+def test_tokens_and_weights_are_those_of_the_log(log: Log) -> None:
     release = max(log.release, "0.19.0", key=lambda text: [int(part) for part in text.split(".")])
     arguments = Arguments(
         tensor_parallel_size=log.ranks, max_model_len=log.max_model_len, kv_cache_dtype=log.kv_cache_dtype
@@ -130,10 +121,6 @@ def test_tokens_are_those_of_the_log(log: Log) -> None:
         for off in (-0.005, 0.005)
     )
     assert least <= log.tokens <= most, (least, log.tokens, most)
-
-
-@pytest.mark.parametrize("log", [log for log in LOGS if log.loaded_gib], ids=lambda log: log.source)
-def test_weights_are_those_of_the_log(log: Log) -> None:
-    release = max(log.release, "0.19.0", key=lambda text: [int(part) for part in text.split(".")])
-    found = weights.per_rank(model(log.model), Arguments(tensor_parallel_size=log.ranks), release)[0].bytes / GIB
-    assert found == pytest.approx(log.loaded_gib, rel=LOADED_WITHIN)
+    if log.loaded_gib:
+        loaded = weights.per_rank(model(log.model), arguments, release)[0].bytes / GIB
+        assert loaded == pytest.approx(log.loaded_gib, rel=LOADED_WITHIN)

@@ -42,12 +42,11 @@ class Played:
             "neither": {"show": {}},
             "both": {"show": {"text": "a", "lines": ["b"]}},
         }
+        refused = {"refused": "{{ ansible_failed_result.msg }}"}
         blocks = [
             {
                 "block": [{**task, "register": f"acted_{name}", "failed_when": False}],
-                "rescue": [
-                    {"ansible.builtin.set_fact": {f"acted_{name}": {"refused": "{{ ansible_failed_result.msg }}"}}}
-                ],
+                "rescue": [{"ansible.builtin.set_fact": {f"acted_{name}": refused}}],
             }
             for name, task in tasks.items()
         ]
@@ -77,13 +76,11 @@ def test_follow_shows_the_progress_in_printable_lines_and_returns_the_result(pla
     assert len(left) <= 1, "besides that of the job that took too long, records are left behind"
 
 
-def test_follow_returns_a_failure_as_the_module_does(played: Played) -> None:
+def test_follow_returns_a_failure_gives_up_in_time_and_runs_nothing_in_check_mode(played: Played) -> None:
     assert (played.acted["failure"]["rc"], played.acted["failure"]["stderr"]) == (7, "why")
-
-
-def test_follow_gives_up_in_time(played: Played) -> None:
-    """Whoever notices first: the host, or the controller."""
+    # Whoever notices first: the host, or the controller.
     assert played.acted["limit"]["msg"] in ("Timeout exceeded", "work: not finished after 2 s")
+    assert not (played.place / "touched").exists()
 
 
 def test_follow_outlives_a_cut_connection(played: Played) -> None:
@@ -91,10 +88,6 @@ def test_follow_outlives_a_cut_connection(played: Played) -> None:
     assert played.cut.with_suffix(".reset").exists(), "a connection that broke was used again"
     assert played.stdout.count("Connection reset by peer") == 1, played.stdout
     assert "goes on there" in played.stdout
-
-
-def test_follow_runs_nothing_in_check_mode(played: Played) -> None:
-    assert not (played.place / "touched").exists()
 
 
 def test_options_are_checked(played: Played) -> None:

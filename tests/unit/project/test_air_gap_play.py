@@ -23,17 +23,12 @@ STAGE: dict[str, Any] = {
     "staging_models": [{"name": "e2b", "repo": "o/n", "dir": "N"}],
     "staging_repositories": [
         {
-            "name": "vllm-edge-nvidia-driver",
-            "url": "http://vendors.lab/x/",
-            "suites": ["/"],
-            "fingerprint_variable": "x",
-            "prefix": "nvidia_driver",
-            "packages": ["nvidia-*"],
+            **{"name": "vllm-edge-nvidia-driver", "url": "http://vendors.lab/x/", "suites": ["/"]},
+            **{"fingerprint_variable": "x", "prefix": "nvidia_driver", "packages": ["nvidia-*"]},
         }
     ],
     "staging_result": {
-        "python": "3.13",
-        "distribution": ["distribution trixie main"],
+        **{"python": "3.13", "distribution": ["distribution trixie main"]},
         "fingerprints": {"vllm-edge-nvidia-driver": "A" * 40},
     },
 }
@@ -107,13 +102,10 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.C
             "staging_repositories": [STAGE["staging_repositories"][0] | wanted],
             "parts": ["validate", "container", "apt"],
         }
-    stage = [
-        {
-            "ansible.builtin.include_role": {"name": "staging", "tasks_from": part, "rolespec_validate": False},
-            "when": f"'{part}' in parts",
-        }
-        for part in ("validate", "container", "apt", "finish")
-    ]
+    stage = []
+    for part in ("validate", "container", "apt", "finish"):
+        role = {"name": "staging", "tasks_from": part, "rolespec_validate": False}
+        stage.append({"ansible.builtin.include_role": role, "when": f"'{part}' in parts"})
     return place, play(place, hosts, stage)
 
 

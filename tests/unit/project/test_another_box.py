@@ -89,18 +89,14 @@ def test_the_lab_s_part_of_the_inventory_leaves_the_page_s_alone(tmp_path: Path)
     (generated / "vars.json").write_text(json.dumps({**seen, "lab_gateway_port": 22426}))
     wanted = {
         **{name: yaml.safe_load(FILES["group_vars/gpu_hosts/main.yml"])[name] for name in ("gpu_count", "gpu_name")},
-        "serving_profile": "advised",
-        "ansible_host": "127.0.0.1",
-        "ansible_port": 22026,
-        "serving_gateway_url": "https://127.0.0.1:22426",
-        "plan_facts": "recorded",
+        **{"serving_profile": "advised", "ansible_host": "127.0.0.1", "ansible_port": 22026},
+        **{"serving_gateway_url": "https://127.0.0.1:22426", "plan_facts": "recorded"},
         "vllm_engine_chat_template": "gemma4.jinja",
     }
-    ask = (
-        f"ansible -i molecule/box/inventory box -c local -e lab_project={tmp_path} -m debug -a var=[{','.join(wanted)}]"
-    )
+    names = f"[{','.join(wanted)}]"
+    ask = f"ansible -i molecule/box/inventory box -c local -e lab_project={tmp_path} -m debug -a var={names}"
     said = run(ask, VLLM_EDGE_LAB_NAME="vllm-edge-box")
-    assert yaml.safe_load(said.partition("=>")[2]) == {f"[{','.join(wanted)}]": list(wanted.values())}
+    assert yaml.safe_load(said.partition("=>")[2]) == {names: list(wanted.values())}
     place = read_yaml("inventory/host_vars/box/place.yml")["lab_project"]
     assert Path(place.replace("{{ inventory_dir }}", str(SCENARIO / "inventory"))).resolve() == ROOT
 
@@ -120,15 +116,9 @@ def test_the_lab_takes_no_more_than_the_plan_gives_the_engine(monkeypatch: pytes
     assert plan.verdict is Verdict.FITS
     need = physics.need(
         repository,
-        gpu_uuid=card["uuid"],
-        cuda_total=total,
-        tensor_parallel_size=1,
-        gpu_memory_utilization=plan.settings["gpu_memory_utilization"],
-        kv_cache_memory_bytes=plan.settings["kv_cache_memory_bytes"],
-        max_num_seqs=engine["max_num_seqs"],
-        max_num_batched_tokens=8192,
-        enforce_eager=False,
-        graphs_in_fraction=True,
+        **{"gpu_uuid": card["uuid"], "cuda_total": total, "tensor_parallel_size": 1, "max_num_batched_tokens": 8192},
+        **{name: plan.settings[name] for name in ("gpu_memory_utilization", "kv_cache_memory_bytes")},
+        **{"max_num_seqs": engine["max_num_seqs"], "enforce_eager": False, "graphs_in_fraction": True},
     )
     # Its model allows no images, videos and audio.
     need = encoders.leave_out(need, repository, has_share=False)

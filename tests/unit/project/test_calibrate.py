@@ -21,10 +21,7 @@ LOG |= {"graphs_gib": 0.2, "graphs_estimate_gib": 0.2, "graphs_outside": 1}
 FACTS = {
     "vllm_image_result": {"id": IMAGE, "name": "image", "vllm": "0.32.0"},
     "model_weights_result": {"31b-w4a16": {"path": "/data/w"}},
-    "gpu_slots_result": {
-        "uuids": UUIDS,
-        "slots": [{"name": "NVIDIA L4", "total_mib": 23034, "reserved_mib": 470}] * 4,
-    },
+    "gpu_slots_result": {"uuids": UUIDS, "slots": [{"name": "NVIDIA L4", "total_mib": 23034, "reserved_mib": 470}] * 4},
 }
 PROGRAM = """#!/bin/sh
 echo "$*" >> {place}/called
@@ -89,19 +86,14 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subproce
     for name in ("validate", "choice", "weights"):
         (stages / f"{name}.yml").write_text(play_of())
     (stages / "image.yml").write_text(play_of({"ansible.builtin.set_fact": FACTS}))
-    (stages / "engines.yml").write_text(
-        play_of(
-            {"ansible.builtin.include_tasks": "tasks/plan_host.yml"},
-            {
-                "ansible.builtin.copy": {
-                    "content": "{{ {'engines': vllm_engine_engines, 'budgets': vllm_engine_budgets} | to_json }}",
-                    "dest": "{{ vllm_edge_host_state_directory }}/rendered",
-                    "mode": "0644",
-                }
-            },
-            {"ansible.builtin.fail": {"msg": "The switch was rolled back."}, "when": "broken"},
-        )
+    content = "{{ {'engines': vllm_engine_engines, 'budgets': vllm_engine_budgets} | to_json }}"
+    to = "{{ vllm_edge_host_state_directory }}/rendered"
+    engines = play_of(
+        {"ansible.builtin.include_tasks": "tasks/plan_host.yml"},
+        {"ansible.builtin.copy": {"content": content, "dest": to, "mode": "0644"}},
+        {"ansible.builtin.fail": {"msg": "The switch was rolled back."}, "when": "broken"},
     )
+    (stages / "engines.yml").write_text(engines)
     write_hosts(place)
     checked = calibrate(place, "--check", "--limit", "serves")
     assert checked.returncode == 0, checked.stdout + checked.stderr
@@ -132,9 +124,8 @@ def test_on_a_host_that_never_served_within_its_budgets_the_engines_stay(calibra
     place, done = calibrated
     for name in ("never_served", "over_budget"):
         assert [line.split()[0] for line in read_calls(place / name)] == ["status"]
-    assert (
-        get_words(done).count("The engines keep running as they were measured; site.yml starts them as planned.") == 2
-    )
+    stay = "The engines keep running as they were measured; site.yml starts them as planned."
+    assert get_words(done).count(stay) == 2
 
 
 def test_what_was_not_measured_is_not_recorded(calibrated: Any) -> None:

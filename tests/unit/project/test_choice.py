@@ -15,23 +15,14 @@ from helpers import ROOT, find_failures, run_playbook
 
 BY_E = {"profile": "e2b-only", "generation": 7, "origin": "-e", "chosen_at": "2026-11-21T16:40:00Z"}
 OURS = {"origin": "inventory", "inventory_profile": "nvfp4-tp2"}
-KEPT = {
-    "content": "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, 'serving_choice'))) }}",
-    "dest": "{{ kept }}",
+CHOICES = "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, 'serving_choice'))) }}"
+KEEP = {
+    "ansible.builtin.copy": {"content": CHOICES, "dest": "{{ kept }}"},
+    **{"delegate_to": "localhost", "run_once": True},
+    "vars": {"ansible_python_interpreter": "{{ ansible_playbook_python }}"},
 }
-THEN = {
-    "hosts": "gpu_hosts",
-    "gather_facts": False,
-    "tasks": [
-        {
-            "name": "Keep what the plays after it see",
-            "ansible.builtin.copy": KEPT,
-            "delegate_to": "localhost",
-            "run_once": True,
-            "vars": {"ansible_python_interpreter": "{{ ansible_playbook_python }}"},
-        }
-    ],
-}
+THEN = {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [KEEP]}
+"""A play that keeps what the plays after the choice see."""
 
 
 def choose(
@@ -143,7 +134,5 @@ def test_a_plain_run_does_not_end_it(tmp_path: Path, mode: list[str]) -> None:
 
 def test_site_asks_before_any_host_is_changed() -> None:
     assert yaml.safe_load((ROOT / "site.yml").read_text())[0]["ansible.builtin.import_playbook"] == "playbooks/site.yml"
-    stages = [
-        play["ansible.builtin.import_playbook"] for play in yaml.safe_load((ROOT / "playbooks/site.yml").read_text())
-    ]
-    assert stages[:3] == ["validate.yml", "choice.yml", "host.yml"]
+    stages = yaml.safe_load((ROOT / "playbooks/site.yml").read_text())[:3]
+    assert [x["ansible.builtin.import_playbook"] for x in stages] == ["validate.yml", "choice.yml", "host.yml"]

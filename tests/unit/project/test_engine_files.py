@@ -23,10 +23,8 @@ ENGINES: list[dict[str, Any]] = [
     )
 ]
 UUIDS = [f"GPU-f52a6b98-d1e7-5b3c-a05f-38c2d471000{slot}" for slot in range(3)]
-MODEL = {
-    **{"path": "/data/m", "manifest_sha256": "0", "precision": "bf16", "record": "/r"},
-    **{"repo": "o/n", "revision": "main"},
-}
+MODEL = {"path": "/data/m", "manifest_sha256": "0", "precision": "bf16", "record": "/r", "repo": "o/n"}
+MODEL |= {"revision": "main"}
 BUS = {"environment": {"NCCL_P2P_DISABLE": "1"}, "arguments": ["--disable-custom-all-reduce"], "reasons": ["the IOMMU"]}
 CASES: dict[str, dict[str, Any]] = {
     "bus": {"bus": BUS},
@@ -50,6 +48,16 @@ GIVEN = {
 }
 
 
+def run(place: Path, given: dict[str, Any], tasks: list[dict[str, Any]]) -> None:
+    """Run tasks with the role's variables, and with these, which a task's own come before."""
+    (place / "given.json").write_text(json.dumps(given))
+    head = {"hosts": "localhost", "gather_facts": False, "connection": "local"}
+    play = {**head, "vars_files": [*ROLE, str(place / "given.json")], "tasks": tasks}
+    (place / "play.json").write_text(json.dumps([play]))
+    done = run_playbook("-i", "localhost,", str(place / "play.json"))
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+
+
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rendered]:
     """The generation of each case, from what the role passes to the module, all by one play."""
@@ -64,14 +72,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rendered]:
         tasks.append({"ansible.builtin.set_fact": {"__vllm_engine_bus": bus}} if bus else looks)
         content = {"content": "{{ __vllm_engine_switch | to_json }}", "dest": f"{root}/{name}.json", "mode": "0600"}
         tasks.append({"ansible.builtin.copy": content, "vars": case})
-    given = {**GIVEN, "vllm_engine_chat_templates_directory": str(root)}
-    head = {"hosts": "localhost", "gather_facts": False, "connection": "local"}
-    # Above the role's defaults, and below what a case states for its tasks.
-    play = {**head, "vars_files": [*ROLE, str(root / "given.json")], "tasks": tasks}
-    (root / "play.json").write_text(json.dumps([play]))
-    (root / "given.json").write_text(json.dumps(given))
-    done = run_playbook("-i", "localhost,", str(root / "play.json"))
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(root, {**GIVEN, "vllm_engine_chat_templates_directory": str(root)}, tasks)
     passed = {name: (root / f"{name}.json").read_text() for name in CASES}
     assert "marked-secret-value" not in "".join(passed.values()), "secrets go another way"
     return {name: render(json.loads(text), HostPaths()) for name, text in passed.items()}
@@ -140,12 +141,7 @@ def test_no_value_becomes_another_line_of_a_unit_or_is_expanded(tmp_path: Path) 
     write = {"content": "{{ all.results | to_json }}", "dest": f"{tmp_path}/made.json", "mode": "0600"}
     block = [{"ansible.builtin.set_fact": {"made": made}, "loop": loop, "register": "all"}]
     tasks = [{"block": block, "rescue": [{"ansible.builtin.copy": write}]}]
-    head = {"hosts": "localhost", "gather_facts": False, "connection": "local"}
-    (tmp_path / "given.json").write_text(json.dumps(GIVEN))
-    play = {**head, "vars_files": [*ROLE, str(tmp_path / "given.json")], "tasks": tasks}
-    (tmp_path / "play.json").write_text(json.dumps([play]))
-    done = run_playbook("-i", "localhost,", str(tmp_path / "play.json"))
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    run(tmp_path, GIVEN, tasks)
     results = json.loads((tmp_path / "made.json").read_text())
     sound = [result["ansible_facts"]["made"] for result in results[: len(files)]]
     refused = 0
@@ -167,23 +163,15 @@ MARKED = "marked-secret-value"
 
 def test_a_run_with_everything_shown_shows_no_secret(tmp_path: Path) -> None:
     """Case 7 in small: the module as the role calls it, with --diff and -vvv, in check mode and for real."""
-    module = {
-        "secrets": "{{ engines | edge.vllm_edge.resolve_secrets(vllm_engine_secrets) }}",
-        "configuration_directory": str(tmp_path / "etc"),
-    }
-    play = [
-        {
-            "hosts": "localhost",
-            "connection": "local",
-            "gather_facts": False,
-            "vars": {"ansible_python_interpreter": sys.executable, "engines": ENGINES},
-            "tasks": [
-                {"name": "Bring the secrets", "engine_secrets": module, "register": "found"},
-                {"ansible.builtin.debug": {"var": "found"}},
-            ],
-        }
+    secrets = "{{ engines | edge.vllm_edge.resolve_secrets(vllm_engine_secrets) }}"
+    module = {"secrets": secrets, "configuration_directory": str(tmp_path / "etc")}
+    tasks = [
+        {"name": "Bring the secrets", "engine_secrets": module, "register": "found"},
+        {"ansible.builtin.debug": {"var": "found"}},
     ]
-    (tmp_path / "play.json").write_text(json.dumps(play))
+    variables = {"ansible_python_interpreter": sys.executable, "engines": ENGINES}
+    head = {"hosts": "localhost", "connection": "local", "gather_facts": False}
+    (tmp_path / "play.json").write_text(json.dumps([{**head, "vars": variables, "tasks": tasks}]))
     (tmp_path / "secret").write_text(MARKED)
     given = {"vllm_engine_secrets": {"store": f"{{{{ lookup('ansible.builtin.file', '{tmp_path}/secret') }}}}"}}
     (tmp_path / "given.json").write_text(json.dumps(given))

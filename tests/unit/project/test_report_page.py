@@ -14,17 +14,11 @@ import pytest
 from helpers import ROOT, get_words, run_playbook
 from page_example import BENCH, HISTORY, REPORT, STATUS, write_records
 
-PLAY: list[dict[str, Any]] = [
-    {
-        "name": "Write pages",
-        "hosts": "gpu_hosts",
-        "gather_facts": False,
-        "tasks": [
-            {"ansible.builtin.include_tasks": str(ROOT / "playbooks" / "tasks" / "page.yml")},
-            {"show": {"text": "{{ serving_note }}", "color": "red"}},
-        ],
-    }
+TASKS: list[dict[str, Any]] = [
+    {"ansible.builtin.include_tasks": str(ROOT / "playbooks" / "tasks" / "page.yml")},
+    {"show": {"text": "{{ serving_note }}", "color": "red"}},
 ]
+PLAY = [{"name": "Write pages", "hosts": "gpu_hosts", "gather_facts": False, "tasks": TASKS}]
 
 
 @pytest.fixture
@@ -35,12 +29,10 @@ def pages(tmp_path: Path) -> Any:
     write_records(tmp_path / "a" / "state")
     (tmp_path / "a" / "state" / "report.json").write_text(json.dumps(REPORT))
     (tmp_path / "history.json").write_text(json.dumps(HISTORY))
+    common = {"ansible_connection": "local", "serving_profile": "e2b-only", "serving_note": "", "bench_reference": []}
     hosts = {
         name: {
-            "ansible_connection": "local",
-            "serving_profile": "e2b-only",
-            "serving_note": "",
-            "bench_reference": [],
+            **common,
             "serving_reports_directory": str(tmp_path / "reports"),
             "vllm_edge_host_state_directory": str(tmp_path / name / "state"),
             "serving_report": {**REPORT, "host": name, "note": "On loan <b>", "versions": {}, "completions": []},

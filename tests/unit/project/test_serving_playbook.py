@@ -74,9 +74,7 @@ PINNED = {
     **GOOD,
     **{"serving_profile": "e2b-only", "container_runtime_repository_key_fingerprint": ""},
     **{"ansible_connection": "local", "ansible_python_interpreter": sys.executable},
-    "ansible_facts": {
-        **{"distribution": "Debian", "distribution_version": "13.1", "distribution_major_version": "13"},
-    },
+    "ansible_facts": {"distribution": "Debian", "distribution_version": "13.1", "distribution_major_version": "13"},
 }
 WRONG: dict[str, dict[str, Any]] = {
     "misspelt": {

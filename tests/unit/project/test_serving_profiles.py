@@ -112,11 +112,8 @@ def test_what_the_page_says_about_speed() -> None:
 
 def test_the_lab_has_a_checkpoint_for_every_model() -> None:
     made = ast.parse((ROOT / "lab" / "models" / "make.py").read_text())
-    repositories = next(
-        ast.literal_eval(node.value)
-        for node in made.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "REPOSITORIES"
-    )
+    named = {ast.unparse(node.targets[0]): node.value for node in made.body if isinstance(node, ast.Assign)}
+    repositories = ast.literal_eval(named["REPOSITORIES"])
     for model in MODELS.values():
         assert model["repo"] in repositories
     for engine in ENGINES.values():
@@ -149,22 +146,13 @@ def test_the_page_says_what_the_data_say() -> None:
     for row in rows(page, "profile"):
         profile = row["profile"].strip("`") or profile
         said.setdefault(profile, []).append([row[key].replace("`", "") for key in list(row)[1:]])
-    known = {}
-    for name, item in PROFILES.items():
-        known[name] = [
-            [
-                engine,
-                ", ".join(map(str, ENGINES[engine]["gpus"])),
-                str(ENGINES[engine]["tensor_parallel_size"]),
-                MODELS[ENGINES[engine]["model"]]["precision"],
-                f"{ENGINES[engine]['max_model_len']:,}",
-                ", ".join(ENGINES[engine]["served_names"])
-                if ENGINES[engine]["served_names"] != DATA["serving_roles"]
-                else "all",
-                f"{budget_of(name, engine):,}",
-            ]
-            for engine in item["engines"]
-        ]
+    known: dict[str, list[list[str]]] = {}
+    for profile, name in ((profile, name) for profile, item in PROFILES.items() for name in item["engines"]):
+        engine = ENGINES[name]
+        served = ", ".join(engine["served_names"]) if engine["served_names"] != DATA["serving_roles"] else "all"
+        cells = [name, ", ".join(map(str, engine["gpus"])), str(engine["tensor_parallel_size"])]
+        cells += [MODELS[engine["model"]]["precision"], f"{engine['max_model_len']:,}", served]
+        known.setdefault(profile, []).append([*cells, f"{budget_of(profile, name):,}"])
     assert said == known
 
 

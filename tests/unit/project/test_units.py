@@ -46,24 +46,15 @@ def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ROLE / "templates/vllm-engine.service.j2": "vllm-e.service",
         **{GATEWAY / f"templates/{name}.j2": name for name in GATEWAY_UNITS},
     }
-    play = [
-        {
-            "hosts": "localhost",
-            "gather_facts": False,
-            "connection": "local",
-            "vars_files": [
-                str(role / part) for role in (ROLE, GATEWAY) for part in ("defaults/main.yml", "vars/main.yml")
-            ],
-            "vars": {
-                "__vllm_engine_item": {"name": "e", "model": "m", "gpus": [0], "served_names": ["one"]},
-                "vllm_engine_models": {"m": {"path": "/data/m"}},
-                "ansible_python_interpreter": sys.executable,
-            },
-            "tasks": [
-                {"ansible.builtin.template": {"src": str(of), "dest": f"{directory}/{to}"}} for of, to in names.items()
-            ],
-        }
-    ]
+    parts = [str(role / part) for role in (ROLE, GATEWAY) for part in ("defaults/main.yml", "vars/main.yml")]
+    variables = {
+        "__vllm_engine_item": {"name": "e", "model": "m", "gpus": [0], "served_names": ["one"]},
+        "vllm_engine_models": {"m": {"path": "/data/m"}},
+        "ansible_python_interpreter": sys.executable,
+    }
+    tasks = [{"ansible.builtin.template": {"src": str(of), "dest": f"{directory}/{to}"}} for of, to in names.items()]
+    head = {"hosts": "localhost", "gather_facts": False, "connection": "local"}
+    play = [{**head, "vars_files": parts, "vars": variables, "tasks": tasks}]
     (directory / "play.json").write_text(json.dumps(play))
     ran = run_playbook("-i", "localhost,", str(directory / "play.json"))
     assert ran.returncode == 0, ran.stdout + ran.stderr
