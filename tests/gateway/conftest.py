@@ -17,23 +17,26 @@ def haproxy() -> None:
         pytest.skip("HAProxy is not installed: apt-get install haproxy (its own service may stay disabled)")
 
 
-@pytest.fixture(scope="session")
-def make_gateway(haproxy: None) -> Iterator[Callable[..., Gateway]]:
+def start_gateways(haproxy: None) -> Iterator[Callable[..., Gateway]]:
     """Start a gateway with these variables of the role."""
     made: list[Gateway] = []
 
     def make(**variables: Any) -> Gateway:
-        gateway = Gateway(**variables)
-        made.append(gateway)
-        gateway.start()
-        return gateway
+        made.append(Gateway(**variables))
+        made[-1].start()
+        return made[-1]
 
     yield make
     for gateway in made:
         gateway.stop()
 
 
+# One that goes on would ask its engines for their health in all tests that follow.
+make_gateway = pytest.fixture(start_gateways, name="make_gateway")
+make_gateway_of_the_file = pytest.fixture(start_gateways, name="make_gateway_of_the_file", scope="module")
+
+
 @pytest.fixture(scope="module")
-def gateway(make_gateway: Callable[..., Gateway]) -> Gateway:
+def gateway(make_gateway_of_the_file: Callable[..., Gateway]) -> Gateway:
     """A gateway in front of three engines."""
-    return make_gateway()
+    return make_gateway_of_the_file()

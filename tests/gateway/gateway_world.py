@@ -66,8 +66,6 @@ def name_backend(served: str) -> str:
 
 @dataclass
 class Seen:
-    """A request that reached an engine."""
-
     method: str
     target: str
     headers: dict[str, str]
@@ -97,7 +95,6 @@ class Engine:
         self.server = asyncio.run_coroutine_threadsafe(starting, self.loop).result(5)
 
     def stop(self) -> None:
-        """Listen no more; requests at work go on."""
         if self.server:
             self.loop.call_soon_threadsafe(self.server.close)
             self.server = None
@@ -173,7 +170,6 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """The body as JSON."""
         return json.loads(self.body)
 
 
@@ -186,7 +182,6 @@ class Connection:
         self.file = self.socket.makefile("rb")
 
     def close(self) -> None:
-        """Leave."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self.file.close()
@@ -223,7 +218,6 @@ class Connection:
             yield self.file.read(size + 2)[:-2]
 
     def read(self) -> Answer:
-        """The next answer."""
         answer = self.read_head()
         try:
             if answer.headers.get("transfer-encoding") == "chunked":
@@ -260,7 +254,6 @@ DATA, HEADERS, RST_STREAM, SETTINGS, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1,
 
 
 def write_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A frame of HTTP/2."""
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
 
@@ -345,7 +338,6 @@ class H2:
         self.read(lambda: min(self.windows.get(one, 65535) for one in (0, stream)) >= sent + count)
 
     def receive(self, count: int) -> bytes:
-        """Exactly `count` bytes; EOFError where the connection ends before."""
         data = b""
         while len(data) < count:
             if not (part := self.connection.recv(count - len(data))):
@@ -354,7 +346,6 @@ class H2:
         return data
 
     def close(self) -> None:
-        """Leave."""
         self.connection.close()
 
 
@@ -410,7 +401,6 @@ class Gateway:
         return re.sub("^ +(user|group) .*\n", "", text.replace("/run/vllm-edge/", f"{self.vllm}/"), flags=re.M)
 
     def map(self, name: str) -> dict[str, str]:
-        """What a map has to hold now."""
         names = self.names
         engines = {*ENGINES, *names.values()}
         ports = {engine: str(self.ports.get(engine, "-")) for engine in engines}
@@ -448,14 +438,12 @@ class Gateway:
         }[name]
 
     def write(self, name: str, content: dict[str, str] | None = None) -> str:
-        """Write a map's file and return its text."""
         entries = self.map(name) if content is None else content
         text = "".join(f"{key} {value}\n" for key, value in entries.items())
         (self.etc / f"{name}.map").write_text(text)
         return text
 
     def commit(self, name: str, content: dict[str, str] | None = None) -> None:
-        """Write a map, and replace it in the running HAProxy."""
         text, path = self.write(name, content), self.etc / f"{name}.map"
         version = self.command(f"prepare map {path}").rpartition(":")[2].strip()
         if text:  # a payload of no line is an error
@@ -463,7 +451,6 @@ class Gateway:
         assert self.command(f"commit map @{version} {path}").strip() == ""
 
     def command(self, text: str) -> str:
-        """Ask the admin socket."""
         with socket.socket(socket.AF_UNIX) as admin:
             admin.settimeout(5)
             admin.connect(str(self.run / "admin.sock"))
@@ -513,7 +500,6 @@ class Gateway:
 
     @property
     def version(self) -> tuple[int, int]:
-        """HAProxy's version, as (2, 6)."""
         found = re.search(r"Version: (\d+)\.(\d+)", self.command("show info"))
         assert found
         return int(found[1]), int(found[2])
@@ -523,17 +509,16 @@ class Gateway:
         assert self.process
         old = self.get_workers()
         # A master that has just started executes itself once more, and may lose a signal meanwhile.
-        for _ in range(3):
+        for _ in range(6):
             before = self.log.read_bytes().count(b"Loading success")
             self.process.send_signal(signal.SIGUSR2)
             with contextlib.suppress(AssertionError):
-                wait_until(functools.partial(self.has_loaded, before + 1))
+                wait_until(functools.partial(self.has_loaded, before + 1), 4)
                 wait_until(lambda: not any(map(self.is_listening, old)))
                 return
         raise AssertionError(self.log.read_text())
 
     def has_loaded(self, times: int) -> bool:
-        """Whether HAProxy has read its configuration so often."""
         return self.log.read_bytes().count(b"Loading success") >= times
 
     def is_listening(self, worker: int) -> bool:
@@ -546,7 +531,6 @@ class Gateway:
             return Path(f"/proc/{worker}/fd").exists()
 
     def get_workers(self) -> list[int]:
-        """The process ids of the workers, the oldest first."""
         assert self.process
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         return sorted(map(int, path.read_text().split()))
@@ -557,7 +541,6 @@ class Gateway:
         return sum(map(int, re.findall(rf"{kind}:\s+(\d+)", text))) / 1024
 
     def get_log(self, request_id: str) -> dict[str, Any]:
-        """The line of the access log with this request id."""
         line = wait_until(lambda: [one for one in self.read_log() if one["request_id"] == request_id])
         assert isinstance(line[0], dict)
         return line[0]
@@ -577,7 +560,6 @@ class Gateway:
             connection.close()
 
     def stop(self) -> None:
-        """End what was started, and remove the directory."""
         for engine in self.engines.values():
             engine.stop()
         if self.process:

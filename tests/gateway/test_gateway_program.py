@@ -35,10 +35,11 @@ from generations import activate, engine, put, rendered
 
 WORKER = {"model": "worker"}
 RUN = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from vllm_edge.bench.client import temporary_client
 from vllm_edge.paths import HostPaths
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
 with temporary_client(HostPaths(**dict(zip(("etc", "state", "run", "gateway_run"), map(Path, sys.argv[1:]))))) as key:
     print(key, flush=True)
     time.sleep(60)
@@ -86,9 +87,9 @@ class Host:
 
 
 @pytest.fixture(scope="module")
-def host(make_gateway: Callable[..., Gateway]) -> Host:
+def host(make_gateway_of_the_file: Callable[..., Gateway]) -> Host:
     """The gateway's maps as the host's program writes them for a committed generation, and one client."""
-    gateway = make_gateway()
+    gateway = make_gateway_of_the_file()
     paths = HostPaths(gateway.root, gateway.root / "state", gateway.root / "units", gateway.vllm, gateway.run)
 
     def load(number: int) -> Generation:

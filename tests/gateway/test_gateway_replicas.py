@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,9 +15,11 @@ ALL = "big,mid,small"
 
 
 @pytest.fixture(scope="module")
-def many(make_gateway: Callable[..., Gateway]) -> Gateway:
+def many(make_gateway_of_the_file: Callable[..., Gateway]) -> Gateway:
     """A gateway with four servers for `architect`, of which three have an engine, and three for `worker`."""
-    gateway = make_gateway(serving_gateway_replicas={"architect": 4, "worker": 3}, serving_gateway_waiting=20)
+    gateway = make_gateway_of_the_file(
+        serving_gateway_replicas={"architect": 4, "worker": 3}, serving_gateway_waiting=20
+    )
     bring_all(gateway)
     return gateway
 
@@ -53,13 +54,7 @@ def ask(gateway: Gateway, pool: ThreadPoolExecutor, **orders: float) -> Future[A
 
 
 def count_streams(gateway: Gateway) -> int:
-    """How many streams have begun so far."""
     return sum(one.sent > 0 for engine in gateway.engines.values() for one in engine.seen)
-
-
-def has_seen(gateway: Gateway, number: int) -> bool:
-    """Whether so many streams have begun."""
-    return count_streams(gateway) >= number
 
 
 def count_engines(answers: list[Future[Answer]]) -> Counter[str]:
@@ -77,7 +72,7 @@ def test_the_engine_with_the_least_requests_of_all_names_gets_the_next_one(
     for number in range(6):
         body = {"model": order[number % len(order)], "test": {"chunks": 30, "interval": 0.1}}
         streams.append(pool.submit(many.ask, write_request(body)))
-        wait_until(functools.partial(has_seen, many, before + number + 1))
+        wait_until(lambda number=number: count_streams(many) > before + number)
     status = many.ask(write_request(path="/status")).json["roles"]["architect"]
     assert status["waiting"] == 0 and many.ask(write_request(path="/ready/architect")).status == 200
     assert count_engines(streams) == dict.fromkeys(("big", "mid", "small"), 2)

@@ -10,12 +10,12 @@ import pytest
 from gateway_world import ENGINES, H2, KEYS, PATHS, Connection, Gateway, name_backend, write_request
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("served", "engine"), [(name, engine) for engine, names in ENGINES.items() for name in names])
-def test_a_request_reaches_the_engine_of_its_model(gateway: Gateway, path: str, served: str, engine: str) -> None:
-    answer = gateway.ask(write_request({"input": "x" * 10000, "model": served}, path))
-    assert (answer.status, answer.json, answer.headers["x-served-by"]) == (200, {"engine": engine}, engine)
-    assert "x-stand-in" not in answer.headers and "server" not in answer.headers
+def test_a_request_reaches_the_engine_of_its_model(gateway: Gateway, served: str, engine: str) -> None:
+    for path in PATHS:
+        answer = gateway.ask(write_request({"input": "x" * 10000, "model": served}, path))
+        assert (answer.status, answer.json, answer.headers["x-served-by"]) == (200, {"engine": engine}, engine), path
+        assert "x-stand-in" not in answer.headers and "server" not in answer.headers
 
 
 def test_the_engine_gets_no_header_that_it_does_not_need(gateway: Gateway) -> None:
@@ -69,7 +69,6 @@ def test_status_says_what_the_host_serves(gateway: Gateway) -> None:
 
 
 def ask_probe(gateway: Gateway, path: str) -> int:
-    """The status of the probe's answer."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.connect(str(gateway.run / "probe.sock"))
         probe.sendall(write_request(path=path, key=None))
@@ -137,10 +136,9 @@ HOSTILE = '"\\\x01\x7f\xff\xe2\x28%00%n'
 
 def test_the_log_is_json_without_keys_and_prompts(gateway: Gateway) -> None:
     key = KEYS["all"]
+    good = {"model": "worker", "prompt": "my prompt"}
     raws = [
-        write_request(
-            {"model": "worker", "prompt": "my prompt"}, f"{PATHS[1]}?key={key}", headers=f"X-A: {HOSTILE}\r\n"
-        ),
+        write_request(good, f"{PATHS[1]}?key={key}", headers=f"X-A: {HOSTILE}\r\n"),
         write_request({"model": HOSTILE}),
         write_request(path=f"/{key}/{HOSTILE.replace(chr(1), '')}"),
         write_request(path=f"/ready/{key}{HOSTILE[:2]}%ff"),
@@ -154,14 +152,8 @@ def test_the_log_is_json_without_keys_and_prompts(gateway: Gateway) -> None:
     client.read(lambda: client.status.get(1) or client.reset or client.away)
     client.close()
     line = gateway.get_log(answers[0].headers["x-request-id"])
-    assert {key: line[key] for key in ("client", "role", "engine", "method", "path", "status")} == {
-        "client": "all",
-        "role": "worker",
-        "engine": "mid",
-        "method": "POST",
-        "path": PATHS[1],
-        "status": 200,
-    }
+    names = ("client", "role", "engine", "method", "path", "status")
+    assert [line[name] for name in names] == ["all", "worker", "mid", "POST", PATHS[1], 200]
     assert line["time"].endswith("Z") and line["bytes_in"] > 19 and line["bytes_out"] > 10
     assert min(line["queue_ms"], line["first_byte_ms"], line["total_ms"]) >= 0
     text = gateway.log.read_text(errors="strict")

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,48 +26,39 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def home(path: Path) -> None:
+def make(path: Path, kind: str) -> None:
+    """A directory of somebody else."""
+    if kind == "link to a home":
+        path.symlink_to(path.with_name("home"))
+        path = path.with_name("home")
     (path / ".ssh").mkdir(parents=True)
     (path / ".ssh/id_ed25519").write_text("key")
+    if kind == "link as marker":
+        (path / MARKER).symlink_to("/etc/hostname")
+    elif kind == "directory as marker":
+        (path / MARKER).mkdir()
+    elif kind == "names of the lab":
+        shutil.rmtree(path / ".ssh")
+        (path / "images").mkdir()
+    elif kind == "foreign file":
+        shutil.rmtree(path / ".ssh")
+        for name in ("lock", "thesis.odt"):
+            (path / name).write_text("")
 
 
-def with_a_foreign_file(path: Path) -> None:
-    path.mkdir()
-    for name in ("lock", "thesis.odt"):
-        (path / name).write_text("")
-
-
-def with_a_name_of_the_lab(path: Path) -> None:
-    (path / "images").mkdir(parents=True)
-
-
-def with_a_link_as_marker(path: Path) -> None:
-    home(path)
-    (path / MARKER).symlink_to("/etc/hostname")
-
-
-def with_a_directory_as_marker(path: Path) -> None:
-    (path / MARKER).mkdir(parents=True)
-
-
-def link_to_a_home(path: Path) -> None:
-    home(path.with_name("home"))
-    path.symlink_to(path.with_name("home"))
-
-
-FOREIGN = (home, with_a_foreign_file, with_a_name_of_the_lab, with_a_link_as_marker, with_a_directory_as_marker)
+KINDS = ("home", "foreign file", "names of the lab", "link as marker", "directory as marker", "link to a home")
 
 
 def listed(path: Path) -> list[str]:
     return sorted(str(item.relative_to(path)) for item in path.rglob("*"))
 
 
-@pytest.mark.parametrize("made", [*FOREIGN, link_to_a_home], ids=lambda made: made.__name__)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("command", ["down", "up", "images"])
 def test_somebody_elses_directory_is_refused_and_stays(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Callable[[Path], None], command: str
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, command: str
 ) -> None:
-    made(cache)
+    make(cache, kind)
     before = listed(tmp_path)
     for name in ("run", "Popen"):
         monkeypatch.setattr(subprocess, name, lambda *words, **_: pytest.fail(f"a program was run first: {words}"))
@@ -79,15 +70,8 @@ def test_somebody_elses_directory_is_refused_and_stays(
     assert listed(tmp_path) == before
 
 
-def test_a_file_in_its_place_is_refused(cache: Path) -> None:
-    cache.write_text("mine")
-    with pytest.raises(SystemExit, match="no directory"):
-        cache_directory()
-    assert cache.read_text() == "mine"
-
-
 def test_a_cache_goes_whole_and_links_in_it_are_not_followed(cache: Path, tmp_path: Path) -> None:
-    home(tmp_path / "home")
+    make(tmp_path / "home", "home")
     assert cache_directory() == cache and (cache / MARKER).is_file()
     for name in ("apt", "hub-0123456789ab", "hub-0123456789ab.part", "tmpab12_x34"):
         (cache / name).mkdir()
@@ -108,12 +92,16 @@ def test_a_foreign_file_in_a_cache_stays(cache: Path, capsys: pytest.CaptureFixt
     assert cache_directory() == cache, "it is still the lab's"
 
 
-def test_a_cache_of_an_earlier_release_is_taken_over(cache: Path) -> None:
+def test_a_cache_of_an_earlier_release_is_taken_over_and_a_file_is_refused(cache: Path) -> None:
     for name in ("registry", "wheels", "rootfs"):
         (cache / name).mkdir(parents=True)
     (cache / "lock").write_text("")
     remove_cache()
     assert not cache.exists()
+    cache.write_text("mine")
+    with pytest.raises(SystemExit, match="no directory"):
+        cache_directory()
+    assert cache.read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["..", "../../etc", "", ".", "a/b", "-f", "a b", "ä", "a\n", "x" * 64])

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import sys
 import tarfile
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 import lab.registry
 
+PROGRAM = ["sh", "-c", 'cat "$0"']
 CONFIG, BASE, TOP = b'{"rootfs": {}}', b"base" * 1000, b"top"
 
 
@@ -72,26 +72,20 @@ def saved(path: Path, layout: str) -> Path:
 @pytest.mark.parametrize("layout", ["older", "newer"])
 def test_an_image_as_docker_saves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
     archive = saved(tmp_path / "image.tar", layout)
-    program = "import shutil, sys; shutil.copyfileobj(open(sys.argv[1], 'rb'), sys.stdout.buffer)"
-    monkeypatch.setattr(lab.registry, "docker_command", lambda: [sys.executable, "-c", program, str(archive)])
+    monkeypatch.setattr(lab.registry, "docker_command", lambda: [*PROGRAM, str(archive)])
     lab.registry.store("image", tmp_path / "root", "vllm/vllm-openai", "v1")
     served = Served(tmp_path / "root", "vllm/vllm-openai")
     manifest = json.loads(served.manifest("v1"))
     assert manifest["config"]["digest"] == digest(CONFIG), "the image keeps its id"
     assert [layer["digest"] for layer in manifest["layers"]] == [digest(BASE), digest(TOP), digest(BASE)]
-    assert [served.blob(item["digest"]) for item in [manifest["config"], *manifest["layers"]]] == [
-        CONFIG,
-        BASE,
-        TOP,
-        BASE,
-    ]
+    items = [manifest["config"], *manifest["layers"]]
+    assert [served.blob(item["digest"]) for item in items] == [CONFIG, BASE, TOP, BASE]
     assert all(item["size"] == len(served.blob(item["digest"])) for item in manifest["layers"])
 
 
 def test_an_image_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     archive = saved(tmp_path / "image.tar", "newer")
-    program = "import shutil, sys; shutil.copyfileobj(open(sys.argv[1], 'rb'), sys.stdout.buffer); sys.exit(1)"
-    monkeypatch.setattr(lab.registry, "docker_command", lambda: [sys.executable, "-c", program, str(archive)])
+    monkeypatch.setattr(lab.registry, "docker_command", lambda: ["sh", "-c", 'cat "$0"; exit 1', str(archive)])
     with pytest.raises(SystemExit, match="docker save image failed with exit status 1"):
         lab.registry.store("image", tmp_path / "root", "vllm/vllm-openai", "v1")
     assert not list((tmp_path / "root").rglob("tags")), "half an image has no name"

@@ -29,14 +29,10 @@ def test_a_line_without_hash_is_refused() -> None:
 
 
 def test_only_a_wheel_with_the_pinned_hash_counts(tmp_path: Path) -> None:
-    good, other = b"good", b"other"
-    (tmp_path / "jinja2-3.1.6-py3-none-any.whl").write_bytes(good)
-    (tmp_path / "typing_extensions-4.16.0-py3-none-any.whl").write_bytes(other)
-    pins = [
-        build.Pin("Jinja2", "3.1.6", hashlib.sha256(good).hexdigest()),
-        build.Pin("typing_extensions", "4.16.0", hashlib.sha256(good).hexdigest()),
-        build.Pin("absent", "1.0", hashlib.sha256(good).hexdigest()),
-    ]
+    (tmp_path / "jinja2-3.1.6-py3-none-any.whl").write_bytes(b"good")
+    (tmp_path / "typing_extensions-4.16.0-py3-none-any.whl").write_bytes(b"other")
+    wanted = {"Jinja2": "3.1.6", "typing_extensions": "4.16.0", "absent": "1.0"}
+    pins = [build.Pin(name, version, hashlib.sha256(b"good").hexdigest()) for name, version in wanted.items()]
     found, missing = build.find_wheels(pins, tmp_path)
     assert list(found) == ["Jinja2"]
     assert [pin.name for pin in missing] == ["typing_extensions", "absent"]

@@ -42,9 +42,9 @@ E2B, E31B = "google/gemma-4-E2B-it", "nvidia/Gemma-4-31B-IT-NVFP4"
 @pytest.mark.parametrize(
     ("repository", "options", "measured_mib", "budget_mib"),
     [
-        ("google/gemma-4-E2B-it", {"graphs_in_fraction": True}, 20_600, 20_900),
+        (E2B, {"graphs_in_fraction": True}, 20_600, 20_900),
         ("google/gemma-4-E4B-it", {"graphs_in_fraction": True}, 20_500, 20_800),
-        ("nvidia/Gemma-4-31B-IT-NVFP4", NVFP4, 21_900, 22_200),
+        (E31B, NVFP4, 21_900, 22_200),
         ("google/gemma-4-31B-it", BF16, 21_149, 21_450),
     ],
 )
@@ -84,22 +84,16 @@ def test_overheads_differ_between_cards_and_hosts_and_never_between_starts() -> 
     assert len({need(E31B, uuid, **NVFP4).kv_cache for uuid in UUIDS}) == 1
 
 
-def test_given_kv_bytes_win_over_the_fraction() -> None:
-    given = need("google/gemma-4-E2B-it", kv_cache_memory_bytes=2**30, gpu_memory_utilization=0.5)
-    assert given.kv_cache == 2**30
-    free = need("google/gemma-4-E2B-it")
-    assert free.total - given.total == free.kv_cache - 2**30
-
-
-def test_graphs_come_out_of_the_kv_cache_where_vllm_counts_them_in() -> None:
-    outside = need("nvidia/Gemma-4-31B-IT-NVFP4", **NVFP4)
-    inside = need("nvidia/Gemma-4-31B-IT-NVFP4", **NVFP4, graphs_in_fraction=True)
+def test_what_is_given_wins_over_the_fraction() -> None:
+    given, free = need(E2B, kv_cache_memory_bytes=2**30, gpu_memory_utilization=0.5), need(E2B)
+    assert given.kv_cache == 2**30 and free.total - given.total == free.kv_cache - 2**30
+    outside, inside = need(E31B, **NVFP4), need(E31B, **NVFP4, graphs_in_fraction=True)
     assert outside.kv_cache - inside.kv_cache == outside.graphs == 1505 * MIB
-    assert need("nvidia/Gemma-4-31B-IT-NVFP4", **NVFP4, enforce_eager=True).graphs == 0
+    assert need(E31B, **NVFP4, enforce_eager=True).graphs == 0
 
 
 def test_known_failures_of_the_reference_fail() -> None:
-    assert need("nvidia/Gemma-4-31B-IT-NVFP4").weights > L4
+    assert need(E31B).weights > L4
     assert need("google/gemma-4-31B-it", tensor_parallel_size=2).weights > L4
     # 256 sequences with graphs over four GPUs died in the sampler's warm-up, as they do on most hosts.
     options = BF16 | {"max_num_seqs": 256, "enforce_eager": False}
@@ -108,10 +102,12 @@ def test_known_failures_of_the_reference_fail() -> None:
     assert sum(one.total > L4 for one in many) > len(SEEDS) / 2
 
 
-def test_a_quantized_checkpoint_brings_its_own_kv_dtype() -> None:
-    assert physics.kv_dtype("nvidia/Gemma-4-31B-IT-NVFP4", "auto") == "fp8"
-    assert physics.kv_dtype("google/gemma-4-31B-it", "auto") == "bfloat16"
-    assert physics.kv_dtype("google/gemma-4-31B-it", "fp8") == "fp8"
+@pytest.mark.parametrize(
+    ("repository", "asked", "dtype"),
+    [(E31B, "auto", "fp8"), ("google/gemma-4-31B-it", "auto", "bfloat16"), ("google/gemma-4-31B-it", "fp8", "fp8")],
+)
+def test_a_quantized_checkpoint_brings_its_own_kv_dtype(repository: str, asked: str, dtype: str) -> None:
+    assert physics.kv_dtype(repository, asked) == dtype
 
 
 def test_what_nobody_has_published_is_refused_by_name() -> None:

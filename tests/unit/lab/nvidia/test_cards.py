@@ -38,7 +38,7 @@ print([(capability(75, at), capability(76, at), bytes_of(at)) for at in range(co
     [
         ("", ["NVIDIA L4"] * 4, [23034] * 4),
         ("h100", [H100], [81559]),
-        (f"{H100}", [H100], [81559]),
+        (H100, [H100], [81559]),
         ("2 x L4, L40S", ["NVIDIA L4", "NVIDIA L4", "NVIDIA L40S"], [23034, 23034, 46068]),
         ("8xT4", ["Tesla T4"] * 8, [15360] * 8),
         ("2xNVIDIA B200:183359:10.0", ["NVIDIA B200"] * 2, [183359] * 2),

@@ -51,9 +51,6 @@ def test_a_fault_by_index_or_uuid(lab_gpu: Run, gpus: testing.LabRoot, gpu: str)
     assert lab_gpu("fault", "list").stdout == f"GPU 1 {testing.UUIDS[1]}: orphan=300\n"
     assert lab_gpu("fault", "clear", "--gpu", gpu, "orphan").returncode == 0
     assert lab_gpu("fault", "list").stdout == ""
-
-
-def test_clear_takes_every_fault(lab_gpu: Run, gpus: testing.LabRoot) -> None:
     lab_gpu("fault", "set", "--gpu", "all", "no-process-memory")
     lab_gpu("fault", "set", "library-mismatch")
     assert len(lab_gpu("fault", "list").stdout.splitlines()) == 5
@@ -112,31 +109,28 @@ def test_what_is_loaded_stays_loaded(lab_gpu: Run, gpus: testing.LabRoot) -> Non
     assert (gpus.path / "module").read_text() == ""
     lab_gpu("module", "load", "590.48.01")
     assert (gpus.path / "module").read_text().strip() == "590.48.01"
-
-
-def test_a_module_in_use_is_not_unloaded(lab_gpu: Run, gpus: testing.LabRoot) -> None:
     with gpus.claim(0, 100) as pid:
         result = lab_gpu("module", "unload")
-    assert result.returncode == 1
-    assert result.stderr == f"modprobe: FATAL: Module nvidia is in use. (by {pid})\n"
+    assert (result.returncode, result.stderr) == (1, f"modprobe: FATAL: Module nvidia is in use. (by {pid})\n")
     assert (gpus.path / "module").read_text() != ""
-
-
-def test_no_module_without_a_card(lab_gpu: Run, gpus: testing.LabRoot) -> None:
     gpus.set_module(None)
     (gpus.path / "gpus").rename(gpus.path / "away")
     result = lab_gpu("module", "load", DRIVER_VERSION)
-    assert result.returncode == 1
-    assert "No such device" in result.stderr
+    assert result.returncode == 1 and "No such device" in result.stderr
 
 
-def test_a_foreign_process_is_a_process_of_its_own(nvml: ModuleType, lab_gpu: Run, foreign: Start) -> None:
+def test_a_foreign_process_is_a_process_of_its_own(
+    nvml: ModuleType, lab_gpu: Run, foreign: Start, gpus: testing.LabRoot
+) -> None:
     pid = foreign("2", 1234)
     assert used_mib(2) == 1234
+    with gpus.claim(3, 77, name="e2b") as holder:
+        text = lab_gpu("status").stdout
+    assert text.startswith(f"module: {DRIVER_VERSION}\n") and "77 of 22564 MiB claimed" in text
+    assert f"77 MiB by {holder} (e2b)" in text and f"1234 MiB by {pid}" in text
     (process,) = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByIndex(2))
     assert process.pid == pid
     assert Path(f"/proc/{pid}/cmdline").read_text().startswith("foreign-cuda-job")
-    assert f"1234 MiB by {pid}" in lab_gpu("status").stdout
     assert lab_gpu("foreign", "stop", str(pid)).returncode == 0
     assert used_mib(2) == 0
     assert lab_gpu("foreign", "stop", str(pid)).returncode == 1
@@ -184,11 +178,3 @@ def test_setting_slow_release_forgets_former_claims(nvml: ModuleType, lab_gpu: R
     with gpus.claim(0, 300):
         pass
     assert used_mib(0) == 300
-
-
-def test_status_names_what_is_there(lab_gpu: Run, gpus: testing.LabRoot) -> None:
-    with gpus.claim(3, 77, name="e2b") as pid:
-        text = lab_gpu("status").stdout
-    assert text.startswith(f"module: {DRIVER_VERSION}\n")
-    assert f"77 MiB by {pid} (e2b)" in text
-    assert "77 of 22564 MiB claimed" in text

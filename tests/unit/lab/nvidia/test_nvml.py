@@ -42,6 +42,11 @@ def processes(nvml: ModuleType, gpu: int = 0) -> dict[int, int | None]:
 def test_four_l4_in_the_order_of_their_bus_ids(nvml: ModuleType) -> None:
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     assert [nvml.nvmlDeviceGetUUID(handle) for handle in handles] == list(testing.UUIDS)
+    by_uuid = nvml.nvmlDeviceGetHandleByUUID(testing.UUIDS[2])
+    by_bus = nvml.nvmlDeviceGetHandleByPciBusId("0000:b1:00.0")
+    assert nvml.nvmlDeviceGetIndex(by_uuid) == nvml.nvmlDeviceGetIndex(by_bus) == 2
+    with pytest.raises(nvml.NVMLError_ArgumentVersionMismatch):
+        nvml.nvmlDeviceGetMemoryInfo(handles[0], version=0x02000030)
     assert [nvml.nvmlDeviceGetPciInfo(handle).busId for handle in handles] == [
         "00000000:17:00.0", "00000000:31:00.0", "00000000:B1:00.0", "00000000:CA:00.0",
     ]  # fmt: skip
@@ -65,17 +70,6 @@ def test_a_card_that_is_not_there_moves_the_indices(gpus: testing.LabRoot) -> No
         pynvml.nvmlShutdown()
 
 
-def test_handles_by_uuid_and_bus_id(nvml: ModuleType) -> None:
-    by_uuid = nvml.nvmlDeviceGetHandleByUUID(testing.UUIDS[2])
-    by_bus = nvml.nvmlDeviceGetHandleByPciBusId("0000:b1:00.0")
-    assert nvml.nvmlDeviceGetIndex(by_uuid) == nvml.nvmlDeviceGetIndex(by_bus) == 2
-
-
-def test_memory_v2_refuses_another_version_of_its_structure(nvml: ModuleType) -> None:
-    with pytest.raises(nvml.NVMLError_ArgumentVersionMismatch):
-        nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(0), version=0x02000030)
-
-
 def test_a_claim_counts_for_its_process_and_ends_with_it(nvml: ModuleType, gpus: testing.LabRoot) -> None:
     with gpus.claim(1, 16000) as pid:
         assert v1(nvml, 1) == (23034, 16470, 6564)
@@ -87,9 +81,11 @@ def test_a_claim_counts_for_its_process_and_ends_with_it(nvml: ModuleType, gpus:
     assert processes(nvml, 1) == {}
 
 
-def test_a_file_that_nobody_locks_is_no_claim(nvml: ModuleType, gpus: testing.LabRoot) -> None:
+def test_what_no_process_holds(nvml: ModuleType, gpus: testing.LabRoot) -> None:
     (gpus.gpu(0) / "claims" / "left-over").write_text("9000")
-    assert used(nvml) == 0
+    assert used(nvml) == 0, "a file that nobody locks is no claim"
+    gpus.set_fault(0, "orphan", 99999)
+    assert v2(nvml) == (23034, 470, 22564, 0), "a card holds no more than it has"
 
 
 def test_a_holder_in_another_pid_namespace_is_not_listed_but_counts(gpus: testing.LabRoot, nvml_library: Path) -> None:
@@ -105,11 +101,6 @@ def test_a_holder_in_another_pid_namespace_is_not_listed_but_counts(gpus: testin
             capture_output=True, text=True, check=True, env=gpus.environment(nvml_library),
         )  # fmt: skip
     assert seen.stdout.split() == ["5470", "0"]
-
-
-def test_a_card_never_holds_more_than_it_has(nvml: ModuleType, gpus: testing.LabRoot) -> None:
-    gpus.set_fault(0, "orphan", 99999)
-    assert v2(nvml) == (23034, 470, 22564, 0)
 
 
 def test_nothing_answers_before_init(gpus: testing.LabRoot, nvml_library: Path) -> None:
@@ -146,12 +137,10 @@ def test_queries_of_the_system_and_an_idle_card(nvml: ModuleType) -> None:
     assert nvml.nvmlDeviceGetGraphicsRunningProcesses(card) == []
 
 
-def test_binaries_run_on_the_oldest_system(nvml_library: Path, smi_program: Path) -> None:
-    assert compiler.needed_glibc(nvml_library) <= compiler.OLDEST_GLIBC
-    assert compiler.needed_glibc(smi_program) <= compiler.OLDEST_GLIBC
-
-
-def test_a_binary_that_needs_a_newer_system_is_refused(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_binaries_run_on_the_oldest_system(
+    nvml_library: Path, smi_program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert max(map(compiler.needed_glibc, (nvml_library, smi_program))) <= compiler.OLDEST_GLIBC
     monkeypatch.setattr(compiler, "OLDEST_GLIBC", (2, 3))
     with pytest.raises(RuntimeError, match="needs glibc 2"):
         compiler.check_glibc(nvml_library)

@@ -27,8 +27,8 @@ FIELDS = "index,uuid,pci.bus_id,memory.total,memory.reserved,memory.used,memory.
 def test_query_as_csv(smi: Run, gpus: testing.LabRoot) -> None:
     with gpus.claim(2, 20900):
         table = rows(smi(f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits").stdout)
-    assert ", ".join(table[2]) == (
-        f"2, {testing.UUIDS[2]}, 00000000:B1:00.0, 23034, 470, 20900, 1664, [N/A], 580.173.02"
+    assert table[2] == f"2, {testing.UUIDS[2]}, 00000000:B1:00.0, 23034, 470, 20900, 1664, [N/A], 580.173.02".split(
+        ", "
     )
     assert [row[5] for row in table] == ["0", "0", "20900", "0"]
 
