@@ -55,7 +55,7 @@ check: $(VENV)/.stamp collections ## At every save: ruff, mypy, the rule of laye
 	@tools/timed "mypy" mypy
 	@tools/timed "layers of imports" env PYTHONPATH=plugins/module_utils lint-imports --no-cache
 	@tools/timed "fast unit tests" env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/.cache/pycache \
-		pytest -q -n 2 -m "not docker and not slow" tests/unit
+		pytest -q -n 2 --durations=10 --durations-min=1 -m "not docker and not slow" tests/unit
 
 .PHONY: lint
 lint: bootstrap-python $(VENV)/.stamp collections ## Linters, type checker, shellcheck, scan for secrets

@@ -9,6 +9,8 @@ import pytest
 from gateway_world import Connection, Gateway, write_request
 from hostile_requests import CASES, send
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("group", CASES)
 def test_a_hostile_request_reaches_no_other_engine(gateway: Gateway, group: str) -> None:

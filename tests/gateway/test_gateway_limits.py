@@ -16,6 +16,8 @@ import pytest
 from gateway_world import CLIENTS, H2, KEYS, LIMITS, Connection, Gateway, wait_until, write_request
 from hostile_requests import MIB, fill
 
+pytestmark = pytest.mark.slow
+
 WORKER = {"model": "worker"}
 STREAM = {"model": "worker", "test": {"chunks": 40, "interval": 0.05}}
 

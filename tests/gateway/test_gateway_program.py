@@ -33,6 +33,8 @@ from ansible.module_utils.vllm_edge.switch.course import read_course
 from gateway_world import ENGINES, KEYS, ROOT, Connection, Gateway, wait_until, write_request
 from generations import activate, engine, put, rendered
 
+pytestmark = pytest.mark.slow
+
 WORKER = {"model": "worker"}
 RUN = """
 import signal, sys, time

@@ -11,6 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from gateway_world import Answer, Gateway, wait_until, write_request
 
+pytestmark = pytest.mark.slow
+
 ALL = "big,mid,small"
 
 

@@ -9,6 +9,8 @@ import socket
 import pytest
 from gateway_world import ENGINES, H2, KEYS, PATHS, Connection, Gateway, name_backend, write_request
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("served", "engine"), [(name, engine) for engine, names in ENGINES.items() for name in names])
 def test_a_request_reaches_the_engine_of_its_model(gateway: Gateway, served: str, engine: str) -> None:

@@ -14,6 +14,8 @@ import openai
 import pytest
 from gateway_world import H2, KEYS, Answer, Connection, Gateway, wait_until, write_request
 
+pytestmark = pytest.mark.slow
+
 WAYS = ("told", "link gone", "socket gone")
 """How a role goes away: as in a switch, with HAProxy told nothing, and as in a crash of the engine."""
 

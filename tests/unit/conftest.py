@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,61 +19,11 @@ from ansible.module_utils.common import warnings as module_warnings
 from ansible.module_utils.testing import patch_module_args
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from fake_host import SmallDisk
-from helpers import list_files
 
 from lab.nvidia import testing
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = f"{ROOT}/tests/"
 Result = dict[str, Any]
-
-
-def starts_programs(function: Any, module: ModuleType, seen: set[object]) -> bool:
-    """Whether a function of the tests can come to `subprocess`, by the names in its code and in what these name.
-
-    The names are looked up where the function is, and in the module of the test, of which fixtures ask for values.
-    """
-    function = inspect.unwrap(function)
-    if function in seen or function is list_files or not inspect.isfunction(function):
-        return False
-    seen.add(function)
-    codes, names = [function.__code__], set[str]()
-    for code in codes:
-        names |= {*code.co_names}
-        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    known = {**vars(module), **function.__globals__}
-    found = [known[name] for name in names if name in known]
-    for value in found:
-        if value is subprocess:
-            return True
-        if inspect.isfunction(value):
-            if value.__code__.co_filename.startswith(TESTS) and starts_programs(value, module, seen):
-                return True
-        elif inspect.ismodule(value):
-            if str(getattr(value, "__file__", "")).startswith(TESTS):
-                found += [getattr(value, name) for name in names if hasattr(value, name)]
-        else:  # a class, or an object of one
-            kind = value if inspect.isclass(value) else type(value)
-            if str(getattr(sys.modules.get(kind.__module__), "__file__", "")).startswith(TESTS):
-                found += [method for method in vars(kind).values() if inspect.isfunction(method)]
-    return False
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what starts programs, itself or by a fixture. `make check` leaves it out."""
-    known: dict[tuple[Any, str], bool] = {}
-    for item in items:
-        if not isinstance(item, pytest.Function) or item.get_closest_marker("slow"):
-            continue
-        fixtures = [item._fixtureinfo.name2fixturedefs.get(name, ()) for name in item.fixturenames]
-        for function in (item.function, *(each.func for definitions in fixtures for each in definitions)):
-            at = (function, item.module.__name__)
-            if at not in known:
-                known[at] = starts_programs(function, item.module, set())
-            if known[at]:
-                item.add_marker(pytest.mark.slow)
-                break
 
 
 def load_module(name: str, kind: str = "modules") -> ModuleType:

@@ -266,6 +266,7 @@ def lab(host: FakeHost, programs: tuple[Path, Path], tmp_path: Path) -> LabHost:
 ALWAYS = {"topology.iommu": "unknown", "topology.peer-to-peer": "unknown"}
 
 
+@pytest.mark.slow
 def test_four_gpus(lab: LabHost) -> None:
     assert lab.not_ok() == ALWAYS
     checks = lab.checks()
@@ -273,12 +274,14 @@ def test_four_gpus(lab: LabHost) -> None:
     assert "nvidia-smi names 4 GPUs" in checks["gpus.answer"]["evidence"]
 
 
+@pytest.mark.slow
 def test_a_process_on_a_gpu(lab: LabHost) -> None:
     with lab.lab.claim(2, 1000) as pid:
         assert f"pid {pid}" in lab.checks()["gpus.holders"]["evidence"]
         assert testing.UUIDS[2] in lab.checks()["gpus.holders"]["evidence"]
 
 
+@pytest.mark.slow
 def test_a_lost_gpu(lab: LabHost) -> None:
     lab.engine("31b", 8050, testing.UUIDS[:2])
     lab.lab.set_fault(1, "gpu-lost")
@@ -287,6 +290,7 @@ def test_a_lost_gpu(lab: LabHost) -> None:
     assert "Xid 79" in checks["gpus.answer"]["remedy"]
 
 
+@pytest.mark.slow
 def test_another_module(lab: LabHost) -> None:
     lab.lab.set_module("570.211.01")
     lab.module("570.211.01")
@@ -295,6 +299,7 @@ def test_another_module(lab: LabHost) -> None:
     assert "Reboot the server" in checks["gpus.answer"]["remedy"]
 
 
+@pytest.mark.slow
 def test_no_module(lab: LabHost) -> None:
     lab.lab.set_module(None)
     lab.remove("sys/module/nvidia")

@@ -30,6 +30,8 @@ from ansible.module_utils.vllm_edge.system.systemd import Ran, Systemd
 from engine_files import CONFIG, CREATE, written
 from fake_docker import FakeDocker
 
+pytestmark = pytest.mark.slow
+
 LABELS = {"vllm-edge.engine": "e2b", "vllm-edge.generation": "1", "vllm-edge.input-hash": "ab12"}
 
 

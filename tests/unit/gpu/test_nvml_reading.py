@@ -122,6 +122,7 @@ def test_a_driver_that_does_not_answer(gpus: LabRoot, module: str | None, code: 
     assert (failed.value.code, failed.value.driver_absent) == (code, absent)
 
 
+@pytest.mark.slow
 def test_a_host_without_the_library(tmp_path: Path) -> None:
     script = (
         "from vllm_edge.system.nvml import open_nvml, NvmlFailure\n"

@@ -242,6 +242,7 @@ def ad_hoc(nvml_library: Path, gpus: LabRoot, bare_python: Path, tmp_path: Path)
     return run
 
 
+@pytest.mark.slow
 def test_respawns_into_the_interpreter_that_has_nvidia_ml_py(ad_hoc: Run, gpus: LabRoot) -> None:
     gpus.set_fault(1, "orphan", 10)
     result = ad_hoc(python=sys.executable)
@@ -259,6 +260,7 @@ def test_before_the_host_runtime_is_there(measure: Run, monkeypatch: pytest.Monk
     assert ("vllm_edge_host" in result["msg"]) is not check
 
 
+@pytest.mark.slow
 def test_an_environment_that_lacks_nvidia_ml_py_fails_with_the_remedy(ad_hoc: Run, bare_python: Path) -> None:
     result = ad_hoc(python=str(bare_python))
     assert result["status"] == "FAILED!"

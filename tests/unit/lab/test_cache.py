@@ -53,6 +53,7 @@ def listed(path: Path) -> list[str]:
     return sorted(str(item.relative_to(path)) for item in path.rglob("*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("command", ["down", "up", "images"])
 def test_somebody_elses_directory_is_refused_and_stays(
@@ -127,6 +128,7 @@ class Docker:
         return subprocess.CompletedProcess(words, 0, self.answers.get(str(words[0]), ""), "")
 
 
+@pytest.mark.slow
 def test_only_what_carries_the_label_is_removed(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab.world, "LAB", tmp_path)
     docker = Docker(monkeypatch, ps="id1 id2", inspect="mine-docker mine-data backups", network="net1")
@@ -141,6 +143,7 @@ def test_only_what_carries_the_label_is_removed(cache: Path, tmp_path: Path, mon
     assert asked and all("--filter=label=vllm-edge-lab=mine" in words for words in asked)
 
 
+@pytest.mark.slow
 def test_a_stranger_with_the_name_of_the_host_is_left_alone(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     docker = Docker(monkeypatch, ps="", inspect="running")
     monkeypatch.setattr(lab.world, "prepare", dict)

@@ -82,6 +82,7 @@ def test_everything_that_is_missing_is_one_sentence(tmp_path: Path, monkeypatch:
     assert what == ["AVX2", "a newer Docker Engine"], "a lab that runs has its memory and its room"
 
 
+@pytest.mark.slow
 def test_it_runs_before_anything_is_installed() -> None:
     """With nothing but Python, and at once; what this machine itself lacks is its own matter."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -144,6 +145,7 @@ def test_the_host_is_told_which_cpu_seed_and_gpus_it_has(created: list[str], cpu
     assert created[-1] == "image", "every option stands before the image"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("systemd", [True, False], ids=["systemd is PID 1", "it is not"])
 def test_the_engine_is_started_by_systemd_where_that_is_pid_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, systemd: bool

@@ -23,10 +23,13 @@ SCHEMES = {"dark": 0, "light": 1}
 
 THOROUGH = pytest.mark.thorough
 
-pytestmark = pytest.mark.skipif(
-    BROWSER is None,
-    reason="chromium-headless-shell is not installed: apt-get install chromium-headless-shell (Ubuntu 24.04 has none)",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        BROWSER is None,
+        reason="chromium-headless-shell is not installed: apt-get install it (Ubuntu 24.04 has none)",
+    ),
+    pytest.mark.slow,
+]
 
 
 @pytest.fixture

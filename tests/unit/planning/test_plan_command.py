@@ -55,6 +55,7 @@ WORDS: dict[tuple[str, ...], tuple[int, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", WORDS, ids=lambda words: words[0])
 def test_a_laptop_needs_no_package_of_a_host(words: tuple[str, ...]) -> None:
     done, (status, printed) = run_on_laptop(*words), WORDS[words]

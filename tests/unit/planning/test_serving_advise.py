@@ -103,6 +103,7 @@ def test_what_is_advised_is_valid_and_fits(run_module: Run) -> None:
 # -- the playbook
 
 
+@pytest.mark.slow
 def test_what_the_playbook_prints_and_refuses(tmp_path: Path) -> None:
     wrong = {
         "format": ("yaml", "format is 'yaml'; advice is written as"),

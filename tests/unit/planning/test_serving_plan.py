@@ -186,6 +186,7 @@ PLANS: dict[str, tuple[dict[str, Any], list[str]]] = {
 """Hosts by what the plan says in its refusal; nothing where it refuses nothing."""
 
 
+@pytest.mark.slow
 def test_what_the_playbook_plans_and_refuses(tmp_path: Path) -> None:
     """It validates first, and contacts no host."""
     done = play(tmp_path, "plan", {name: variables for name, (variables, _) in PLANS.items()})
@@ -208,6 +209,7 @@ def test_what_the_playbook_plans_and_refuses(tmp_path: Path) -> None:
     assert found["host"] == "json" and found["plans"]["e2b-only"]["engines"][0]["verdict"] == "fits"
 
 
+@pytest.mark.slow
 def test_site_refuses_a_profile_that_does_not_fit_before_a_host_is_asked(tmp_path: Path) -> None:
     """In its first stage. No host exists, and nobody notices."""
     nobody = {"ansible_host": "192.0.2.1", "ansible_port": 22, "ansible_user": "a", "ansible_ssh_private_key_file": "a"}

@@ -12,6 +12,8 @@ import pytest
 from helpers import run_playbook
 from test_printable import GOOD, HOSTILE, find_forbidden
 
+pytestmark = pytest.mark.slow
+
 LINE = "".join(character for character in HOSTILE if character not in "\x00\ud800")
 
 

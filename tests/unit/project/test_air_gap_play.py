@@ -15,6 +15,8 @@ import pytest
 import yaml
 from helpers import ROOT, find_failures, run_playbook
 
+pytestmark = pytest.mark.slow
+
 COMMIT = "b" * 40
 STAGE: dict[str, Any] = {
     "staging_distribution": "Debian-13",

@@ -67,6 +67,7 @@ def test_the_inventory_of_the_scenario_is_that_of_the_page() -> None:
     assert (read_card()["name"], int(read_card()["total_mib"])) == (box["gpu_name"], box["gpu_memory_mib"])
 
 
+@pytest.mark.slow
 def test_the_way_of_the_page_up_to_the_host(tmp_path: Path) -> None:
     for name in set(FILES) - {SERVING}:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -81,6 +82,7 @@ def test_the_way_of_the_page_up_to_the_host(tmp_path: Path) -> None:
     assert site.endswith(" site.yml")
 
 
+@pytest.mark.slow
 def test_the_lab_s_part_of_the_inventory_leaves_the_page_s_alone(tmp_path: Path) -> None:
     """Variables of a host come before those of its group, so what the lab adds there must name nothing of the page."""
     generated = tmp_path / "lab/generated/vllm-edge-box"

@@ -83,6 +83,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Comp
     return place, run_bench(place, more)
 
 
+@pytest.mark.slow
 def test_the_record_is_fetched_and_printed(ran: Any) -> None:
     place, done = ran
     assert "here" not in find_failures(done) and "changed=0" in done.stdout, done.stdout + done.stderr
@@ -97,6 +98,7 @@ def test_the_record_is_fetched_and_printed(ran: Any) -> None:
     assert {key: row[key] for key in wanted} == wanted
 
 
+@pytest.mark.slow
 def test_a_bad_end_fails_the_play_after_the_record_is_fetched(ran: Any) -> None:
     place, done = ran
     failures = find_failures(done)
@@ -107,6 +109,7 @@ def test_a_bad_end_fails_the_play_after_the_record_is_fetched(ran: Any) -> None:
     assert "run site.yml first" in failures["bare"]
 
 
+@pytest.mark.slow
 def test_wrong_variables_are_refused_together(ran: Any) -> None:
     place, done = ran
     failures = {host: text.replace("''", "'") for host, text in find_failures(done).items()}
@@ -119,6 +122,7 @@ def test_wrong_variables_are_refused_together(ran: Any) -> None:
     assert not [name for name in ("wrong", "words", "long") if (place / name / "called").exists()]
 
 
+@pytest.mark.slow
 def test_check_mode_says_what_would_run_with_variables_that_are_text(tmp_path: Path) -> None:
     given = {"engines": "e2b, e4b", "cases": "protocol,sweep", "allow_load": "false", "gate": "fail"}
     given |= {"soak_minutes": "0.5", "output_tokens": "16,32", "input_tokens": "64", "requests": "2"}

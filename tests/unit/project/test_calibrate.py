@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from helpers import ROOT, find_failures, get_words, make_host, run_playbook
 
+pytestmark = pytest.mark.slow
+
 ENGINE, PROFILE, IMAGE = "31b-w4a16-tp4", "w4a16-tp4", "sha256:aaaa"
 UUIDS = [f"GPU-{slot}" for slot in range(4)]
 LOG = {"model_gib": 5.7, "kv_cache_gib": 13.0, "consumed_gib": 5.8, "activation_gib": 0.3, "outside_gib": 0.6}

@@ -56,6 +56,7 @@ def choose(
     return done, {name: {key: choice[key] for key in OURS} for name, choice in found.items()}
 
 
+@pytest.mark.slow
 def test_without_e_it_is_the_inventory_s(tmp_path: Path) -> None:
     hosts: dict[str, dict[str, Any]] = {
         "nothing": {},
@@ -70,6 +71,7 @@ def test_without_e_it_is_the_inventory_s(tmp_path: Path) -> None:
     assert found == dict.fromkeys(hosts, OURS), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_that_of_e_and_what_it_hides(tmp_path: Path) -> None:
     """What the inventory says may be absent or a template; where it says the same, nobody has chosen any more."""
     (tmp_path / "vars.yml").write_text("serving_profile: e2b-only\n")
@@ -89,6 +91,7 @@ def test_that_of_e_and_what_it_hides(tmp_path: Path) -> None:
     }, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_it_is_read_as_in_the_run(tmp_path: Path) -> None:
     """From group_vars beside the playbook, from several inventories, of which the last counts, and from a vault."""
     tasks = [
@@ -112,6 +115,7 @@ def test_it_is_read_as_in_the_run(tmp_path: Path) -> None:
     assert {"plain: beside", "own: second"} <= set(done.stdout.splitlines()), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [[], ["--check"]], ids=["run", "check"])
 def test_a_plain_run_does_not_end_it(tmp_path: Path, mode: list[str]) -> None:
     """Nor does it change another host, on which nothing was chosen."""

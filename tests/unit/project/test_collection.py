@@ -59,6 +59,7 @@ def test_versions_and_dependencies_agree() -> None:
     assert galaxy["dependencies"] == {entry["name"]: entry["version"] for entry in required}
 
 
+@pytest.mark.slow
 def test_two_builds_of_a_wheel_are_equal_to_the_byte_and_leave_the_tree_as_it_was(
     project: Path, tmp_path: Path
 ) -> None:
@@ -71,6 +72,7 @@ def test_two_builds_of_a_wheel_are_equal_to_the_byte_and_leave_the_tree_as_it_wa
     assert sorted(project.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_wheel_is_built_again_only_when_its_sources_changed(project: Path, tmp_path: Path) -> None:
     tree = shutil.copytree(project / "plugins", tmp_path / "tree/plugins").parent
     for name in ("pyproject.toml", "LICENSE"):
@@ -86,6 +88,7 @@ def test_a_wheel_is_built_again_only_when_its_sources_changed(project: Path, tmp
     assert [path.name for path in wheels.iterdir()] == [Path(second["path"]).name]
 
 
+@pytest.mark.slow
 def test_the_program_runs_in_a_bare_environment(project: Path, tmp_path: Path) -> None:
     """Without the packages that it depends on, which `--version` and `--help` do not need."""
     wheel = build_wheel(project, tmp_path / "wheels")["path"]
@@ -118,6 +121,7 @@ def installed(collections: Path) -> Path:
     return collections / "ansible_collections/edge/vllm_edge"
 
 
+@pytest.mark.slow
 def test_the_collection_holds_what_an_operator_needs_and_nothing_else(collections: Path) -> None:
     names = {path.name for path in installed(collections).iterdir()}
     pages = {path.name for path in ROOT.glob("*.md")}
@@ -129,6 +133,7 @@ def test_the_collection_holds_what_an_operator_needs_and_nothing_else(collection
     assert [path.name for path in installed(collections).glob("inventories/*")] == ["xr7620"]
 
 
+@pytest.mark.slow
 def test_the_collection_carries_its_wheel(collections: Path) -> None:
     """It is used as it is: the controller needs no setuptools, and nothing is written into the collection."""
     tree = installed(collections)
@@ -137,6 +142,7 @@ def test_the_collection_carries_its_wheel(collections: Path) -> None:
     assert carried["sources"] == hash_sources()
 
 
+@pytest.mark.slow
 def test_playbooks_run_by_their_full_names(collections: Path, tmp_path: Path) -> None:
     """With variables, tasks and modules of the collection, which import the package from there."""
     inventory = installed(collections) / "inventories/xr7620"

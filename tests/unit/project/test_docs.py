@@ -119,6 +119,7 @@ def test_links_lead_somewhere() -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_paths_exist() -> None:
     places = {path.split("/")[0] for path in tracked() if "/" in path}
     # A file that a template makes counts as well.

@@ -14,6 +14,8 @@ from ansible.module_utils.vllm_edge.generation.render import rendered as render
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from helpers import ROOT, run_playbook
 
+pytestmark = pytest.mark.slow
+
 ENGINES: list[dict[str, Any]] = [
     {"name": name, "model": "m", "gpus": gpus, "tensor_parallel_size": len(gpus), "served_names": ["one"], **more}
     for name, gpus, more in (

@@ -53,6 +53,7 @@ def pages(tmp_path: Path) -> Any:
     return run
 
 
+@pytest.mark.slow
 def test_pages_records_and_index(pages: Any, tmp_path: Path) -> None:
     """Nothing counts as a change, nobody else may read the files, and a second run fetches what became complete."""
     done = pages("-e", "serving_note=Borrowed")
@@ -73,6 +74,7 @@ def test_pages_records_and_index(pages: Any, tmp_path: Path) -> None:
     assert len(fetched.read_text().splitlines()) == len(BENCH[fetched.name])
 
 
+@pytest.mark.slow
 def test_without_matplotlib_the_play_names_it(pages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The play succeeds and says with which Python it is installed."""
     (tmp_path / "hidden" / "matplotlib").mkdir(parents=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 import yaml
 from helpers import ROOT, list_files
 
@@ -44,6 +45,7 @@ def load(path: Path) -> Any:
     return yaml.load(path.read_text(), yaml.CSafeLoader) or {}
 
 
+@pytest.mark.slow
 def test_playbooks_see_group_vars_and_inventory_overrides(tmp_path: Path) -> None:
     """Those of playbooks/ by the link beside them, and site.yml by those beside itself."""
     (tmp_path / "group_vars" / "gpu_hosts").mkdir(parents=True)
@@ -91,6 +93,7 @@ def test_sources_carry_a_licence() -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_operators_switches_are_normalised() -> None:
     """Text as -e gives it, and a truth value as an inventory does."""
     command = ["ansible", "all", "-i", "sentinel,", "--playbook-dir", str(ROOT / "playbooks"), "-c", "local"]

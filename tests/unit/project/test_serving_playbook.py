@@ -18,6 +18,8 @@ import pytest
 import yaml
 from helpers import ROOT, find_failures, run_playbook
 
+pytestmark = pytest.mark.slow
+
 NOBODY = "192.0.2.1"
 """Of the addresses that RFC 5737 keeps for documentation: no host has it."""
 GOOD = {"serving_profile": "nvfp4-tp2", "gpu_count": 4, "gpu_memory_mib": 23034}

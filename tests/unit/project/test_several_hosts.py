@@ -51,6 +51,7 @@ def goes_on(done: subprocess.CompletedProcess[str], host: str) -> bool:
     return f"{host} goes on" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_host_that_is_down_hides_no_other(run: Run, tmp_path: Path) -> None:
     absent = {"vllm_edge_host_state_directory": str(tmp_path)}
     later = DOWN | absent | {"ansible_connection": "{{ 'ssh' if 'report' in ansible_play_name else 'local' }}"}
@@ -61,6 +62,7 @@ def test_a_host_that_is_down_hides_no_other(run: Run, tmp_path: Path) -> None:
     assert done.returncode != 0 and done.stdout.count("unreachable=1") == 2, done.stdout
 
 
+@pytest.mark.slow
 def test_a_stage_that_fails_on_one_host_goes_on_with_the_other(run: Run, tmp_path: Path) -> None:
     """The other one neither stops nor runs the `rescue` that tells of the failure."""
     hosts = {}
@@ -92,6 +94,7 @@ def test_only_plays_that_look_before_all_changes_stop_everywhere() -> None:
     assert stop == STOP_EVERYWHERE
 
 
+@pytest.mark.slow
 def test_each_host_has_a_support_report_of_its_own(run: Run, tmp_path: Path) -> None:
     """Nothing of vllm-edge is on this machine, and its checks may fail; the report is fetched nevertheless."""
     reports = tmp_path / "reports"

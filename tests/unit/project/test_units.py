@@ -61,6 +61,7 @@ def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", LIMITS)
 def test_a_unit_reaches_no_more_of_the_host_than_its_limit(units: Path, unit: str) -> None:
     if shutil.which("systemd-analyze") is None:
@@ -74,6 +75,7 @@ def test_a_unit_reaches_no_more_of_the_host_than_its_limit(units: Path, unit: st
     print(unit, found[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", GATEWAY_UNITS)
 def test_systemd_accepts_the_units_of_the_gateway(units: Path, unit: str) -> None:
     if shutil.which("systemd-analyze") is None:

@@ -19,7 +19,7 @@ import yaml
 from ansible.module_utils.vllm_edge.system.apt_sources import choose_pin, read_release_fields, render_preferences
 
 ROOT = Path(__file__).resolve().parents[3]
-pytestmark = pytest.mark.skipif(not shutil.which("apt-cache"), reason="apt is not installed")
+pytestmark = [pytest.mark.skipif(not shutil.which("apt-cache"), reason="apt is not installed"), pytest.mark.slow]
 
 DISTRIBUTION = ["sudo", "libc6", "docker.io", "dkms", "linux-image-amd64", "nvidia-support", "libgl1", "python3"]
 """Packages that a vendor must not replace; all but the one that it may, nvidia-support, whose name is the vendor's."""

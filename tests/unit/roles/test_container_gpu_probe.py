@@ -176,6 +176,7 @@ def gpus(tmp_path: Path) -> tuple[testing.LabRoot, Path]:
     return lab, library
 
 
+@pytest.mark.slow
 def test_program_over_nvml_and_cuda(gpus: tuple[testing.LabRoot, Path], module: ModuleType) -> None:
     lab, library = gpus
     code, answer = run_probe(lab, library, *testing.UUIDS[:2], CUDA_VERSION="13.0.2")
@@ -197,6 +198,7 @@ def test_program_over_nvml_and_cuda(gpus: tuple[testing.LabRoot, Path], module: 
     assert code == 3 and "nvmlInit_v2" in answer["error"]
 
 
+@pytest.mark.slow
 def test_program_where_nvml_answers_and_cuda_does_not(gpus: tuple[testing.LabRoot, Path]) -> None:
     lab, library = gpus
     (lab.path / "dev/nvidia-uvm").unlink()

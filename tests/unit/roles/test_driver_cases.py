@@ -433,6 +433,7 @@ def module_of_cuda_is_loaded_where_only_nvidia_is(place: Path) -> Steps:
     assert "A kernel module of driver 580.173.02 does not load" in played.message and said in played.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.steps)
 def test_case(run_case: Callable[[str], str], case: str, seen: Callable[[str, str], None]) -> None:
     seen(case, run_case(case))

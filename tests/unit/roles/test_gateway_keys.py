@@ -138,6 +138,7 @@ def test_a_file_of_another_host_is_not_overwritten(act: Act) -> None:
         act(host="box-a", declared={"b": {}})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 def test_the_certificate_is_made_once_and_again_when_it_has_to(tmp_path: Path, run_module: Callable[..., Any]) -> None:
     names = ["Llm.example.org", "192.0.2.5", "::1"]

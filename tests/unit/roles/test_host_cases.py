@@ -43,6 +43,7 @@ STATES = [
 CASES = Role("vllm_edge_host", "host_state", {}, UBUNTU, {}, STATES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.steps)
 def test_case(run_case: Callable[[str], str], case: str, seen: Callable[[str, str], None]) -> None:
     seen(case, run_case(case))

@@ -31,7 +31,7 @@ PYTHON = f"""# As Debian's python3, of which only `-m venv` is asked; the enviro
 APT_GET = """echo "0 upgraded, 0 newly installed, 0 to remove and 0 not upgraded."
 """
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to root")
+pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to root"), pytest.mark.slow]
 
 
 class Host:

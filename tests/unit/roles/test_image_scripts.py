@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FILES = Path(__file__).resolve().parents[3] / "roles/vllm_image/files"
 
 TRANSFORMERS = """

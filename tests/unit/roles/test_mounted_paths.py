@@ -87,6 +87,7 @@ def test_a_host_without_fstab(tmp_path: Path, run_module: RunModule) -> None:
     assert not run_module("mounted_paths", {"paths": {"x": "/data"}, "root": str(tmp_path)}).get("failed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.steps)
 def test_a_role_refuses_it_before_its_other_tasks(run_case: Callable[[str], None], case: str) -> None:
     run_case(case)

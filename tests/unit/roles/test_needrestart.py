@@ -36,6 +36,7 @@ def find_task(module: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("unit", "restarts"),
     [

@@ -94,6 +94,7 @@ def drop_in_comes_once_and_goes_with_teardown(place: Path) -> Steps:
     assert not drop_in.parent.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.steps)
 def test_case(run_case: Callable[[str], str], case: str, seen: Callable[[str, str], None]) -> None:
     seen(case, run_case(case))

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from role_cases import Cases, Played, Run, Steps, write_program
 
+pytestmark = pytest.mark.slow
+
 SYSTEMCTL = """
 echo "$@" >> "$STATE/asked"
 case "$1" in

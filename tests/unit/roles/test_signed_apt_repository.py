@@ -75,6 +75,7 @@ def test_what_is_no_key_is_said(data: bytes, said: str) -> None:
         list_fingerprints(data)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("gpg"), reason="gpg is not installed")
 @pytest.mark.parametrize("hidden", ["compressed", "indeterminate", "second", "subkey", "user attribute", "signature"])
 def test_gpg_never_sees_a_key_that_the_module_does_not(keys: Path, hidden: str, tmp_path: Path) -> None:

@@ -391,6 +391,7 @@ def wrong_variables_are_refused(host: Host) -> Steps:
     assert host.commands() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.steps)
 def test_case(run_case: Callable[[str], None], case: str) -> None:
     run_case(case)

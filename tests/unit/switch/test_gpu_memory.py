@@ -229,6 +229,7 @@ def test_a_driver_that_is_not_loaded_is_named(bench: GpuBench) -> None:
     assert "It is not known whether the GPUs are free: The NVIDIA kernel module" in text
 
 
+@pytest.mark.slow
 def test_a_command_is_shown_on_one_line() -> None:
     script = subprocess.Popen([sys.executable, "-c", "import time\ntime.sleep(60)"])
     try:

@@ -134,6 +134,7 @@ def test_only_the_end_of_a_long_output_is_shown(place: Place) -> None:
     assert "It printed: ..." in text and "\n100000. No engine" in text and len(text) < 3000
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_switch_ends_the_hook_too(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.hook("10-hangs", f"#!/bin/sh\necho $$ >{place.out}\nexec sleep 300\n")
 
@@ -186,6 +187,7 @@ hooks.run_one(Path(sys.argv[1]), {}, 20)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("own", "hook"), [("spared", "0"), ("not", "300")])
 def test_a_hook_is_not_spared_when_memory_runs_out(place: Place, own: str, hook: str) -> None:
     script = place.hook("10-own", f"#!/bin/sh\nread value < /proc/self/oom_score_adj; echo $value > {place.out}\n")

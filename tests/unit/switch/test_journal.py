@@ -226,6 +226,7 @@ def test_other_errors_do_not_cost_the_ballast(file: JournalFile, monkeypatch: py
     assert file.ballast.exists()
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_really_full_takes_the_ballast_and_then_fails(small_disk: SmallDisk) -> None:
     paths = HostPaths(state=small_disk.path / "state")
     file = JournalFile(paths, BEGUN)
@@ -298,6 +299,7 @@ def other(paths: HostPaths) -> Iterator[subprocess.Popen[str]]:
     process.stdout.close()
 
 
+@pytest.mark.slow
 def test_the_second_is_refused_with_the_holders_name_and_phase(paths: HostPaths, other: subprocess.Popen[str]) -> None:
     file = JournalFile(paths, BEGUN)
     file.enter(Phase.HEALTHY, "back", "2026-11-21T16:40:01Z", 1.0)
@@ -309,6 +311,7 @@ def test_the_second_is_refused_with_the_holders_name_and_phase(paths: HostPaths,
     assert holder(paths) == caught.value.journal == file.journal
 
 
+@pytest.mark.slow
 def test_a_holder_that_has_written_nothing_yet_is_a_holder(paths: HostPaths, other: subprocess.Popen[str]) -> None:
     JournalFile(paths, ENDED).write()
     running = holder(paths)
@@ -317,6 +320,7 @@ def test_a_holder_that_has_written_nothing_yet_is_a_holder(paths: HostPaths, oth
         pass
 
 
+@pytest.mark.slow
 def test_a_killed_holder_frees_the_lock(paths: HostPaths, other: subprocess.Popen[str]) -> None:
     JournalFile(paths, BEGUN).write()
     other.kill()
@@ -327,6 +331,7 @@ def test_a_killed_holder_frees_the_lock(paths: HostPaths, other: subprocess.Pope
     assert holder(paths) is None
 
 
+@pytest.mark.slow
 def test_no_child_inherits_the_lock(paths: HostPaths) -> None:
     with Lock(paths):
         child = subprocess.Popen(["sleep", "60"], close_fds=False)
@@ -369,6 +374,7 @@ except PermissionError:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_can_neither_hold_the_lock_nor_read_the_journal() -> None:
     with tempfile.TemporaryDirectory() as place:  # pytest's own directories are for nobody else

@@ -131,6 +131,7 @@ def test_without_room_for_the_ballast_nothing_begins(bench: SwitchHost, monkeypa
     assert "df -h" in bench.ends(Result.REFUSED).message and bench.log == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ACTIONS)
 @pytest.mark.parametrize("again", [False, True], ids=["once", "again and again"])
 def test_a_disk_that_really_fills_up(

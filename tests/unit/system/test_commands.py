@@ -17,6 +17,7 @@ def test_a_program_is_run_in_english() -> None:
     assert host.run_in_english([sys.executable, "-c", script], 30) == Ran(3, "C\n", "why")
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_a_program_that_hangs_or_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As nvidia-smi on a lost GPU, which the kernel does not let die."""
     with pytest.raises(SystemdError, match=r"did not end within 0\.2 s"):
@@ -34,6 +35,7 @@ def test_output_that_is_no_utf_8_and_escapes_are_no_traceback() -> None:
     assert run_command([sys.executable, "-c", script], 30) == Ran(1, "\ufffd", "\\u001b[2Jx")
 
 
+@pytest.mark.slow
 def test_a_frozen_process_is_left_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one whose control group is frozen: SIGKILL has no effect until it is thawed."""
     scores: list[int] = []

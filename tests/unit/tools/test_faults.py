@@ -51,6 +51,7 @@ def test_what_does_not_apply_is_said(tree: Path, fault: dict[str, str], expected
     assert said.startswith(expected) and bool(said) == bool(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("test", "limit_s", "verdict"),
     [

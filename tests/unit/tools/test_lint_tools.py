@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 HUB_TOKEN = "hf_" + "AbCdEfGhIjKlMnOpQ" * 2
 CLOUD_KEY = "AKIA" + "IOSFODNN7QWERTYU"

@@ -121,6 +121,7 @@ sys.exit(run_tests.main())
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_stops_its_parts_and_begins_no_other(tmp_path: Path) -> None:
     words = [sys.executable, "-c", MAIN, str(ROOT / "tools"), str(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
@@ -189,6 +190,7 @@ def test_cpu_seconds_under_both_versions_of_control_groups(tests: ModuleType, tm
     assert list(tests.cpu_groups(two)) == [(two / "system.slice" / f"docker-{A}.scope", 1.5)]
 
 
+@pytest.mark.slow
 def test_a_test_that_hangs_is_named_and_the_next_one_runs(pytestconfig: pytest.Config, tmp_path: Path) -> None:
     (tmp_path / "test_two.py").write_text("import time\ndef test_a(): time.sleep(60)\ndef test_b(): pass\n")
     words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--config-file={ROOT}/pyproject.toml"]

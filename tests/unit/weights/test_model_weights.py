@@ -599,6 +599,7 @@ def test_unfit_directory_is_refused(
     assert not target.exists()
 
 
+@pytest.mark.slow
 def test_module_goes_on_under_the_interpreter_that_has_the_client(
     hub: TestHub, arguments: Result, target: Path, tmp_path: Path
 ) -> None:

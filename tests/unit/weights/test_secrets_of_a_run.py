@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 HANDED_OVER = Path("/run/vllm-edge-secrets")
 TOKEN, PASSWORD = "hf_planted_token_7261", "planted-proxy-password-9134"
 PLANTED = (TOKEN.encode(), PASSWORD.encode())
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="the role works as root")
+pytestmark = [pytest.mark.skipif(os.getuid() != 0, reason="the role works as root"), pytest.mark.slow]
 
 
 def has_secret(text: bytes) -> bool:

@@ -45,6 +45,7 @@ def test_progress_line(have: int, total: int, text: str) -> None:
     assert progress.format_progress("e2b: 3 of 9 files", have, total, 35.4) == text
 
 
+@pytest.mark.slow
 def test_hashes_are_gits_and_sha256s_own(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"content of a file\n" * 1000)

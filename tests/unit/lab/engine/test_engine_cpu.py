@@ -72,6 +72,7 @@ def test_avx512_or_amx_is_enough_for_fp8(torch: Any, beyond: str, holds: bool) -
     assert cpu.holds_fp8() is holds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("asked", "lesser"), [("avx2", True), (None, False), ("", False)])
 def test_the_boards_of_the_host_say_which_cpu_it_has(tmp_path: Path, asked: str | None, lesser: bool) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "VLLM_EDGE_LAB_CPU"}

@@ -13,6 +13,8 @@ from lab_engine_boards import ENGINE
 
 from lab.nvidia import testing
 
+pytestmark = pytest.mark.slow
+
 NODES = ("nvidiactl", "nvidia-uvm", "nvidia0")
 
 

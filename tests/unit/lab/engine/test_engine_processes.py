@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from lab_engine_boards import ENGINE
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import json, multiprocessing, os, socket, sys, threading, types
 

@@ -79,6 +79,7 @@ def test_another_text_is_refused_before_anything_is_started(
     assert not (tmp_path / "gpus" / "gpus").exists()
 
 
+@pytest.mark.slow
 def test_everybody_says_the_same_of_mixed_gpus(nvml_library: Path, smi_program: Path, tmp_path: Path) -> None:
     gpus = testing.create_root(tmp_path / "gpus", "L4,H100,NVIDIA B200:183359:10.0")
     environment = gpus.environment(nvml_library)
@@ -113,6 +114,7 @@ def test_a_host_that_is_there_keeps_its_gpus(monkeypatch: pytest.MonkeyPatch, tm
         lab.world.up(World("mine", 22022, gpus="2 x L4, H100"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "stated"),
     [("2xL40S,L4", [3, 23034, ""]), ("2xL40S", [2, 46068, "NVIDIA L40S"])],

@@ -16,6 +16,8 @@ import pytest
 from lab.nvidia import compiler, testing
 from lab.nvidia.versions import DRIVER_VERSION
 
+pytestmark = pytest.mark.slow
+
 PROBE = """
 import ctypes, sys
 cuda = ctypes.CDLL("libcuda.so.1")

@@ -16,6 +16,8 @@ import pytest
 from lab.nvidia import testing
 from lab.nvidia.versions import DRIVER_VERSION
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[[str, int], int]
 

@@ -88,6 +88,7 @@ def test_what_no_process_holds(nvml: ModuleType, gpus: testing.LabRoot) -> None:
     assert v2(nvml) == (23034, 470, 22564, 0), "a card holds no more than it has"
 
 
+@pytest.mark.slow
 def test_a_holder_in_another_pid_namespace_is_not_listed_but_counts(gpus: testing.LabRoot, nvml_library: Path) -> None:
     if subprocess.run(["unshare", "--fork", "--pid", "--mount-proc", "true"], capture_output=True).returncode != 0:
         pytest.skip("this user may not make a pid namespace")

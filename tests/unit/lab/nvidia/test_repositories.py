@@ -33,6 +33,7 @@ def unpack(repository: Path, package: str, target: Path) -> Path:
     return target
 
 
+@pytest.mark.slow
 def test_each_vendor_has_a_key_of_its_own(fingerprints: dict[str, dict[str, str]]) -> None:
     cuda, toolkit = fingerprints["cuda"], fingerprints["libnvidia-container"]
     assert cuda["fingerprint"] != toolkit["fingerprint"]
@@ -40,6 +41,7 @@ def test_each_vendor_has_a_key_of_its_own(fingerprints: dict[str, dict[str, str]
     assert toolkit["key"] == "libnvidia-container/gpgkey"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "packages", "expected"),
     [
@@ -64,6 +66,7 @@ def test_packages_and_their_releases(repositories: Path, path: str, packages: st
             assert version == entry["Version"], "packages ask for each other's version"
 
 
+@pytest.mark.slow
 def test_a_repository_that_begins_at_590_and_drivers_that_need_contrib(repositories: Path) -> None:
     names = {entry["Package"]: entry["Version"] for entry in stanzas(repositories / CUDA_LATER)}
     pinning = [name.removeprefix("nvidia-driver-pinning-") for name in names if "pinning" in name]
@@ -73,6 +76,7 @@ def test_a_repository_that_begins_at_590_and_drivers_that_need_contrib(repositor
     assert "nvidia-support" not in {entry["Package"] for entry in entries}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pinned", "pattern"), [("580", "580.*"), ("590", "590.*"), ("580.173.02", "580.173.02-*")])
 def test_pinning_is_a_preferences_file_that_apt_reads(
     repositories: Path, tmp_path: Path, pinned: str, pattern: str
@@ -84,6 +88,7 @@ def test_pinning_is_a_preferences_file_that_apt_reads(
     assert f"Pin: version {pattern}\nPin-Priority: 1000\n" in path.read_text()
 
 
+@pytest.mark.slow
 def test_the_module_says_what_modinfo_reads(repositories: Path, tmp_path: Path) -> None:
     unpack(repositories / CUDA, "nvidia-kernel-open-dkms_580.173.02-1_amd64.deb", tmp_path)
     module = tmp_path / "usr/src/nvidia-580.173.02/nvidia.ko"
@@ -94,6 +99,7 @@ def test_the_module_says_what_modinfo_reads(repositories: Path, tmp_path: Path) 
     assert "signer" not in info
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("release", "units", "has", "has_not"),
     [
@@ -122,6 +128,7 @@ def test_each_toolkit_has_its_own_units(
     assert version.stdout == f"NVIDIA Container Toolkit CLI version {release}\n"
 
 
+@pytest.mark.slow
 def test_a_second_run_does_nothing_unless_the_first_was_cut_short(repositories: Path) -> None:
     def run() -> dict[Path, int]:
         subprocess.run([sys.executable, NVIDIA / "build.py", "--out", repositories], check=True)

@@ -14,6 +14,8 @@ import pytest
 
 from lab.nvidia import testing
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -140,6 +140,7 @@ def run_ctk(environment: dict[str, str], *arguments: str) -> subprocess.Complete
     return subprocess.run(program, capture_output=True, text=True, env=environment)
 
 
+@pytest.mark.slow
 def test_generate_and_list_over_nvml(
     ctk: ModuleType, gpus: testing.LabRoot, nvml_library: Path, tmp_path: Path
 ) -> None:
@@ -163,6 +164,7 @@ def test_generate_and_list_over_nvml(
     assert "failed to initialize NVML: Driver/library version mismatch" in refused.stderr
 
 
+@pytest.mark.slow
 def test_docker_entry_is_merged(gpus: testing.LabRoot, nvml_library: Path, tmp_path: Path) -> None:
     config = tmp_path / "daemon.json"
     config.write_text('{"data-root": "/data/docker", "runtimes": {"other": {"path": "x"}}}')
@@ -192,6 +194,7 @@ def run_hook(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(program, input=state, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_link_never_leaves_the_container(bundle: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -205,6 +208,7 @@ def test_a_link_never_leaves_the_container(bundle: Path, tmp_path: Path) -> None
     assert {path.name for path in (bundle / "rootfs").rglob("*") if path.is_symlink()} == {"lib", "escape", "x", "y"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("in_image", "used"), [("610.43.02", True), ("580.82.07", False), (None, False)])
 def test_forward_compatibility_only_for_a_newer_branch(bundle: Path, in_image: str | None, used: bool) -> None:
     if in_image:
@@ -215,6 +219,7 @@ def test_forward_compatibility_only_for_a_newer_branch(bundle: Path, in_image: s
     assert bool(list((bundle / "rootfs/etc").glob("ld.so.conf.d/00-compat-*.conf"))) is used
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "arguments", "text"),
     [
@@ -236,6 +241,7 @@ def test_a_root_that_cannot_be_written_or_found_is_an_error(
     assert result.returncode == 1 and text in result.stderr
 
 
+@pytest.mark.slow
 def test_chmod_and_params(bundle: Path) -> None:
     (bundle / "rootfs/dev").mkdir()
     assert run_hook(bundle, "chmod", "--mode", "755", "--path", "/dev", "--path", "/gone").returncode == 0

@@ -11,6 +11,8 @@ import pytest
 
 from lab.nvidia.ubuntu import KERNEL, NEWER_KERNEL, SIGNER, SUITE, UPDATES
 
+pytestmark = pytest.mark.slow
+
 
 def packages(archive: Path, component: str, suite: str = SUITE) -> dict[str, dict[str, str]]:
     text = (archive / "dists" / suite / component / "binary-amd64/Packages").read_text()
