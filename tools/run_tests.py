@@ -74,7 +74,7 @@ PARTS = (
     Part("switch", [*MAKE, "switch"], 55 * 60, "vllm-edge-switch", scenario="switch"),
     Part("airgap", [*MAKE, "airgap"], 40 * 60, "vllm-edge-airgap", scenario="airgap"),
     Part("box", [*MAKE, "box"], 30 * 60, "vllm-edge-box", scenario="box", thorough=True),
-    Part("lint", [*BESIDE, "lint"], 15 * 60, lane="beside"),
+    Part("lint", [*BESIDE, "lint"], 30 * 60, lane="beside"),
     Part("platforms", [*MAKE, "platforms"], 60 * 60, "vllm-edge-platforms", lane="beside", scenario="platforms"),
     Part("integration", [*MAKE, "integration"], 30 * 60, "vllm-edge.engine", lane="beside"),
     # The last: on two processors it takes what the others leave, and both of them once they have ended.

@@ -237,7 +237,7 @@ def image_changes(inputs: str, base: str) -> list[str]:
     environment = {
         "LANG": "C.UTF-8",
         "VLLM_TARGET_DEVICE": "cpu",
-        # Samplers and other functions that vLLM compiles by themselves do without inductor.
+        # Neither inductor for the model nor a warm-up that compiles it; see vllm_edge_lab/worker.py and command.py.
         "VLLM_CPU_CI_ENV": "1",
         # Ranks and engines share whatever cores there are; bound to cores, four ranks refuse to start on two.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -5,9 +5,9 @@
 * `--max-num-seqs` and `--max-num-batched-tokens` get the defaults of the GPU (256, 2048 on an L4) where they are not
   given; the CPU build has others. For a model that sees videos both ways vLLM raises the latter to one video; the tiny
   checkpoint sees nothing.
-* The worker becomes the lab's. Compiled kernels are kept with vLLM's own cache, so that a second start is quicker.
-* The fault `engine-dies-on-first-completion` takes the C++ compiler away: the first request then compiles one of the
-  sampler's kernels, and without a compiler that kills the engine.
+* The worker becomes the lab's. Nothing is compiled: it would take most of the time of a start.
+* With the fault `engine-dies-on-first-completion` the first request compiles one of the sampler's kernels, and there is
+  no C++ compiler, which kills the engine.
 * Its arguments are kept in the environment, by which a fault can be meant for one engine and not for another.
 """
 
@@ -115,13 +115,12 @@ def identity(arguments: Sequence[str]) -> dict[str, list[str]]:
 
 
 def prepare_environment(environment: MutableMapping[str, str], first_completion_kills: bool) -> None:
-    home = environment.get("VLLM_CACHE_ROOT") or os.path.join(environment.get("HOME", "/tmp"), ".cache", "vllm")
-    # Nothing of the lab's choice may win over the unit's.
-    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(home, "torchinductor"))
-    if first_completion_kills:
-        environment["CXX"] = NO_COMPILER
-        # A kernel that an earlier start has compiled would hide the fault.
-        environment["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="torchinductor-")
+    if not first_completion_kills:
+        environment["TORCHDYNAMO_DISABLE"] = "1"
+        return
+    environment["CXX"] = NO_COMPILER
+    # A kernel that an earlier start has compiled would hide the fault.
+    environment["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="torchinductor-")
 
 
 def is_serve(arguments: Sequence[str]) -> bool:

@@ -96,6 +96,9 @@ def main() -> None:
         importlib.import_module(name)
     shared = importlib.import_module("vllm.distributed.device_communicators.shm_broadcast")
     shared.SpinCondition.__init__.__defaults__ = (WAITS_IN_A_LOOP_S,)
+    registry = importlib.import_module("vllm.model_executor.models.registry")
+    # vLLM lets another Python, which imports all of it, look at the model, so as not to initialise CUDA; there is none.
+    registry._run_in_subprocess = lambda look: look()
     fork_instead_of_spawning()
     command = importlib.import_module("vllm.entrypoints.cli.main")
     sys.exit(command.main())

@@ -57,8 +57,7 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
             super().__init__(vllm_config, *arguments, **options)
         finally:
             cache_config.kv_cache_memory_bytes = given
-        # Nothing of the tiny model is compiled: that would take three quarters of an engine's start, and what a first
-        # request of one token has traced fails for other lengths.
+        # What a first request of one token has traced fails for other lengths.
         self.compilation_config.mode = CompilationMode.NONE
 
     def init_device(self) -> None:
@@ -268,7 +267,7 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
             self.grown = True
             self._allocate_as_far_as_free(extra)
         if os.environ.get("CXX") == command.NO_COMPILER:
-            # The first request of a real engine compiles kernels; here only some kinds of request do (logprobs).
+            # The first request of a real engine compiles kernels; here only some kinds of request would (logprobs).
             batched_count_greater_than(torch.zeros(1, 4), torch.zeros(1, 1))
         return super().execute_model(*arguments, **options)
 
