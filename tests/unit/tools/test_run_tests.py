@@ -105,7 +105,7 @@ def test_a_part_that_hangs_is_named_and_ended_with_what_it_started(
     assert lines["FAILED"] == "    FAILED test_x.py::test_y"
     assert "tidied" in (tmp_path / "a.log").read_text()
     assert (tmp_path / "destroyed").read_text() == "destroy --scenario-name default\n"
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while is_running(int((tmp_path / "deaf").read_text())):
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -125,7 +125,7 @@ sys.exit(run_tests.main())
 def test_a_run_that_is_stopped_stops_its_parts_and_begins_no_other(tmp_path: Path) -> None:
     words = [sys.executable, "-c", MAIN, str(ROOT / "tools"), str(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while sum(log.read_text() == "up\n" for log in tmp_path.glob("*.log")) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
         process.terminate()
