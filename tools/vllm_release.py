@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -55,27 +54,6 @@ the names without `vllm:`, and without the `_total` of counters. VERSION is the 
 """
 
 from typing import Any
-
-
-def _change(former: Any, by: Any) -> Any:
-    """Return what a release has, by what differs from the former one: `-gone`, and `+new` behind that or `=a word`."""
-    if isinstance(by, dict):
-        every = {**former, **{key: _change(former.get(key, ""), value) for key, value in by.items()}}
-        return {key: value for key, value in every.items() if value != ""}
-    if not isinstance(by, str):
-        return by
-    words, at = former.split(), 0
-    for mark, word in ((each[0], each[1:]) for each in by.split()):
-        if mark == "+":
-            words.insert(at, word)
-        else:
-            at = words.index(word)
-            if mark == "-":
-                del words[at]
-                continue
-        at += 1
-    return " ".join(words)
-
 
 '''
 
@@ -160,43 +138,20 @@ def record(sources: Sources) -> dict[str, Any]:
 
 
 def render(releases: Mapping[str, Mapping[str, Any]], default: str) -> str:
-    """Return the text of vllm_arguments.py, the releases in their order: the first one, then what each changes."""
-    first, *others = sorted(releases, key=Version)
+    """Return the text of vllm_arguments.py, the releases in their order."""
+    ordered = {version: releases[version] for version in sorted(releases, key=Version)}
     lines = [f'{HEAD}VERSION = "{default}"', "RELEASES: dict[str, dict[str, Any]] = {"]
-    lines += [f'    "{first}": {{', *_render_entry(releases[first]), "    },", "}"]
-    for former, version in itertools.pairwise((first, *others)):
-        entry = _render_entry(_compare(releases[former], releases[version]))
-        lines += [f'RELEASES["{version}"] = _change(', f'    RELEASES["{former}"],', "    {", *entry, "    },", ")"]
-    return "\n".join([*lines, ""])
-
-
-def _render_entry(entry: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in entry.items():
-        if isinstance(value, dict):
-            yield f'        "{key}": {{'
-            yield from (f'            "{name}": {_quote(text)},' for name, text in value.items())
-            yield "        },"
-        else:
-            yield f'        "{key}": {_quote(value) if isinstance(value, str) else repr(value)},'
-
-
-def _compare(former: Any, now: Any) -> Any:
-    """Return by what `_change` of vllm_arguments.py makes `now` of `former`."""
-    if isinstance(now, Mapping):
-        return {
-            key: _compare(former.get(key, ""), now.get(key, ""))
-            for key in dict.fromkeys((*former, *now))
-            if former.get(key) != now.get(key)
-        }
-    if not isinstance(now, str):
-        return now
-    was, words, found = former.split(), now.split(), []
-    for tag, begin, end, new, last in difflib.SequenceMatcher(None, was, words, autojunk=False).get_opcodes():
-        if tag == "insert" and begin > 0:
-            found.append(f"={was[begin - 1]}")
-        if tag != "equal":
-            found += [*(f"-{word}" for word in was[begin:end]), *(f"+{word}" for word in words[new:last])]
-    return " ".join(found)
+    for version, entry in ordered.items():
+        lines.append(f'    "{version}": {{')
+        for key, value in entry.items():
+            if isinstance(value, dict):
+                lines.append(f'        "{key}": {{')
+                lines += [f'            "{name}": {_quote(text)},' for name, text in value.items()]
+                lines.append("        },")
+            else:
+                lines.append(f'        "{key}": {_quote(value) if isinstance(value, str) else repr(value)},')
+        lines.append("    },")
+    return "\n".join([*lines, "}", ""])
 
 
 def _quote(text: str) -> str:
