@@ -84,6 +84,7 @@ def test_names_of_engines_say_their_model_and_their_width() -> None:
         assert model == f"{name[:3]}-{MODELS[model]['precision']}"
 
 
+@pytest.mark.slow
 def test_only_data_name_the_roles() -> None:
     roles, found = set(DATA["serving_roles"]), []
     for folder in ("plugins", "roles", "playbooks", "lab", "tools"):

@@ -109,6 +109,7 @@ def test_a_file_that_the_kernel_cannot_run(place: Place) -> None:
     assert re.search(r"10-empty cannot be run: .*A script begins with a line such as '#!/bin/sh'", place.fails())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ignoring", ["", "trap '' TERM\n"])
 def test_a_hook_that_hangs_is_ended_with_its_children(place: Place, ignoring: str) -> None:
     place.hook("10-hangs", f"#!/bin/sh\n{ignoring}sleep 300 & echo $! >{place.out}\necho waiting\nwait\nsleep 300\n")

@@ -67,6 +67,7 @@ def test_a_part_that_fails_does_not_stop_the_others(
     assert "\nlast\n" in capsys.readouterr().out, "what a part prints is printed"
 
 
+@pytest.mark.slow
 def test_past_the_limit_nothing_is_begun_and_what_is_left_out_is_named(tests: ModuleType, tmp_path: Path) -> None:
     began = time.monotonic()
     status, lines = run(tests, tmp_path, "sleep 60", "sleep 60", "true", "true", limit_s=2)
@@ -84,6 +85,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs_is_named_and_ended_with_what_it_started(
     tests: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

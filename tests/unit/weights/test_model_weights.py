@@ -335,6 +335,7 @@ def test_token_stays_with_the_hub_and_xet_is_not_used(weights: Run, hub: TestHub
     assert {request["status"] for request in hub.requests()} <= {200, 302}
 
 
+@pytest.mark.slow
 def test_rate_limit_is_waited_for(weights: Run, hub: TestHub, no_pauses: None) -> None:
     hub.faults({"path": "*/model.safetensors", "times": 1, "status": 429, "retry_after_s": 2})
     begin = time.monotonic()

@@ -111,6 +111,7 @@ def test_nothing_answers_before_init(gpus: testing.LabRoot, nvml_library: Path) 
     assert library.nvmlShutdown() == pynvml.NVML_ERROR_UNINITIALIZED
 
 
+@pytest.mark.slow
 def test_slow_release_starts_anew_for_a_claim_made_again(nvml: ModuleType, gpus: testing.LabRoot) -> None:
     gpus.set_fault(0, "slow-release", 1)
     for _ in range(2):
