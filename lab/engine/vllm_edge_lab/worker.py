@@ -57,7 +57,7 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
             super().__init__(vllm_config, *arguments, **options)
         finally:
             cache_config.kv_cache_memory_bytes = given
-        # What a first request of one token has traced fails for other lengths.
+        # The first request does not trace the model: traced for one token, it fails for other lengths.
         self.compilation_config.mode = CompilationMode.NONE
 
     def init_device(self) -> None:

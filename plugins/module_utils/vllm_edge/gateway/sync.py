@@ -235,6 +235,8 @@ def apply(
 
     Args:
         look: returns the view, called while nobody else changes the files
+        check: change nothing, and take no lock
+        admin: the gateway's admin socket; a stand-in for tests
 
     Raises:
         GatewayError: maps or links cannot be written, or read; none was changed then

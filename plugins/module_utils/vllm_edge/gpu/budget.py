@@ -197,7 +197,14 @@ def resolve_mib(
 ) -> dict[str, int]:
     """Convert {UUID or slot: MiB} to {UUID: MiB}.
 
-    Raises BudgetError: an amount or a key is not valid, or a GPU is named twice.
+    Args:
+        option: name of the module's option, for messages
+        values: amounts by UUID or by slot number
+        gpus: the GPUs that NVML sees
+        slots: UUIDs by slot
+
+    Raises:
+        BudgetError: an amount or a key is not valid, or a GPU is named twice
     """
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     resolved: dict[str, int] = {}
@@ -251,6 +258,14 @@ def _sum_mib(processes: Iterable[ProcessUse]) -> int:
 
 
 def judge_gpu(gpu: GpuReading, owners: Mapping[int, Owner], limits: Limits, slot: int | None) -> GpuVerdict:
+    """Compute the figures of one GPU.
+
+    Args:
+        gpu: the sample
+        owners: owner by pid
+        limits: budgets and expected memory
+        slot: its slot; None if it has none
+    """
     processes = _list_processes(gpu, owners)
     kinds = {process.owner for process in processes}
     memory_known = gpu.processes is not None and all(process.used_mib is not None for process in processes)
@@ -360,7 +375,14 @@ def _describe_unknown_reserve(gpu: GpuVerdict) -> str | None:
 def evaluate(
     gpus: Iterable[GpuReading], owners: Mapping[int, Owner], limits: Limits, slots: Sequence[str] = ()
 ) -> Evaluation:
-    """Compare every GPU with its budget. A GPU that `limits.budgets` does not name has a budget of 0."""
+    """Compare every GPU with its budget. A GPU that `limits.budgets` does not name has a budget of 0.
+
+    Args:
+        gpus: one sample per GPU
+        owners: owner by pid
+        limits: budgets, expected memory and tolerances
+        slots: UUIDs by slot
+    """
     verdicts = tuple(
         judge_gpu(gpu, owners, limits, slots.index(gpu.uuid) if gpu.uuid in slots else None) for gpu in gpus
     )
@@ -416,7 +438,12 @@ def settle(
     such memory some seconds after the process has ended, and the figures do not change until then.
 
     Args:
+        read: takes a sample
+        judge: evaluates a sample
         timeout_s: seconds after which the last sample is evaluated in any case
+        interval_s: seconds between two samples
+        clock: monotonic clock, in seconds
+        sleep: waits for so many seconds
     """
     start = clock()
     last = read()

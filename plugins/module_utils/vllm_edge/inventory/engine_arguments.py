@@ -220,7 +220,7 @@ def find_recorded_release(release: str) -> str:
 def find_release_errors(
     where: str, engine: Mapping[str, Any], keys: Mapping[str, Any], version: str = VERSION
 ) -> Iterator[str]:
-    """Yield what a recorded release of vLLM does not know."""
+    """Yield what a recorded release of vLLM does not know. `version` is a key of vllm_arguments.RELEASES."""
     for key, choices in _read_key_choices(version).items():
         value = engine.get(key)
         if isinstance(value, str) and value and value not in choices:

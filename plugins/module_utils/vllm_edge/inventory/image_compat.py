@@ -103,7 +103,11 @@ def intersect(first: Range, second: Range) -> Range | None:
 def parse_range(text: str, what: str) -> Range:
     """Parse specifiers such as ``>=5.5.3,!=5.6.0,<6``.
 
-    Raises CompatError if the text cannot be read or contradicts itself.
+    Args:
+        what: what the text is, for the message.
+
+    Raises:
+        CompatError: if the text cannot be read or contradicts itself.
     """
     try:
         specifiers = SpecifierSet(text)
@@ -158,7 +162,12 @@ def _parse_version(version: str, what: str) -> Version:
 def find_rows(vllm: str, matrix: Sequence[Row]) -> list[Row]:
     """Return every row that covers a vLLM release.
 
-    Raises CompatError if no row with specifiers covers it, it is no version, or a range of any row cannot be read.
+    Args:
+        vllm: the release, as PEP 440 writes it.
+        matrix: the variable ``vllm_compatibility_matrix``.
+
+    Raises:
+        CompatError: if no row with specifiers covers it, it is no version, or a range of any row cannot be read.
     """
     release = _parse_version(vllm, "The base image's vLLM")
     for number, row in enumerate(matrix, start=1):
@@ -249,7 +258,10 @@ def resolve(
     """Combine requirement, matrix and needs into one constraint, and compare it with the base image.
 
     Args:
+        requirement: for example ``transformers>=5.5``.
+        vllm: the vLLM release of the base image.
         installed: its transformers release; None or empty if it has none.
+        matrix: the variable ``vllm_compatibility_matrix``.
         needs: further requirements, with `transformers` and `reason`.
         gaps: consecutive releases `last` and `next`, between which there is no other.
 

@@ -158,6 +158,7 @@ def find_risks(engine: Mapping[str, Any], version: str = VERSION) -> dict[str, s
     """Return what an engine has that its key `accept_risk` must name, and what each opens.
 
     Args:
+        engine: the keys of the engine, of any type.
         version: a key of vllm_arguments.RELEASES; another release may read an alias or an abbreviation otherwise.
     """
     found: dict[str, str] = {}
@@ -183,7 +184,13 @@ def find_risks(engine: Mapping[str, Any], version: str = VERSION) -> dict[str, s
 
 
 def find_risk_errors(where: str, engine: Mapping[str, Any], version: str = VERSION) -> Iterator[str]:
-    """Yield risks that an engine does not accept, and those that it accepts for nothing."""
+    """Yield risks that an engine does not accept, and those that it accepts for nothing.
+
+    Args:
+        where: the variable, for the beginning of each sentence.
+        engine: the keys of the engine, of any type.
+        version: a key of vllm_arguments.RELEASES.
+    """
     given = engine.get("accept_risk")
     accepted = [item for item in given if isinstance(item, str)] if isinstance(given, list) else []
     risks = find_risks(engine, version)

@@ -70,6 +70,8 @@ def build_components(
     """Yield what each tensor is for and how it is distributed.
 
     Args:
+        towers: how the vision and audio towers are distributed.
+        tied: whether the head is the table of embeddings.
         unknown: how tensors that no rule knows are distributed; None refuses them.
 
     Raises:

@@ -54,6 +54,9 @@ def estimate(model: Model, arguments: Arguments, ranks: Sequence[RankWeights], g
 
     The ceiling is bandwidth divided by bytes read. Low, mid and high add communication, fixed work, the fixed cost of
     experts and the launches of eager mode; the constants above give their sources.
+
+    Args:
+        ranks: the ranks of the pipeline, which work one after the other.
     """
     read = sum(rank.read_bytes_per_token for rank in ranks)
     low, mid, high = _estimate_rates(model, arguments, read, gpu)
@@ -77,7 +80,11 @@ def estimate_together(
     possible. Arithmetic is not counted, so the estimate is for tens of requests, not for hundreds.
 
     Args:
+        ranks: the ranks of the pipeline, which work one after the other.
         kv_cache_dtype: as resolved for the engine, such as `bfloat16` or `fp8`.
+        most_requests: how many the engine may run at once.
+        context_tokens: tokens that each request has in the KV cache.
+        wanted_requests: how many requests there are.
 
     Returns:
         The estimate for `wanted_requests` or `most_requests`, whichever is fewer; None if it is fewer than two.

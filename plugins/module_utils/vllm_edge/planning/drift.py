@@ -84,6 +84,7 @@ def tolerances(given: Mapping[str, Any], tolerance_mib: int) -> dict[str, float]
     """Return plan_drift_tolerances merged into the defaults.
 
     Args:
+        given: the operator's values.
         tolerance_mib: plan_tolerance_mib, the default of total_mib.
 
     Raises:
@@ -110,6 +111,10 @@ def expectation(
 ) -> dict[str, Any]:
     """Return what goes from the plan of an engine into its engine.json: whole MiB, one entry for each of its GPUs in
     order.
+
+    Args:
+        limits: tolerances by component.
+        memory_threshold_percent: above which `vllm-edge status` warns, see memory_warning.
     """
     # The error of the graphs is also an error of the total. Whether the total is too large is checked by the budget.
     graphs_mib = max((gpu.graphs_bytes for gpu in plan.gpus), default=0) / MIB
@@ -155,6 +160,7 @@ def compare(
     Args:
         engines: for each engine its name, the UUIDs of its GPUs, the expectation in its engine.json, and vLLM's own
             figures.
+        gpus: rows of the module vram_budget.
     """
     rows: list[Row] = []
     planned: dict[str, float] = {}
@@ -197,6 +203,11 @@ def compare_engines(
 
     What an engine logged counts only if it ran with the wanted inputs. What was measured on a GPU counts unless one of
     its engines is known not to run.
+
+    Args:
+        configs: the configurations of the engines.
+        states: the supervisor's record by engine, or None.
+        gpus: rows of the VRAM evaluation.
     """
     engines = [(config, states.get(config.engine)) for config in configs]
     whole = (Phase.SERVING, Phase.UNHEALTHY)

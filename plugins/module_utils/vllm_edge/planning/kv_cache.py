@@ -132,6 +132,7 @@ def choose_block_size(model: Model, kv_cache_dtype: str, compute_capability: tup
     and Hopper.
 
     Args:
+        kv_cache_dtype: as `resolve_dtype` returns it.
         compute_capability: of the GPU; None if its model is not known.
     """
     hopper = compute_capability is not None and compute_capability[0] == 9

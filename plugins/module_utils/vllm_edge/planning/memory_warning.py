@@ -30,7 +30,12 @@ def check_threshold(percent: int) -> int:
 
 
 def warn_of_plan(engines: Iterable[EnginePlan], gpus: Sequence[Gpu], experts: Iterable[str], percent: int) -> list[str]:
-    """Return one sentence for each GPU on which the planned engines hold more than the threshold besides KV caches."""
+    """Return one sentence for each GPU on which the planned engines hold more than the threshold besides KV caches.
+
+    Args:
+        experts: the names of the engines whose model is a mixture of experts.
+        percent: memory_threshold_percent.
+    """
     held = dict.fromkeys(range(len(gpus)), 0)
     names: dict[int, list[str]] = {slot: [] for slot in held}
     for engine in engines:
@@ -56,6 +61,11 @@ def warn_of_measurement(
 
     The size of a KV cache is what vLLM logged, otherwise what the plan gave it; a GPU with an engine of which neither
     is known is not judged. The threshold is the one of the engines' plans.
+
+    Args:
+        configs: the configurations of the engines.
+        states: the supervisor's record by engine, or None.
+        gpus: rows of the VRAM evaluation.
     """
     caches: dict[str, float | None] = {}
     percent = THRESHOLD_PERCENT

@@ -121,6 +121,7 @@ def merge(
     Args:
         given: plan_observations, which takes precedence component by component.
         known: the observations of the host.
+        engines: the engines of the profile.
 
     Returns:
         The observations by engine, and one sentence for each engine of which only invalid ones are there.
@@ -151,6 +152,9 @@ def derive(
     beyond everything else if that is more: libraries also allocate after profiling.
 
     Args:
+        engine: its name, for messages.
+        log: the figures of its log, as engine/startup.py reads them.
+        nvml: the rows of the VRAM evaluation for its GPUs.
         alone: whether it shares its GPUs with no other engine; otherwise no context_bytes can be derived.
 
     Raises:
@@ -181,7 +185,13 @@ def observe(
 ) -> Observation:
     """Return the observation of an engine that serves.
 
-    Raises ObservationError if it runs another image, or its log lacks a figure.
+    Args:
+        engine: the engine in the inventory.
+        status: the engine in `vllm-edge status --format json`.
+        boards: `gpus` there.
+
+    Raises:
+        ObservationError: if it runs another image, or its log lacks a figure.
     """
     name = str(engine["name"])
     if status["container_image_id"] != host.image_id:

@@ -272,7 +272,9 @@ def context(ranks: int, gpu_name: str = FITTED_GPU, nvlink: bool = False) -> Unc
     vLLM takes its first snapshot after them (0.19.0 v1/worker/gpu_worker.py:277-283).
 
     Args:
+        ranks: number of GPUs of the engine.
         gpu_name: as NVML names it; on another GPU than that of the reference the range is wider.
+        nvlink: whether the GPUs are connected by it.
     """
     found = CONTEXT_BYTES_ALONE
     if ranks > 1:
@@ -353,7 +355,11 @@ def together(first: Uncertain, second: Uncertain) -> Uncertain:
 def observed(observations: Mapping[str, Any], engine: str) -> dict[str, int]:
     """Return what an operator has observed of an engine: bytes by component.
 
-    Raises ObservationError if a component is unknown or a value is no number of bytes.
+    Args:
+        observations: plan_observations.
+
+    Raises:
+        ObservationError: if a component is unknown or a value is no number of bytes.
     """
     given = observations.get(engine, {})
     if not isinstance(given, Mapping):
