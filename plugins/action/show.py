@@ -28,10 +28,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         lines = options["lines"]
         if lines is None:
             lines = [f"{(task_vars or {}).get('inventory_hostname', '')}: {options['text']}"]
-        for line in lines:
-            # Lines may quote a log, a registry or a client: no character of theirs may drive the terminal.
-            shown = "".join(
-                one if one.isprintable() or one in "\t\n\u00a0\u3000" else f"\\u{ord(one):04x}" for one in line
-            )
-            Display().display(shown, color=options["color"])
+        # Lines may quote a log, a registry or a client: no character of theirs may drive the terminal.
+        shown = [
+            "".join(one if one.isprintable() or one in "\t\n\u00a0\u3000" else f"\\u{ord(one):04x}" for one in line)
+            for line in lines
+        ]
+        if shown:
+            # All at once, so that what several hosts print does not mix.
+            Display().display("\n".join(shown), color=options["color"])
         return {"changed": False}
