@@ -53,8 +53,8 @@ class Project:
     model_keys: Spec
 
 
-class _Loader(yaml.SafeLoader):
-    """A YAML loader that ignores Ansible's own tags, whose values do not matter here."""
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """A YAML loader that ignores Ansible's own tags, whose values do not matter here; libyaml's where it is there."""
 
 
 _Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
