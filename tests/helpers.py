@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import importlib.machinery
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +24,8 @@ def run_playbook(
     *words: str | Path, cwd: Path = ROOT, check: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run ansible-playbook with the project's configuration; nobody is asked, and nothing is coloured."""
-    known = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+    known = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "ANSIBLE_PIPELINING": "1"}
+    known["ANSIBLE_CALLBACK_PLUGINS"] = str(ROOT / "tests" / "callbacks")
     return subprocess.run(
         [str(Path(sys.executable).with_name("ansible-playbook")), *words],
         cwd=cwd,
@@ -39,7 +42,7 @@ def make_host(directory: Path, **programs: str) -> dict[str, Any]:
     place = directory / "bin"
     place.mkdir(parents=True)
     # Modules run by this interpreter, and look for programs where it does.
-    python = f'#!/bin/sh\nPATH={place}:$PATH exec {sys.executable} "$@"\n'
+    python = f'#!/bin/sh\nPATH={place}:$PATH exec {start_warm_python()} "$@"\n'
     for name, text in {**programs, "python3": python}.items():
         (place / name).write_text(text)
         (place / name).chmod(0o755)
@@ -47,6 +50,7 @@ def make_host(directory: Path, **programs: str) -> dict[str, Any]:
         "ansible_connection": "local",
         "ansible_become": False,
         "ansible_python_interpreter": str(place / "python3"),
+        "ansible_module_compression": "ZIP_STORED",
     }
 
 
@@ -70,16 +74,20 @@ def get_words(done: subprocess.CompletedProcess[str]) -> str:
     return " ".join((done.stdout + done.stderr).split())
 
 
-@contextmanager
-def start_warm_python(directory: Path) -> Iterator[str]:
-    """The path of an interpreter for Ansible's modules that has started already, while the block runs."""
+@functools.cache
+def start_warm_python() -> str:
+    """The path of an interpreter for Ansible's modules that has started already; it ends with this process."""
+    directory = Path(tempfile.mkdtemp(prefix="warm-python-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
     address, interpreter, program = directory / "socket", directory / "python", ROOT / "tests/warm_python.py"
     interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {program} {address} "$@"\n')
     interpreter.chmod(0o755)
-    command = [sys.executable, program, "serve", address]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
-        assert server.stdout is not None and server.stdout.readline() == b"ready\n"
-        yield str(interpreter)
+    server = subprocess.Popen(
+        [sys.executable, program, "serve", address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=directory
+    )
+    atexit.register(server.communicate)
+    assert server.stdout is not None and server.stdout.readline() == b"ready\n"
+    return str(interpreter)
 
 
 def load_file(path: Path, name: str = "") -> ModuleType:

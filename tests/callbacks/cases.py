@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ansible import constants
 from ansible.plugins.callback import CallbackBase
-from ansible.plugins.loader import filter_loader, test_loader
 
 DIRECTORY = Path(os.environ["CASES"])
 RESULT = "Print the result"
@@ -35,11 +32,6 @@ class CallbackModule(CallbackBase):
     def __init__(self) -> None:
         super().__init__()
         self.hosts: dict[str, dict[str, Any]] = {}
-        # Each task is a fork of this process, and would load them again; each play would pack the modules again.
-        constants.DEFAULT_LOCAL_TMP = str(DIRECTORY / "modules")
-        for file in Path(__file__).parents[4].glob("plugins/filter/*.py"):
-            importlib.import_module(f"ansible_collections.edge.vllm_edge.plugins.filter.{file.stem}")
-        _ = list(filter_loader.all()), list(test_loader.all())
 
     def v2_runner_on_ok(self, task: Any, failed: bool = False) -> None:
         host = self.hosts.setdefault(task.host.get_name(), {"message": "", "changed": [], "texts": [], "result": None})

@@ -159,6 +159,7 @@ class Controller:
         self.environment = operators | {
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "tests" / "callbacks"),
             "VLLM_EDGE_LAB_NAME": LAB,
         }
 

@@ -90,7 +90,11 @@ def play() -> Run:
 
     def run(playbook: str, host: str, *arguments: str, **variables: object) -> Play:
         operators = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")}
-        environment = operators | {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+        environment = operators | {
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "tests" / "callbacks"),
+        }
         words = ["ansible-playbook", f"--inventory={INVENTORY}", f"--limit={host}", "--diff", *arguments]
         done = subprocess.run(
             [*words, f"--extra-vars={json.dumps(variables)}", str(ROOT / playbook)],

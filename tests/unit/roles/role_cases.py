@@ -103,28 +103,26 @@ class Cases:
             except Exception as error:
                 ended[name] = error
 
-        (directory / "modules").mkdir()
-        with start_warm_python(directory) as python:
-            for name in names:
-                place = directory / name_host(name)
-                place.mkdir()
-                running[name] = self.steps[name](self.make(place))
-                advance(name, None)
-            while asked:
-                check = any(run.check for run in asked.values())
-                now = {name: asked.pop(name) for name, run in list(asked.items()) if run.check is check}
-                for name, played in self._run(directory, python, now, check).items():
-                    advance(name, played)
+        for name in names:
+            place = directory / name_host(name)
+            place.mkdir()
+            running[name] = self.steps[name](self.make(place))
+            advance(name, None)
+        while asked:
+            check = any(run.check for run in asked.values())
+            now = {name: asked.pop(name) for name, run in list(asked.items()) if run.check is check}
+            for name, played in self._run(directory, now, check).items():
+                advance(name, played)
         return ended
 
-    def _run(self, directory: Path, python: str, runs: Mapping[str, Run], check: bool) -> dict[str, Played]:
+    def _run(self, directory: Path, runs: Mapping[str, Run], check: bool) -> dict[str, Played]:
         hosts = {}
         for name, run in runs.items():
             place = directory / name_host(name)
             (place / "variables.json").write_text(json.dumps(dict(run.variables)))
             environment = {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "STATE": str(place), **run.environment}
             hosts[place.name] = {"points": list(run.points), "environment_of_case": environment}
-        here = {"ansible_connection": "local", "ansible_python_interpreter": python}
+        here = {"ansible_connection": "local", "ansible_python_interpreter": start_warm_python()}
         here["ansible_module_compression"] = "ZIP_STORED"
         (directory / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts, "vars": here}}))
         include = {"name": self.role, "tasks_from": "{{ point }}", "rolespec_validate": self.validated}
@@ -143,9 +141,7 @@ class Cases:
         done = run_playbook(
             *("--inventory=hosts.json", "play.json", "--diff", *(["--check"] if check else [])),
             cwd=directory,
-            ANSIBLE_CALLBACK_PLUGINS=str(Path(__file__).with_name("callbacks")),
             ANSIBLE_STDOUT_CALLBACK="cases",
-            ANSIBLE_PIPELINING="1",
             CASES=str(directory),
         )
         assert results.exists(), done.stdout[-4000:] + done.stderr

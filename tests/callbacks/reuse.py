@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Callback plugin for tests: what every run of Ansible, and every task of it, would make anew is there already.
+
+Each task is a fork of the process that loads this. A quarter of what the controller computes is packing modules, which
+Ansible does once in each run; here, once until a source changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from pathlib import Path
+
+from ansible import __version__, constants
+from ansible.plugins.callback import CallbackBase
+from ansible.plugins.loader import filter_loader, test_loader
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def find_place() -> Path:
+    """A directory for the packed modules of these sources."""
+    files = [*(ROOT / "plugins").rglob("*.py"), ROOT / "collections" / ".stamp"]
+    seen = sorted(f"{path} {path.stat().st_mtime_ns} {path.stat().st_size}" for path in files if path.exists())
+    return ROOT / ".cache" / "modules" / hashlib.sha256("\n".join([__version__, *seen]).encode()).hexdigest()[:12]
+
+
+class CallbackModule(CallbackBase):
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "aggregate"
+    CALLBACK_NAME = "reuse"
+    CALLBACK_NEEDS_ENABLED = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        place = find_place()
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        constants.DEFAULT_LOCAL_TMP = str(place)
+        for file in (ROOT / "plugins" / "filter").glob("*.py"):
+            importlib.import_module(f"ansible_collections.edge.vllm_edge.plugins.filter.{file.stem}")
+        _ = list(filter_loader.all()), list(test_loader.all())
