@@ -51,6 +51,7 @@ def locked(machine: Machine, *paths: str) -> Iterator[None]:
         machine.host.run("systemctl stop supply-lock")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
@@ -59,12 +60,11 @@ def locked(machine: Machine, *paths: str) -> Iterator[None]:
             r"its index is not signed by the key .*(Missing key|NO_PUBKEY).*"
             r"see that container_runtime_repository_url is the right place",
         ),
-        pytest.param(
+        (
             {"container_runtime_toolkit_version": "9.9.9-1"},
             r"No repository of this host has nvidia-container-toolkit, .*, libnvidia-container1 9\.9\.9-1 "
             r"\(there is 1\.20\.0\+8269969f-1, 1\.20\.0-1, 1\.19\.0-1, 1\.18\.2-1\): "
             r".*set container_runtime_toolkit_version to what there is",
-            marks=pytest.mark.thorough,
         ),
     ],
     ids=["release that another key has signed", "version that the repository does not have"],

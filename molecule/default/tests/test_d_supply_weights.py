@@ -253,6 +253,7 @@ def disk(supply: Supply) -> str:
     return disk
 
 
+@pytest.mark.thorough
 def test_disk_full_while_files_arrive(supply: Supply, hub: Hub, disk: str) -> None:
     machine = supply.machine
     there = {"path": f"{disk}/large", "state_directory": f"{SCRATCH}/records-disk"}

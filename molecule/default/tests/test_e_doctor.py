@@ -158,11 +158,32 @@ def by_name(document: dict[str, Any]) -> Findings:
     return {finding["check"]: finding for finding in document["checks"]}
 
 
+@dataclass(frozen=True)
+class Healthy:
+    """The doctor on the host as it serves, with its support report."""
+
+    document: dict[str, Any]
+    report: Path
+    left: list[object]
+    """Memory of the GPUs and temporary directories, before and after."""
+
+
 @pytest.fixture(scope="module")
-def healthy(controller: Controller) -> Findings:
-    rc, document, output = doctor(controller, {})
+def run(controller: Controller, machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Healthy:
+    """Every GPU has an engine, so CUDA is asked in the containers of the engines only, and takes no memory."""
+    place = tmp_path_factory.mktemp("support")
+    leftovers = "ls -d /tmp/vllm-edge-* /var/tmp/vllm-edge-* 2>/dev/null || true"
+    before = machine.gpu_memory(), machine.shell(leftovers)
+    rc, document, output = doctor(controller, {"support": str(place)})
     assert rc == 0, output
-    return by_name(document)
+    return Healthy(
+        document, place / f"{INVENTORY_HOST}.tar.gz", [before, (machine.gpu_memory(), machine.shell(leftovers))]
+    )
+
+
+@pytest.fixture(scope="module")
+def healthy(run: Healthy) -> Findings:
+    return by_name(run.document)
 
 
 def test_a_host_that_serves(healthy: Findings) -> None:
@@ -210,6 +231,7 @@ def test_each_fault_is_named_with_its_remedy_and_nothing_else_is(
     assert find_moved(found, healthy) == {fault.check for fault in FAULTS}
 
 
+@pytest.mark.thorough
 def test_a_lost_gpu_is_named_with_its_remedy(
     controller: Controller, machine: Machine, undisturbed: None, healthy: Findings
 ) -> None:
@@ -223,17 +245,9 @@ def test_a_lost_gpu_is_named_with_its_remedy(
     assert find_moved(by_name(document), healthy) <= SILENT
 
 
-def test_a_support_report_is_fetched(
-    controller: Controller, machine: Machine, undisturbed: None, tmp_path: Path
-) -> None:
-    """Every GPU has an engine, so CUDA is asked in the containers of the engines only, and takes no memory."""
-    leftovers = "ls -d /tmp/vllm-edge-* /var/tmp/vllm-edge-* 2>/dev/null || true"
-    before = machine.gpu_memory(), machine.shell(leftovers)
-    played = controller.play("playbooks/doctor.yml", f"--extra-vars=support={tmp_path}")
-    assert played.rc == 0 and played.changed == [], played.output[-4000:]
-    path = tmp_path / f"{INVENTORY_HOST}.tar.gz"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    with tarfile.open(path) as archive:
+def test_a_support_report_is_fetched(run: Healthy) -> None:
+    assert stat.S_IMODE(run.report.stat().st_mode) == 0o600
+    with tarfile.open(run.report) as archive:
         texts = {
             member.name.removeprefix("vllm-edge-support/"): content.read().decode()
             for member in archive.getmembers()
@@ -250,7 +264,7 @@ def test_a_support_report_is_fetched(
     assert said["gpu-device-nodes"].count("/dev/nvidia") >= len(GPUS) + 1
     assert "FB Memory Usage" in said["nvidia-smi-memory"] and '"Size"' in said["image"]
     assert "Finished nvidia-cdi-refresh.service" in said["boot-units"]
-    assert (machine.gpu_memory(), machine.shell(leftovers)) == before
+    assert run.left[0] == run.left[1]
 
 
 @pytest.mark.thorough

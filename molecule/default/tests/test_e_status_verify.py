@@ -98,6 +98,7 @@ def test_status_in_tables(watched: Watched, status: dict[str, Any], profile: str
     assert f"{newest['started_at']} " in told and route in told
 
 
+@pytest.mark.thorough
 def test_status_as_one_json_object(controller: Controller, status: dict[str, Any], profile: str) -> None:
     """In check mode, alone on standard output, and in a file."""
     words = ["ansible-playbook", f"--inventory={INVENTORY}", profile, "--check", "-e", "format=json"]
