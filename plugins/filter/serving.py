@@ -241,15 +241,22 @@ def unit_word(value: object, name: str) -> str:
 NEWEST_RECORDS = 20
 
 
-def find_new_records(found: Sequence[Entry]) -> list[str]:
-    """Return the paths of the host's newest records that the controller does not have in the same size.
+def find_new_records(files: Sequence[Entry], reports: str, host: str) -> list[str]:
+    """Return the paths of a host's newest records that its directories below `reports` do not have in the same size.
 
     Names begin with the time. A record of another size was not complete when it was fetched.
     """
-    host, controller = found
-    here = {(Path(file["path"]).name, file["size"]) for file in controller["files"]}
-    newest = sorted(host["files"], key=lambda file: str(file["path"]), reverse=True)[:NEWEST_RECORDS]
-    return [file["path"] for file in newest if (Path(file["path"]).name, file["size"]) not in here]
+    newest: list[Entry] = []
+    for kind in ("bench", "quality"):
+        records = [file for file in files if Path(file["path"]).parent.name == kind]
+        newest += sorted(records, key=lambda file: str(file["path"]), reverse=True)[:NEWEST_RECORDS]
+
+    def is_here(file: Entry) -> bool:
+        path = Path(file["path"])
+        here = Path(reports, path.parent.name, host, path.name)
+        return here.exists() and here.stat().st_size == file["size"]
+
+    return [file["path"] for file in newest if not is_here(file)]
 
 
 class FilterModule:
