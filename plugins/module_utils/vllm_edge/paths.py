@@ -53,10 +53,6 @@ class HostPaths:
         """Return the socket on which the engine serves. Its directory is made anew for each container."""
         return self.run / "engines" / engine / "api.sock"
 
-    def role_link(self, backend: str) -> Path:
-        """Return the link by which the gateway finds the socket of the engine that serves a name."""
-        return self.run / "roles" / f"{backend}.sock"
-
     @property
     def gateway(self) -> Path:
         return self.etc / "gateway"

@@ -221,7 +221,7 @@ def test_without_a_gateway_nobody_is_told(host: ServingHost) -> None:
 def test_names_go_away_and_come_back(host: ServingHost, tmp_path: Path) -> None:
     host.world.paths = paths = replace(host.paths, run=tmp_path / "run", gateway_run=tmp_path / "gateway")
     write(paths.gateway / "haproxy.cfg", "")
-    link = paths.role_link("e2b")
+    link = paths.run / "roles" / "e2b.sock"
     assert host.world.back(host.generation).detail == "every served name is reached; the gateway does not run"
     assert os.readlink(link) == "../engines/e2b/api.sock"
     assert host.world.away(host.generation, None, Moves()).detail == "nothing is known to serve"
