@@ -22,6 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 FAKE = Path(__file__).with_name("fake_engine.py")
 IMAGE = os.environ.get("VLLM_EDGE_TEST_IMAGE", "vllm-edge-lab/host:latest")
 
+PATIENCE_S = 60.0
+"""Seconds for what comes at once on a quiet machine; a test that is about time measures it."""
+
 # Who is not root cannot give the directory of the socket away.
 USER = 8050 if os.geteuid() == 0 else os.geteuid()
 PROGRAM = "import sys; from vllm_edge import cli; sys.exit(cli.main(sys.argv[1:]))"
@@ -92,28 +95,28 @@ class Run:
     def has(self, key: str, value: str | None = None) -> bool:
         return any(key in m.fields and (value is None or value in m.fields[key]) for m in self.messages)
 
-    def until(self, what: Callable[[], bool], seconds: float) -> None:
+    def until(self, what: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + seconds
         while not what():
             assert time.monotonic() < deadline, f"did not happen in {seconds} s; it said:\n{self.text}\n{self.messages}"
             time.sleep(0.02)
 
-    def until_ready(self, seconds: float = 15) -> Run:
-        self.until(lambda: self.has("READY") or self.process.poll() is not None, seconds)
+    def until_ready(self) -> Run:
+        self.until(lambda: self.has("READY") or self.process.poll() is not None)
         assert self.has("READY"), f"ended before READY:\n{self.text}"
         return self
 
-    def stop(self, seconds: float) -> int:
+    def stop(self) -> int:
         """Ask it to stop, as systemd does; its exit status."""
         self.process.terminate()
-        return self.ends(seconds)
+        return self.ends()
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(5)
+        self.process.wait(PATIENCE_S)
 
-    def ends(self, seconds: float) -> int:
-        code = self.process.wait(seconds)
+    def ends(self) -> int:
+        code = self.process.wait(PATIENCE_S)
         time.sleep(0.05)
         return code
 
