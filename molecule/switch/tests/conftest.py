@@ -475,8 +475,13 @@ def play(controller: Any, playbook: str, *arguments: str) -> Any:
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:
-    """Nothing of it may say goodbye."""
+    """Nothing of it may say goodbye. A task of Ansible has a session of its own."""
+    words = ["pgrep", "--parent", str(process.pid)]
+    tasks = subprocess.run(words, capture_output=True, text=True, check=False).stdout.split()
     os.killpg(process.pid, signal.SIGKILL)
+    for task in tasks:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(task), signal.SIGKILL)
     process.wait(30)
 
 
