@@ -50,7 +50,7 @@ class Load:
 
     def _ask(self, role: str) -> None:
         with connect(read_environment("default")) as client:
-            while not self._stop.wait(1):
+            while not self._stop.wait(4):
                 began, status, after = time.time(), 200, ""
                 try:
                     client.chat.completions.create(
