@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import shutil
+import time
 from pathlib import Path
 
 from ansible import __version__, constants
@@ -17,10 +19,13 @@ from ansible.plugins.loader import filter_loader, test_loader
 
 ROOT = Path(__file__).resolve().parents[2]
 
+UNUSED_S = 86400
+
 
 def find_place() -> Path:
     """A directory for the packed modules of these sources."""
-    files = [*(ROOT / "plugins").rglob("*.py"), ROOT / "collections" / ".stamp"]
+    places = [ROOT / "plugins", *map(Path, constants.DEFAULT_MODULE_PATH)]  # tests have modules of their own
+    files = [ROOT / "collections" / ".stamp", *(file for place in places for file in place.rglob("*.py"))]
     seen = sorted(f"{path} {path.stat().st_mtime_ns} {path.stat().st_size}" for path in files if path.exists())
     return ROOT / ".cache" / "modules" / hashlib.sha256("\n".join([__version__, *seen]).encode()).hexdigest()[:12]
 
@@ -35,6 +40,10 @@ class CallbackModule(CallbackBase):
         super().__init__()
         place = find_place()
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place.touch()
+        for other in place.parent.iterdir():
+            if other.stat().st_mtime < time.time() - UNUSED_S:
+                shutil.rmtree(other, ignore_errors=True)
         constants.DEFAULT_LOCAL_TMP = str(place)
         for file in (ROOT / "plugins" / "filter").glob("*.py"):
             importlib.import_module(f"ansible_collections.edge.vllm_edge.plugins.filter.{file.stem}")
