@@ -64,6 +64,8 @@ class Fault:
     """The test file that has to notice it."""
     after: str = ""
     """A text before the line that is found once in the file; needed where `old` is found more than once."""
+    case: str = ""
+    """Part of the name of the case that notices it, where all cases of the file take more than a minute."""
     scenario: str = ""
     """Of a fault that only a host shows the molecule scenario, else empty."""
     at_first: bool = True
@@ -228,7 +230,8 @@ def find_failed_test(output: str) -> str:
 def pytest_command(fault: Fault, cache: Path, *more: str) -> list[str]:
     """Return the command that runs the test file as `make test` does, up to the first failure."""
     options = ["-x", "-q", "-p", "no:xdist", "-m", "not docker", "-o", f"cache_dir={cache}"]
-    return [sys.executable, "-m", "pytest", *options, *more, fault.noticed_by]
+    case = ["-k", fault.case] if fault.case else []
+    return [sys.executable, "-m", "pytest", *options, *more, *case, fault.noticed_by]
 
 
 def try_fault(fault: Fault, root: Path, limit_s: float) -> Outcome:
