@@ -23,7 +23,8 @@ OPTIONS = {
     "bench_input_tokens": "32",
     "bench_output_tokens": "16,32",
     "bench_requests": "2",
-    "bench_soak_minutes": "0.2",
+    # Calls are repeated for 24 s; what each needs before its first request is not among its seconds.
+    "bench_soak_minutes": "0.4",
     "bench_gate": "fail",
 }
 
@@ -110,8 +111,7 @@ def test_one_engine_is_measured_directly_and_through_the_gateway(ran: Ran) -> No
         assert (one["failed"], one["error"]) == (0, "") and one["completed"] > 0 and one["tok_s"] > 0, one
         assert one["ttft_ms"]["p50"] > 0 and [gpu["slot"] for gpu in one["gpus"]] == [3]
     soak = [one for one in measured if one["case"] == "soak"]
-    # Calls are repeated for 12 s; what each needs before its first request is not among its seconds.
-    assert sum(one["seconds"] for one in soak) >= 3 and {one["through"] for one in soak} == {"engine"}
+    assert sum(one["seconds"] for one in soak) >= 10 and {one["through"] for one in soak} == {"engine"}
 
 
 def test_a_faster_former_run_is_a_finding_and_a_slower_one_is_none(ran: Ran) -> None:

@@ -174,8 +174,10 @@ def run(controller: Controller, machine: Machine, tmp_path_factory: pytest.TempP
     place = tmp_path_factory.mktemp("support")
     leftovers = "ls -d /tmp/vllm-edge-* /var/tmp/vllm-edge-* 2>/dev/null || true"
     before = machine.gpu_memory(), machine.shell(leftovers)
-    rc, document, output = doctor(controller, {"support": str(place)})
-    assert rc == 0, output
+    options = json.dumps({"format": "json", "support": str(place)})
+    played = controller.play("playbooks/doctor.yml", f"--extra-vars={options}")
+    assert played.rc == 0 and played.changed == [], played.output[-4000:]
+    document, _ = json.JSONDecoder().raw_decode(played.output[played.output.index("{\n") :])
     return Healthy(
         document, place / f"{INVENTORY_HOST}.tar.gz", [before, (machine.gpu_memory(), machine.shell(leftovers))]
     )
