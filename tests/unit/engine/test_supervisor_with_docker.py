@@ -43,7 +43,7 @@ class Case:
         root: Path,
         docker: FakeDocker,
         *,
-        patience_s: float = 3,
+        patience_s: float = 60,
         unit: DockerUnit | None = None,
         healthy: bool = False,
         driver: DriverVersions | None = None,
@@ -324,7 +324,7 @@ def test_the_start_waits_for_docker(begin: Begin, docker: FakeDocker) -> None:
 
 def test_the_wait_for_docker_has_an_end(begin: Begin, docker: FakeDocker) -> None:
     docker.away.set()
-    begin().start().fails_with("docker_away")
+    begin(patience_s=3).start().fails_with("docker_away")
 
 
 def test_a_stopped_docker_service_is_not_woken_through_its_socket(begin: Begin, docker: FakeDocker) -> None:
@@ -339,7 +339,7 @@ def test_a_stopped_docker_service_is_not_woken_through_its_socket(begin: Begin, 
 def test_a_stop_during_the_wait_takes_along_what_was_left(begin: Begin, docker: FakeDocker) -> None:
     docker.run_container(LABELS)
     docker.away.set()
-    case = begin().start()
+    case = begin(patience_s=3).start()
     case.until_told("waiting for the Docker Engine")
     docker.away.clear()
     case.supervisor.events.signal = signal.SIGTERM
@@ -353,7 +353,7 @@ def test_a_stop_during_the_wait_takes_along_what_was_left(begin: Begin, docker: 
 )
 def test_a_refused_start_leaves_no_container(begin: Begin, docker: FakeDocker, refusal: str, cause: str) -> None:
     docker.refuse_start = f"CDI device injection failed: {refusal}" if "CDI" in refusal else refusal
-    assert refusal.split()[-1] in begin().start().fails_with(cause)["reason"]
+    assert refusal.split()[-1] in begin(patience_s=3).start().fails_with(cause)["reason"]
     assert docker.container is None
 
 
@@ -480,9 +480,9 @@ def test_the_log_is_followed_on_after_an_error_of_dockers_api(begin: Begin, dock
 def test_a_log_that_cannot_be_read_is_no_silence(begin: Begin, docker: FakeDocker) -> None:
     docker.refuse("follow", ALWAYS)
     docker.refuse("logs", ALWAYS)
-    case = begin(stall_timeout_s=1).start()
+    case = begin(stall_timeout_s=5).start()
     case.until_told("its log cannot be read")
-    time.sleep(1.5)
+    time.sleep(6)
     assert case.code is None, case.state()["last_failure"]
     case.until_ready()
 
@@ -721,7 +721,7 @@ STALE = DriverVersions("580.173.02", LIBRARY, {"/var/run/cdi/nvidia.yaml": ("570
 def test_no_container_is_started(
     begin: Begin, docker: FakeDocker, found: DriverVersions, status: int, reason: str, remedy: str
 ) -> None:
-    case = begin(driver=found).start()
+    case = begin(driver=found, patience_s=3).start()
     failure = case.fails_with("driver_mismatch", status)
     assert "create" not in docker.calls
     assert reason in failure["reason"] and remedy in failure["remedy"]
