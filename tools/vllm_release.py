@@ -32,6 +32,7 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from plugins.module_utils.vllm_edge.engine import metrics
 from plugins.module_utils.vllm_edge.inventory import risks, vllm_arguments
 from plugins.module_utils.vllm_edge.inventory.engine_arguments import KEY_OF_OPTION, OURS
 from plugins.module_utils.vllm_edge.planning import model_classes
@@ -50,7 +51,7 @@ HEAD = '''# SPDX-License-Identifier: Apache-2.0
 
 `options` has the names of the options without `--`, with their aliases, by what follows them: `none`, `one`, `many` or
 `optional` values of the kind `text`, `int` or `float`. A `switch` takes no value and has a `--no-` form. `metrics` are
-the names without `vllm:`, and without the `_total` of counters. VERSION is the release of vllm_image_base.
+those that the project reads, without `vllm:` and the `_total` of counters. VERSION is the release of vllm_image_base.
 """
 
 from typing import Any
@@ -133,8 +134,15 @@ def record(sources: Sources) -> dict[str, Any]:
         "reasoning_parsers": " ".join(vllm_source.read_parsers(sources, "reasoning")),
         "options": {group: " ".join(names) for group, names in groups.items()},
         "choices": {option.names[0][2:]: " ".join(map(str, option.choices)) for option in options if option.choices},
-        "metrics": " ".join(vllm_source.read_metrics(sources)),
+        "metrics": " ".join(filter(is_read, vllm_source.read_metrics(sources))),
     }
+
+
+def is_read(name: str) -> bool:
+    """Return whether the project reads this metric; `name` is without `vllm:` and the suffix of counters."""
+    text = "\n".join(f'vllm:{name}{suffix}{{num_gpu_blocks="1"}} 1' for suffix in ("", "_total", "_count"))
+    read = metrics.read_totals, metrics.read_figures, metrics.kv_blocks
+    return any(each(text) != each("") for each in read)
 
 
 def render(releases: Mapping[str, Mapping[str, Any]], default: str) -> str:
@@ -303,7 +311,7 @@ def main() -> int:
         ]
         report("parsers", words)
         report("model classes", compare_words("class", *(" ".join(names) for names in classes)))
-        report("metrics", compare_words("metrics:", old["metrics"], entry["metrics"]))
+        report("metrics", compare_words("metrics:", *(" ".join(vllm_source.read_metrics(of)) for of in (was, sources))))
         lines, differences = compare_functions(*map(vllm_source.read_kv_functions, (was, sources)))
         path = CACHE / f"{base}-{given.version}.diff"
         path.write_text(differences)

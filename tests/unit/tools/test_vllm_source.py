@@ -121,7 +121,7 @@ FILES = {
     "config/cache.py": CACHE,
     "tool_parsers/__init__.py": '_TOOL_PARSERS_TO_REGISTER = {"pythonic": ("f", "C"), "hermes": ("f", "C")}',
     "reasoning/__init__.py": '_REASONING_PARSERS_TO_REGISTER = {"qwen3": ("f", "C")}',
-    "v1/metrics/loggers.py": 'Gauge(name="vllm:running")\nCounter("vllm:tokens")\nname = "vllm::op"\n',
+    "v1/metrics/loggers.py": 'Gauge(name="vllm:num_requests_running")\nCounter("vllm:tokens")\nname = "vllm::op"\n',
     "model_executor/models/registry.py": "".join(
         f'{name} = {{"{each}": ("f", "C")}}\n'
         for name, each in (
@@ -231,7 +231,7 @@ def test_what_changed_for_users_is_told(sources: Sources, tmp_path: Path) -> Non
         {
             "config/cache.py": newer.replace("sliding: bool", "sliding: int"),
             "engine/arg_utils.py": engine,
-            "v1/metrics/loggers.py": 'Gauge(name="vllm:running")\nCounter("vllm:served")\n',
+            "v1/metrics/loggers.py": 'Gauge(name="vllm:num_requests_running")\nCounter("vllm:served")\n',
             "v1/core/kv_cache_utils.py": "def new(): pass\n",
             "v1/core/kv_cache_planning.py": 'def groups(a):\n    """Tell."""\n    return a + 1\n',
         },
@@ -257,7 +257,7 @@ def test_a_record_is_python_with_the_releases_in_order(tmp_path: Path) -> None:
     engine = ENGINE.replace('"--share"', '"--gpu-memory-utilization"')
     entry = vllm_release.record(written(tmp_path, {"engine/arg_utils.py": engine}))
     assert entry["gpu_memory_utilization"] == 0.9 and entry["choices"] == {"kinds": "a b"}
-    assert entry["tool_call_parsers"] == "hermes pythonic" and entry["metrics"] == "running tokens"
+    assert entry["tool_call_parsers"] == "hermes pythonic" and entry["metrics"] == "num_requests_running"
     assert vllm_release.render(vllm_arguments.RELEASES, vllm_arguments.VERSION) == vllm_release.RECORD.read_text()
     known: dict[str, Any] = {}
     exec(vllm_release.render({"0.10.0": entry, "0.9.0": {**entry, "metrics": "long " * 40}}, "0.9.0"), known)
