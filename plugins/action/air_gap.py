@@ -10,9 +10,6 @@ from ansible.plugins.action import ActionBase
 
 from ..module_utils.vllm_edge.system import air_gap
 
-MARKS = ("air_gap_format", "air_gap_controller_directory")
-"""Names in air-gap.yml of this release and of earlier ones, which nothing else sets."""
-
 
 class ActionModule(ActionBase):  # type: ignore[misc]
     TRANSFERS_FILES = False
@@ -23,11 +20,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         super().run(tmp, task_vars)
         variables = task_vars or {}
         self.validate_argument_spec(argument_spec={})
-        if given := [name for name in MARKS if name in variables]:
+        if "air_gap_format" in variables:
             return self._refuse(
-                f"{given[0]} is set: air-gap.yml was given as variables (-e @FILE), which Ansible would evaluate. "
-                f"Give its name and its hash: -e air_gap=FILE -e air_gap_sha256=HASH, with the hash that "
-                f"playbooks/stage.yml printed."
+                "air_gap_format is set: air-gap.yml was given as variables (-e @FILE), which Ansible would evaluate. "
+                "Give its name and its hash: -e air_gap=FILE -e air_gap_sha256=HASH, with the hash that "
+                "playbooks/stage.yml printed."
             )
         settings = {
             name: self._templar.template(variables.get(f"air_gap{name}")) or ""

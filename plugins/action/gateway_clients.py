@@ -16,17 +16,13 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
+from ..module_utils.vllm_edge.engine.state import stamp
 from ..module_utils.vllm_edge.text import nearest, shown
 
 SETTINGS: dict[str, Any] = {"served_names": [], "requests_per_minute": 600, "streams": 64}
 MARK_S = 300
 """A rotated key ends at a whole five minutes, when vllm-edge-gateway-sync.timer runs."""
 _KEY = re.compile(r"^OPENAI_API_KEY=(vllm-[A-Za-z0-9_-]{43})$", re.MULTILINE)
-_FORM = "%Y-%m-%dT%H:%M:%SZ"
-
-
-def stamp(at: datetime) -> str:
-    return at.astimezone(UTC).strftime(_FORM)
 
 
 def hash_key(key: str) -> str:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -118,14 +119,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         except AnsibleUndefinedVariable:
             return None
 
-    def _read_settings(self, project: variables.Project) -> dict[str, Any]:
-        settings = {}
-        for name in project.settings & self._variables.keys():
-            try:
-                settings[name] = self._templar.template(self._variables[name])
-            except AnsibleError:
-                continue  # depends on facts or results that do not exist yet
-        return settings
+    def _read_those(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return the variables that have a value now; others depend on facts or results that do not exist yet."""
+        values = {}
+        for name in names:
+            if name in self._variables:
+                with contextlib.suppress(AnsibleError):
+                    values[name] = self._templar.template(self._variables[name])
+        return values
 
     def _read_secret_faults(self) -> dict[str, str] | None:
         """Return what is wrong with each secret of engines; None if there is no mapping."""
@@ -141,17 +142,6 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             except AnsibleError as error:
                 faults[str(name)] = f"cannot be read: {str(error).splitlines()[0].rstrip('.')}"
         return faults
-
-    def _read_gateway(self) -> dict[str, Any]:
-        """Return the variables of the gateway that have a value now; others depend on facts of the host."""
-        values = {}
-        for name in gateway.VARIABLES:
-            try:
-                if name in self._variables:
-                    values[name] = self._templar.template(self._variables[name])
-            except AnsibleError:
-                continue
-        return values
 
     def _read_inventory(self, project: variables.Project) -> profiles.Inventory:
         """Return what the checks need of the variables. Other values may be secret."""
@@ -171,13 +161,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 }.items()
             },
             **{key: self._read(key) for key in ("gpu_count", "gpu_memory_mib", "gpu_name", "gpu_uuids")},
-            settings=self._read_settings(project),
+            settings=self._read_those(project.settings),
             given={name: bool(self._read(name)) for name in GIVEN},
             secrets=self._read_secret_faults(),
             chat_template=self._read("vllm_engine_chat_template") or "",
             chat_templates=frozenset(entry.name for entry in files if entry.is_file()),
             chat_templates_directory=str(templates),
-            gateway=(values := self._read_gateway()),
+            gateway=(values := self._read_those(gateway.VARIABLES)),
             certificate_fault=find_certificate_fault(values),
             names=frozenset(map(str, self._variables)),
         )

@@ -29,7 +29,7 @@ from ansible.module_utils.vllm_edge.gateway.view import Course, parse_text
 from ansible.module_utils.vllm_edge.generation import store
 from ansible.module_utils.vllm_edge.generation.model import Generation
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.switch.course import read_course
+from ansible.module_utils.vllm_edge.switch.history import read_course
 from gateway_world import ENGINES, KEYS, ROOT, Connection, Gateway, wait_until, write_request
 from generations import activate, engine, put, rendered
 

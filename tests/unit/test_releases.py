@@ -173,23 +173,6 @@ def test_one_of_a_similar_name_keeps_nothing(releases: Releases) -> None:
     assert names(releases) == ["b", "c"]
 
 
-@pytest.mark.parametrize("running", [False, True])
-def test_the_program_of_a_host_without_releases_goes_when_nothing_runs_from_it(
-    releases: Releases, running: bool
-) -> None:
-    for name in ("bin/vllm-edge", "lib/vllm_edge/cli.py", "venv/bin/python", "requirements.txt", "wheels/a.whl"):
-        write(releases.prefix / name)
-    write(releases.prefix / "lib/of-an-operator")
-    if running:
-        runs(releases, releases.prefix / "venv/bin/python")
-    release = install(releases, "a")
-    foreseen = releases.remove_others(release, apply=False)
-    assert releases.remove_others(release) == foreseen
-    theirs = {"bin", "venv", "requirements.txt", "wheels"} if running else set()
-    assert {path.name for path in releases.prefix.iterdir()} == {"current", "releases", "lib"} | theirs
-    assert (releases.prefix / "lib/of-an-operator").exists()
-
-
 # ---- interpreters -----------------------------------------------------------------------------------------------
 
 

@@ -234,6 +234,13 @@ def _add_gateway_options(parser: argparse.ArgumentParser) -> None:
     _add_format(parser)
 
 
+def _add_long_run_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--note", default="", metavar="TEXT", help="sentence in front of the results")
+    parser.add_argument("--attended", action="store_true", help="end if nobody asks for --progress for 90 s")
+    parser.add_argument("--progress", action="store_true", help="only print how far the run is that is under way")
+    _add_format(parser)
+
+
 def _add_reference_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", default="", metavar="NAME", help="engine to compare")
     parser.add_argument(
@@ -254,10 +261,7 @@ def _add_reference_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", choices=("auto", "cpu", "gpu"), default="auto", help="auto: GPUs without an engine, else the CPU"
     )
-    parser.add_argument("--note", default="", metavar="TEXT", help="text for the record")
-    parser.add_argument("--attended", action="store_true", help="end if nobody asks for --progress any more")
-    parser.add_argument("--progress", action="store_true", help="only show what a running reference does")
-    _add_format(parser)
+    _add_long_run_options(parser)
 
 
 def _run_reference(options: Options, paths: HostPaths) -> int:
@@ -284,7 +288,7 @@ def _run_gateway(options: Options, paths: HostPaths) -> int:
 
     if options.action == "status":
         return run_status(paths, output=options.format)
-    from .switch.course import read_course
+    from .switch.history import read_course
 
     return run_sync(paths, read_course, check=options.check, output=options.format)
 
@@ -299,11 +303,8 @@ def _add_quality_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compare", nargs=2, metavar="RUN", help="only compare two runs, or the newest of two profiles"
     )
-    parser.add_argument("--note", default="", metavar="TEXT", help="sentence in front of the results")
-    parser.add_argument("--attended", action="store_true", help="end if nobody asks for --progress for 90 s")
-    parser.add_argument("--progress", action="store_true", help="only print what the running suite does")
+    _add_long_run_options(parser)
     parser.add_argument("--list", action="store_true", help="only list former runs")
-    _add_format(parser)
     actions = parser.add_subparsers(title="actions", metavar="[<action>]")
     summary = "compare an engine's answers with those of plain transformers, token by token"
     reference = actions.add_parser("reference", help=summary, description=summary)
@@ -367,12 +368,6 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--details", action="store_true", help="also print the memory of each GPU, and advice")
 
 
-def _run_plan(options: Options, paths: HostPaths) -> int:
-    from .planning.command import run_plan
-
-    return run_plan(options)
-
-
 def _add_advise_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, action="append", metavar="MODEL", help=f"{_MODEL}; may be repeated")
     _add_gpu_options(parser)
@@ -387,22 +382,17 @@ def _add_advise_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--main", metavar="NAME", help="model of the main engine: the last part of its name")
 
 
-def _run_advise(options: Options, paths: HostPaths) -> int:
-    from .planning.command import run_advise
-
-    return run_advise(options)
-
-
 def _add_facts_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="MODEL", help=_MODEL)
     parser.add_argument("--repo", metavar="OWNER/NAME", help="name to record it under")
     _add_source_options(parser)
 
 
-def _run_facts(options: Options, paths: HostPaths) -> int:
-    from .planning.command import run_facts
+def _run_planning(options: Options, paths: HostPaths) -> int:
+    from .planning import command
 
-    return run_facts(options)
+    runs = {"plan": command.run_plan, "advise": command.run_advise, "facts": command.run_facts}
+    return runs[options.command.name](options)
 
 
 def _add_bench_options(parser: argparse.ArgumentParser) -> None:
@@ -426,12 +416,9 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
         "--tolerance-percent", type=float, default=10.0, metavar="N", help="how much runs may differ (default: 10)"
     )
     parser.add_argument("--gate", choices=("warn", "fail"), default="warn", help="whether findings are a failure")
-    parser.add_argument("--note", default="", help="sentence in front of the results")
     parser.add_argument("--asked-by", default="", metavar="TEXT", help="who asked, for the record")
-    parser.add_argument("--attended", action="store_true", help="end if nobody asks for --progress for 90 s")
-    parser.add_argument("--progress", action="store_true", help="only print what the running benchmark does")
+    _add_long_run_options(parser)
     parser.add_argument("--list", action="store_true", help="only list former runs")
-    _add_format(parser)
 
 
 def _describe_long_run(name: str, options: Options, paths: HostPaths) -> LongRun:
@@ -475,10 +462,6 @@ def _run_bench(options: Options, paths: HostPaths) -> int:
     return command.run_bench(paths, wanted, long_run, output=options.format, gate=options.gate)
 
 
-def _nothing(parser: argparse.ArgumentParser) -> None:
-    del parser
-
-
 COMMANDS: tuple[Command, ...] = (
     Command("status", "show engines, active profile, switches and GPUs of this host", _add_status_options, _status),
     Command(
@@ -495,7 +478,9 @@ COMMANDS: tuple[Command, ...] = (
     Command("rollback", "switch to the previously committed generation", _add_format, _run_rollback),
     Command("stop", "finish requests and stop all engines until the next boot or switch", _add_format, _stop),
     Command("history", "list previous switches of this host, newest first", _add_format, _run_history),
-    Command("progress", "show the progress of the running switch; nothing if none runs", _nothing, _run_progress),
+    Command(
+        "progress", "show the progress of the running switch; nothing if none runs", lambda parser: None, _run_progress
+    ),
     Command(
         "recover",
         "return to the committed generation after a switch was interrupted",
@@ -512,15 +497,15 @@ COMMANDS: tuple[Command, ...] = (
         "quality", "ask the engines questions, and judge and record the answers", _add_quality_options, _run_quality
     ),
     Command("bench", "measure the engines that serve, and compare with the plan", _add_bench_options, _run_bench),
-    Command("plan", "plan one model on some GPUs, anywhere", _add_plan_options, _run_plan, True),
+    Command("plan", "plan one model on some GPUs, anywhere", _add_plan_options, _run_planning, True),
     Command(
         "advise",
         "rank the profiles of some models on some GPUs, on any machine",
         _add_advise_options,
-        _run_advise,
+        _run_planning,
         True,
     ),
-    Command("facts", "print the facts of a checkpoint as JSON, anywhere", _add_facts_options, _run_facts, True),
+    Command("facts", "print the facts of a checkpoint as JSON, anywhere", _add_facts_options, _run_planning, True),
     Command("run-switch", "run a switch (used by vllm-edge-switch.service)", _add_run_switch_options, _run_switch),
     Command(
         "run-engine",

@@ -23,8 +23,6 @@ from .system.removal import remove
 
 MANIFEST = "release.json"
 """Of a release that is whole: mode and hash of every file. Written last."""
-_BEFORE_RELEASES = ("bin/vllm-edge", "lib/vllm_edge", "venv", "requirements.txt", "wheels")
-"""Where the program lay before it had releases, in one place that was overwritten."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +85,11 @@ class Releases:
         others = sorted((path for path in self._all() if path != release), key=_last_current)
         keep = {others[-1]} if others and _last_current(others[-1]) else set()
         paths = [str(path) for path in others if path not in keep and not self._is_used(path)]
-        directories = [str(self.prefix / name) for name in ("bin", "lib")]
-        if not any(self._is_used(self.prefix / name) for name in ("bin", "lib", "venv")):
-            paths += [str(self.prefix / name) for name in _BEFORE_RELEASES]
-        removed = remove(paths, directories, apply=False).removed
+        removed = remove(paths, [], apply=False).removed
         if removed and apply:
             # Links that lead away from what goes are on the disk before it goes.
             os.sync()
-            removed = remove(paths, directories).removed
+            removed = remove(paths, []).removed
         return removed
 
     def _path(self, name: str) -> Path:

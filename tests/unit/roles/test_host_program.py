@@ -91,20 +91,6 @@ class Host:
         self.command.symlink_to(self.prefix / "current/bin/vllm-edge")
         return release
 
-    def former_layout(self) -> None:
-        """The program as it was installed when there were no releases."""
-        shutil.copytree(self.source, self.prefix / "lib/vllm_edge")
-        (self.prefix / "bin").mkdir()
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.prefix / "venv"], check=True)
-        launcher = self.prefix / "bin/vllm-edge"
-        launcher.write_text(
-            f"#!{self.prefix}/venv/bin/python -I\nimport sys\nsys.path.insert(0, '{self.prefix}/lib')\n"
-            "from vllm_edge.cli import main\nsys.exit(main())\n"
-        )
-        launcher.chmod(0o755)
-        (self.prefix / "requirements.txt").touch()
-        self.command.symlink_to(launcher)
-
 
 CASES = Cases("{{ role_of_case }}", make=Host, validated=False)
 FORESEEN = [
@@ -136,46 +122,29 @@ def a_bare_host(host: Host) -> Steps:
 
 
 @CASES.add
-def a_release_of_the_former_layout_is_kept_and_what_runs_from_it_runs_on(host: Host) -> Steps:
-    """A release with lib/ and a command that puts it on the path of modules, as version 0464f07 installed it."""
+def a_run_that_is_cut_off_leaves_the_release_that_was_there_and_the_next_one_ends_it(host: Host) -> Steps:
+    """That release has lib/ and a command that puts it on the path of modules, as version 0464f07 installed it."""
     former = host.former_release()
     supervisor = subprocess.Popen([host.prefix / "current/bin/vllm-edge"], stdout=subprocess.PIPE, text=True)
     assert supervisor.stdout is not None and supervisor.stdout.readline() == "runs\n"
     try:
+        (host.root / "pip-fails").touch()
+        failed = yield host.run()
+        assert failed.failed and "no matching distribution" in failed.text
+        half = next(path for path in (host.prefix / "releases").iterdir() if path != former)
+        assert (half / "venv/bin/python").exists(), "it was cut off between environment and packages"
+        assert host.current == former
+
+        (host.root / "pip-fails").unlink()
         played = yield host.run()
         assert not played.failed, played.text
+        assert host.current == half and host.ask("--version").startswith("vllm-edge ")
         assert supervisor.poll() is None and former.exists()
-        assert host.current != former and host.ask("--version").startswith("vllm-edge ")
     finally:
         supervisor.kill()
         supervisor.wait()
     again = yield host.run(check=True)
     assert (again.failed, again.changed) == (False, []), again.text
-
-
-@CASES.add
-def a_run_that_is_cut_off_leaves_the_program_that_was_there_and_the_next_one_ends_it(host: Host) -> Steps:
-    """From the layout of a host that had no releases, where the program lay in one place."""
-    host.former_layout()
-    there = sorted(host.prefix.iterdir())
-    foreseen = yield host.run(check=True)
-    assert not foreseen.failed, foreseen.text
-    assert foreseen.changed == [*FORESEEN, "Remove releases that are no longer used"]
-    assert f"{host.prefix}/venv/" in foreseen.text
-    assert sorted(host.prefix.iterdir()) == there and "run-engine" in host.ask()
-
-    (host.root / "pip-fails").touch()
-    failed = yield host.run()
-    assert failed.failed and "no matching distribution" in failed.text
-    (half,) = (host.prefix / "releases").iterdir()
-    assert (half / "venv/bin/python").exists(), "it was cut off between environment and packages"
-    assert not (host.prefix / "current").exists() and "run-engine" in host.ask()
-
-    (host.root / "pip-fails").unlink()
-    played = yield host.run()
-    assert not played.failed, played.text
-    assert host.current == half and "run-engine" in host.ask()
-    assert sorted(path.name for path in host.prefix.iterdir()) == ["current", "releases"]
 
 
 @pytest.mark.parametrize("case", CASES.steps)

@@ -18,7 +18,7 @@ from ansible.module_utils.vllm_edge.generation import committed, live, store
 from ansible.module_utils.vllm_edge.names import TARGET
 from ansible.module_utils.vllm_edge.switch import journal as journal_module
 from ansible.module_utils.vllm_edge.switch import run as switch_run
-from ansible.module_utils.vllm_edge.switch.course import read_course
+from ansible.module_utils.vllm_edge.switch.history import read_course
 from ansible.module_utils.vllm_edge.switch.journal import history, read_journal
 from ansible.module_utils.vllm_edge.switch.model import (
     BACK_PHASES,

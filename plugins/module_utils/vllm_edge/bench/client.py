@@ -23,7 +23,7 @@ from ..gateway.clients import Client, GatewayError, Key, read_clients
 from ..gateway.command import synchronize
 from ..names import TEMPORARY_CLIENT
 from ..paths import HostPaths
-from ..switch.course import read_course
+from ..switch.history import read_course
 from ..system.files import is_locked, write_durably
 
 VALID_S = 24 * 3600.0

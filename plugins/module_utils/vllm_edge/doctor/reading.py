@@ -35,8 +35,7 @@ from ..gpu.topology import Topology, Xid
 from ..names import GATEWAY_UNIT, GATEWAY_USER, LABEL_COMPANION, TARGET
 from ..paths import HostPaths
 from ..switch import hooks
-from ..switch.course import read_course
-from ..switch.history import read_switches
+from ..switch.history import read_course, read_switches
 from ..switch.model import Result
 from ..system import cdi, dpkg
 from ..system.dpkg import Packages

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm-edge history` and `vllm-edge progress`: the former switches of this host, and how far the running one is."""
+"""`vllm-edge history` and `vllm-edge progress`: the former switches of this host, and how far the running one is, also
+for clients of the gateway."""
 
 from __future__ import annotations
 
@@ -9,12 +10,15 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from ..gateway.view import Course
+from ..generation import committed, store
+from ..generation.model import GenerationError
 from ..names import unit_name
 from ..paths import HostPaths
 from ..system.systemd import ask_units
 from ..text import wrapped
-from .journal import explain_unreadable, history, holder, read_journal, to_json
-from .model import Journal, Result
+from .journal import DAMAGED, explain_unreadable, history, holder, read_journal, to_json
+from .model import HARMLESS, ONWARD, Journal, Result
 from .render import render_switches
 
 HISTORY = 10
@@ -132,3 +136,25 @@ def read_switches(paths: HostPaths) -> tuple[dict[str, Any], list[str]]:
     elif last is not None and last.result is None:
         found["unfinished_switch"] = {**describe_running(last), "id": last.id, "message": last.message}
     return found, []
+
+
+def read_course(paths: HostPaths) -> Course | None:
+    """Return the switch that runs, or was killed; None if there is none.
+
+    Engines are away from the phase `away` on. With the commit the new ones serve; on the way back, the old ones do with
+    the phase `back`.
+    """
+    journal = read_journal(paths)
+    if journal is None or journal.result is not None or journal.id == DAMAGED:
+        return None
+    begun = journal.phase is not None and (journal.direction == "back" or journal.phase not in HARMLESS)
+    if not begun or journal.phase in ONWARD:
+        return Course(journal.phase)
+    try:
+        now = committed.committed(paths)
+        if now is not None and now.generation == journal.generation != journal.from_generation:
+            return Course(journal.phase)
+        wanted = store.load(paths, journal.generation) if journal.direction == "forward" else None
+    except GenerationError:
+        wanted = None
+    return Course(journal.phase, journal.keep, wanted)
