@@ -11,7 +11,6 @@ from typing import Any
 
 from ansible.plugins.callback import CallbackBase
 
-DIRECTORY = Path(os.environ["CASES"])
 RESULT = "Print the result"
 
 
@@ -56,4 +55,4 @@ class CallbackModule(CallbackBase):
             counts = stats.summarize(name)
             host["failed"] = counts["failures"] > 0 or counts["unreachable"] > 0
             host["message"] *= host["failed"]  # and not of a task that was rescued
-        (DIRECTORY / "results.json").write_text(json.dumps(self.hosts))
+        Path(os.environ["CASES"], "results.json").write_text(json.dumps(self.hosts))
