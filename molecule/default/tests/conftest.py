@@ -179,35 +179,10 @@ class Controller:
     def play(self, playbook: str, *arguments: str) -> Play:
         return play_result(self.start_play(playbook, *arguments))
 
-    def start_module(self, module: str, arguments: dict[str, Any]) -> subprocess.Popen[str]:
-        """One module on the host, ad hoc; `module_result` reads what it said."""
-        return subprocess.Popen(
-            self._command(
-                "ansible", "gpu_hosts", "--become", f"--module-name={module}", f"--args={json.dumps(arguments)}"
-            ),
-            cwd=ROOT,
-            env=self.environment | {"ANSIBLE_CALLBACK_RESULT_FORMAT": "json"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def module(self, module: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        return module_result(self.start_module(module, arguments))
-
 
 def play_result(process: subprocess.Popen[str], seconds: float = 900) -> Play:
     output, _ = process.communicate(timeout=seconds)
     return Play(process.returncode, output, changed_tasks(output))
-
-
-def module_result(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What an ad hoc module returned; `failed` is as Ansible judged it."""
-    output, errors = process.communicate(timeout=120)
-    head, _, body = output.partition(" => ")
-    assert body, f"ansible said nothing of a result:\n{output}{errors}"
-    result: dict[str, Any] = json.loads(body)
-    return result | {"failed": "FAILED" in head}
 
 
 @pytest.fixture(scope="session")
