@@ -7,10 +7,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_host import Clock
 
 from lab.nvidia.testing import UUIDS, LabRoot
 
@@ -18,21 +20,10 @@ ROOT = Path(__file__).resolve().parents[3]
 Run = Callable[..., dict[str, Any]]
 
 
-class Time:
-    """A clock that the module's sleep moves; `then` is done at the first sleep."""
+class Time(Clock):
+    """A clock that the module's sleep moves."""
 
-    def __init__(self, then: Callable[[], object] = lambda: None) -> None:
-        self.now = 0.0
-        self.then: Callable[[], object] | None = then
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        if self.then is not None:
-            self.then()
-        self.then = None
+    monotonic = Clock.__call__
 
 
 @pytest.fixture
@@ -75,18 +66,13 @@ def test_over_budget(gpus: LabRoot, measure: Run, docker_api: Any, processes: An
         assert words in result["msg"]
 
 
-def test_check_mode_measures_as_well(gpus: LabRoot, measure: Run) -> None:
-    gpus.set_fault(0, "orphan", 900)
-    result = measure({}, check=True)
-    assert (result["rc"], result["gpus"][0]["engine_mib"]) == (1, 900)
-
-
-def test_an_orphan_is_found_after_the_time_to_settle(gpus: LabRoot, measure: Run) -> None:
+def test_an_orphan_is_found_after_the_time_to_settle_in_check_mode_as_well(gpus: LabRoot, measure: Run) -> None:
     gpus.set_fault(3, "orphan", 300)
-    clock = Time()
-    result = measure({}, clock=clock, settle_timeout_s=12)
-    assert (result["rc"], clock.now, result["gpus"][3]["unattributed_mib"]) == (1, 12, 300)
-    assert f"nvidia-smi --gpu-reset -i {UUIDS[3]}" in result["msg"]
+    for check in (False, True):
+        clock = Time()
+        result = measure({}, check=check, clock=clock, settle_timeout_s=12)
+        assert (result["rc"], clock.now, result["gpus"][3]["unattributed_mib"]) == (1, 1012, 300)
+        assert f"nvidia-smi --gpu-reset -i {UUIDS[3]}" in result["msg"]
 
 
 def test_foreign_memory(gpus: LabRoot, measure: Run, docker_api: Any, processes: Any) -> None:
@@ -141,7 +127,9 @@ def test_an_nvml_error_fails_with_its_remedy(gpus: LabRoot, measure: Run) -> Non
 
 
 def test_a_gpu_lost_while_measuring_is_named_with_what_was_read_before(gpus: LabRoot, measure: Run) -> None:
-    result = measure({}, clock=Time(lambda: gpus.set_fault(2, "gpu-lost")))
+    clock = Time()
+    clock.at(1, lambda: gpus.set_fault(2, "gpu-lost"))
+    result = measure({}, clock=clock)
     assert (result["rc"], result["nvml"]["code"], result["nvml"]["gpu"]) == (1, "GPU_IS_LOST", UUIDS[2])
     assert "NVIDIA L4 at 00000000:B1:00.0" in result["msg"]
     assert len(result["gpus"]) == 4
@@ -196,15 +184,12 @@ def test_slots_are_those_of_the_host(
 
 
 def test_memory_that_still_moves_is_a_warning(gpus: LabRoot, measure: Run, docker_api: Any, processes: Any) -> None:
-    class Loading(Time):
-        def sleep(self, seconds: float) -> None:
-            self.now += seconds
-            claim.write_text(str(1000 + 100 * int(self.now)))
-
+    clock = Time()
     with gpus.claim(0, 1000, "engine") as pid:
-        claim = gpus.gpu(0) / "claims" / "engine"
+        for second in range(1, 6):
+            clock.at(second, partial((gpus.gpu(0) / "claims/engine").write_text, str(1000 + 100 * second)))
         processes.engine(pid)
-        result = measure({"0": 20900}, clock=Loading(), settle_timeout_s=5)
+        result = measure({"0": 20900}, clock=clock, settle_timeout_s=5)
     assert (result["rc"], result["settled"], result["gpus"][0]["engine_mib"]) == (0, False, 1500)
     assert "still moved after 5 s" in result["warnings"][0]
 
