@@ -35,12 +35,12 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.events: list[tuple[float, Callable[[], None]]] = []
+        self.events: list[tuple[float, Callable[[], object]]] = []
 
     def __call__(self) -> float:
         return self.now
 
-    def at(self, seconds: float, what: Callable[[], None]) -> None:
+    def at(self, seconds: float, what: Callable[[], object]) -> None:
         self.events.append((self.now + seconds, what))
 
     def sleep(self, seconds: float) -> None:
