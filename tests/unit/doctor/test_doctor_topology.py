@@ -171,11 +171,8 @@ def test_xids() -> None:
     found = topology.parse_xids(text)
     assert [(xid.bus, xid.number) for xid in found] == [("0000:17:00", 79), ("0000:b1:00", 31)]
     assert "fallen off the bus" in found[0].line
-
-
-def test_a_grave_xid_is_not_hidden_by_others() -> None:
-    xids = (Xid("0000:17:00", 48, "48"), Xid("0000:17:00", 31, "31"))
-    assert check(checks_of.check_xids, Topology((ONE,), {}, xids)).state == "fail"
+    grave_first = Topology((ONE,), {}, (Xid("0000:17:00", 48, "48"), Xid("0000:17:00", 31, "31")))
+    assert check(checks_of.check_xids, grave_first).state == "fail", "it is not hidden by others"
 
 
 def test_gpus_of_one_engine_on_two_nodes(host: FakeHost) -> None:

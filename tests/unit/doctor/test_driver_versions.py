@@ -66,8 +66,6 @@ def test_the_module_by_its_own_file(tmp_path: Path, line: str) -> None:
 @pytest.mark.parametrize(
     ("found", "told", "heals"),
     [
-        (DriverVersions(DRIVER, BOTH, {GENERATED: (DRIVER,)}), "", None),
-        (DriverVersions(DRIVER, BOTH, {}), "", None),
         # A specification that names no library says nothing.
         (DriverVersions(DRIVER, BOTH, {GENERATED: ()}), "", None),
         (DriverVersions("", BOTH, {GENERATED: ("570.1",)}), "", None),

@@ -7,11 +7,10 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from helpers import load_file
-from lab_engine_boards import ENGINE
+from helpers import ROOT, load_file
 
-build = load_file(ENGINE / "build.py", "lab_engine_build")
-rename = load_file(ENGINE / "rename_distribution.py")
+build = load_file(ROOT / "lab/engine/build.py", "lab_engine_build")
+rename = load_file(ROOT / "lab/engine/rename_distribution.py")
 
 
 def test_every_wheel_of_the_image_is_pinned_by_hash() -> None:
