@@ -26,7 +26,6 @@ Usage = namedtuple("Usage", "total used free")
 @pytest.mark.parametrize(
     ("machine", "cpuinfo", "told"),
     [
-        ("x86_64", FLAGS.format("avx2"), ""),
         ("x86_64", FLAGS.format("avx2 avx512f amx_tile"), ""),
         ("x86_64", FLAGS.format("sse4_2"), "AVX2"),
         ("x86_64", "", "AVX2"),

@@ -46,13 +46,19 @@ def foreign(lab_gpu: Run, gpus: testing.LabRoot) -> Iterator[Start]:
             continue
 
 
-@pytest.mark.parametrize("gpu", ["1", testing.UUIDS[1]])
-def test_a_fault_by_index_or_uuid(lab_gpu: Run, gpus: testing.LabRoot, gpu: str) -> None:
-    assert lab_gpu("fault", "set", "--gpu", gpu, "orphan=300").returncode == 0
+def test_a_fault_by_index_or_uuid_and_the_conditions_of_one_of_an_engine(lab_gpu: Run, gpus: testing.LabRoot) -> None:
+    assert lab_gpu("fault", "set", "--gpu", "1", "orphan=300").returncode == 0
     assert (gpus.gpu(1) / "faults" / "orphan").read_text() == "300\n"
     assert lab_gpu("fault", "list").stdout == f"GPU 1 {testing.UUIDS[1]}: orphan=300\n"
-    assert lab_gpu("fault", "clear", "--gpu", gpu, "orphan").returncode == 0
+    assert lab_gpu("fault", "clear", "--gpu", testing.UUIDS[1], "orphan").returncode == 0
     assert lab_gpu("fault", "list").stdout == ""
+    faults = ("engine-grows=900,model=google/gemma-4-E2B-it,max_model_len=2048", "engine-hangs=port=8000")
+    for fault in faults:
+        assert lab_gpu("fault", "set", "--gpu", "3", fault).returncode == 0
+    assert lab_gpu("fault", "list").stdout == "".join(f"GPU 3 {testing.UUIDS[3]}: {fault}\n" for fault in faults)
+    for value in ("", "=10,max_model_len=2048"):
+        assert lab_gpu("fault", "set", "--gpu", "3", f"engine-never-healthy{value}").returncode == 0
+    lab_gpu("fault", "clear")
     lab_gpu("fault", "set", "--gpu", "all", "no-process-memory")
     lab_gpu("fault", "set", "library-mismatch")
     assert len(lab_gpu("fault", "list").stdout.splitlines()) == 5
@@ -136,17 +142,6 @@ def test_a_foreign_process_is_a_process_of_its_own(
     assert lab_gpu("foreign", "stop", str(pid)).returncode == 0
     assert used_mib(2) == 0
     assert lab_gpu("foreign", "stop", str(pid)).returncode == 1
-
-
-def test_a_fault_of_an_engine_keeps_its_conditions(lab_gpu: Run, gpus: testing.LabRoot) -> None:
-    for fault in ("engine-grows=900,model=google/gemma-4-E2B-it,max_model_len=2048", "engine-hangs=port=8000"):
-        assert lab_gpu("fault", "set", "--gpu", "3", fault).returncode == 0
-    assert lab_gpu("fault", "list").stdout == (
-        f"GPU 3 {testing.UUIDS[3]}: engine-grows=900,model=google/gemma-4-E2B-it,max_model_len=2048\n"
-        f"GPU 3 {testing.UUIDS[3]}: engine-hangs=port=8000\n"
-    )
-    assert lab_gpu("fault", "set", "--gpu", "3", "engine-never-healthy").returncode == 0
-    assert lab_gpu("fault", "set", "--gpu", "3", "engine-never-healthy=10,max_model_len=2048").returncode == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts a process of another user")
