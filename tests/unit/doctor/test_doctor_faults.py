@@ -16,7 +16,7 @@ from ansible.module_utils.vllm_edge.doctor.parsers import read_free_space
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
 from ansible.module_utils.vllm_edge.system.systemd import Ran
 from doctor_host import BUSES, DRIVER, ENGINES, GPUS, NEW_GPU, FakeHost, specification
-from faults import BROKEN, FINE, Change, secure_boot
+from faults import BROKEN, FINE, Change, secure_boot, silent_gpu
 
 from lab.nvidia import testing
 
@@ -132,8 +132,7 @@ def test_a_driver_whose_libraries_are_gone_is_one_fault(host: FakeHost) -> None:
 
 
 def test_a_gpu_that_is_kept_for_a_virtual_machine_is_not_missed(host: FakeHost) -> None:
-    host.gpus.pop()
-    host.answers["nvidia-smi topo"] = Ran(0, "")
+    silent_gpu(host)
     host.write("var/run/cdi/nvidia.yaml", specification("0", GPUS[0]))
     assert host.not_ok() == {"gpus.present": "fail"}
     (host.root / "sys/bus/pci/drivers/vfio-pci").mkdir(parents=True)
