@@ -146,7 +146,7 @@ def test_every_gpu_over_budget_is_named_and_a_slot_that_nvml_does_not_see_is_a_w
 
 # ---- budgets ----------------------------------------------------------------------------------------------------
 
-TWO = (gpu(0, index=0), gpu(0, index=1))
+BOARDS = (gpu(0, index=0), gpu(0, index=1), gpu(0, index=2))
 SLOTS = ["GPU-1", "GPU-0", "GPU-gone"]
 
 
@@ -161,7 +161,7 @@ SLOTS = ["GPU-1", "GPU-0", "GPU-gone"]
     ],
 )
 def test_budgets_by_slot_and_uuid(budgets: dict[Any, Any], expected: dict[str, int]) -> None:
-    assert resolve_mib("budgets", budgets, TWO, SLOTS) == expected
+    assert resolve_mib("budgets", budgets, BOARDS, SLOTS) == expected
 
 
 @pytest.mark.parametrize(
@@ -171,6 +171,7 @@ def test_budgets_by_slot_and_uuid(budgets: dict[Any, Any], expected: dict[str, i
         ({2: 5}, "names slot 2, which is GPU-gone, but NVML does not see that GPU"),
         ({"0": 23035}, "GPU-1 (NVIDIA L4) has 23034 MiB in all, so it could never be exceeded. Is it in another unit"),
         ({"GPU-9": 5}, "names GPU-9, but NVML does not see that GPU. It sees GPU-0 (slot 1, NVIDIA L4"),
+        ({"GPU-9": 5}, "GPU-2 (no slot, NVIDIA L4 at 00000000:02:00.0)"),
         ({"0": -1}, "budgets[0] is -1: MiB cannot be negative"),
         ({"0": 20.5}, "budgets[0] is 20.5: write a whole number of MiB"),
         ({"0": 0.9}, "A share of the GPU is no budget"),
@@ -182,7 +183,7 @@ def test_budgets_by_slot_and_uuid(budgets: dict[Any, Any], expected: dict[str, i
 )
 def test_budgets_that_are_refused(budgets: dict[str, Any], teaches: str) -> None:
     with pytest.raises(BudgetError) as refused:
-        resolve_mib("budgets", budgets, TWO, SLOTS)
+        resolve_mib("budgets", budgets, BOARDS, SLOTS)
     assert teaches in str(refused.value)
 
 
