@@ -100,24 +100,20 @@ def ask(run_module: Callable[..., dict[str, Any]], host: FakeHost) -> Callable[.
     return partial(run_module, "gpu_topology", replace={"DriverReader": lambda: host.reader})
 
 
-def test_the_module_for_roles(ask: Callable[..., dict[str, Any]], host: FakeHost) -> None:
-    assert ask({})["environment"] == {}
+def test_the_module_reads_what_it_judges_and_no_more(
+    ask: Callable[..., dict[str, Any]], host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Reader, "plain", lambda self, path: pytest.fail(f"{path} was read"))
+    assert ask({"peer_to_peer": "auto"})["environment"] == {}
+    assert [line.split(" --format")[0] for line in host.asked] == [
+        "nvidia-smi --query-gpu=uuid,pci.bus_id",
+        "nvidia-smi topo -p2p r",
+    ]
     bridge = host.bus(BUSES[1])
     (bridge / "config").write_bytes(acs(0x1D))
     found = ask({}, check=True)
     assert (found["rc"], found["changed"], found["environment"]) == (0, False, {"NCCL_P2P_DISABLE": "1"})
     assert found["arguments"] == ["--disable-custom-all-reduce"] and bridge.name in found["reasons"][0]
-
-
-def test_the_module_reads_what_it_judges_and_no_more(
-    ask: Callable[..., dict[str, Any]], host: FakeHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Reader, "plain", lambda self, path: pytest.fail(f"{path} was read"))
-    assert ask({"peer_to_peer": "auto"})["rc"] == 0
-    assert [line.split(" --format")[0] for line in host.asked] == [
-        "nvidia-smi --query-gpu=uuid,pci.bus_id",
-        "nvidia-smi topo -p2p r",
-    ]
 
 
 def test_the_small_look_and_the_whole_one_agree(host: FakeHost) -> None:
