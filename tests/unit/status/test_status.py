@@ -344,9 +344,7 @@ def test_what_a_switch_is_just_changing_is_no_problem(switching: Host, differ: C
         assert status["problems"] == []
     switching.replace_container(labels=OURS | {"vllm-edge.input-hash": "old"})
     assert switching.ask()["problems"] == []
-
-
-def test_what_a_switch_does_not_excuse(switching: Host) -> None:
+    # What it does not excuse.
     assert "is failed" in switching.ask(UNIT | {"ActiveState": "failed"})["problems"][0]
     (problem,) = switching.ask(expected="w4a16-tp4")["problems"]
     assert "The inventory says profile w4a16-tp4" in problem
