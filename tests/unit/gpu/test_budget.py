@@ -51,7 +51,7 @@ def gpu(used: int, *processes: tuple[int, int | None], index: int = 0, v1: bool 
 def verdict(
     reading: GpuReading, owners: Mapping[int, Owner], budget: int = 0, foreign: Foreign = "warn", expected: Any = None
 ) -> Evaluation:
-    limits = Limits({reading.uuid: budget}, {reading.uuid: expected}, foreign)
+    limits = Limits({reading.uuid: budget} if budget else {}, {reading.uuid: expected}, foreign)
     return evaluate([reading], owners, limits, [reading.uuid])
 
 

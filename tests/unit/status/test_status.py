@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -102,10 +103,6 @@ class Host:
 
     def write_journal(self, journal: Journal) -> None:
         self.paths.switch_journal.write_text(json.dumps(to_json(journal)))
-
-    def replace_container(self, **changes: Any) -> None:
-        assert self.docker.container is not None
-        self.docker.container = replace(self.docker.container, **changes)
 
 
 @pytest.fixture
@@ -342,7 +339,7 @@ def test_what_a_switch_is_just_changing_is_no_problem(switching: Host, differ: C
     ):
         status = switching.ask(unit, target=TARGET | {"ActiveState": "inactive"}, expected="bf16-tp4")
         assert status["problems"] == []
-    switching.replace_container(labels=OURS | {"vllm-edge.input-hash": "old"})
+    switching.docker.container = Container("c", "vllm-e2b", "running", OURS | {"vllm-edge.input-hash": "old"})
     assert switching.ask()["problems"] == []
     # What it does not excuse.
     assert "is failed" in switching.ask(UNIT | {"ActiveState": "failed"})["problems"][0]
@@ -529,26 +526,22 @@ def host() -> Iterator[HostPaths]:
 
 
 def ask(act: Callable[[], Any]) -> Any:
-    """Return what `act` returns as user nobody, through a pipe."""
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-            os.write(write_end, json.dumps(act()).encode())
-        except BaseException as error:
-            os.write(write_end, json.dumps({"raised": f"{type(error).__name__}: {error}"}).encode())
-        finally:
-            os._exit(0)
-    os.close(write_end)
-    with os.fdopen(read_end) as answer:
-        said = answer.read()
-    os.waitpid(child, 0)
-    result = json.loads(said)
-    assert not isinstance(result, dict) or "raised" not in result, result
-    return result
+    """Return what `act` returns as user nobody."""
+    context = multiprocessing.get_context("fork")
+    answer, question = context.Pipe(duplex=False)
+
+    def act_as_nobody() -> None:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        question.send(act())
+
+    child = context.Process(target=act_as_nobody)
+    child.start()
+    question.close()  # so that a child that fails is the end of the answer
+    said = answer.recv()
+    child.join()
+    return said
 
 
 def test_switches_and_changed_files_are_for_root_and_none_is_called_unfinished(host: HostPaths) -> None:

@@ -33,10 +33,6 @@ class World:
         self.url = f"http://127.0.0.1:{hub.server_address[1]}"
         self.api = HfApi(endpoint=self.url, token=False)
 
-    def files(self) -> dict[str, Any]:
-        info = self.api.model_info(REPOSITORY, files_metadata=True)
-        return {file.rfilename: file for file in info.siblings or []}
-
     def set_faults(self, *faults: dict[str, Any]) -> None:
         (self.state / "faults.json").write_text(json.dumps(faults))
 
@@ -84,7 +80,8 @@ def test_main_is_a_commit_that_follows_from_the_content(world: World) -> None:
 
 
 def test_metadata_names_sizes_and_hashes(world: World) -> None:
-    siblings = world.files()
+    info = world.api.model_info(REPOSITORY, files_metadata=True)
+    siblings = {file.rfilename: file for file in info.siblings or []}
     assert set(siblings) == {"config.json", "model.safetensors", "extra/notes.txt"}
     weights, config = siblings["model.safetensors"], siblings["config.json"]
     assert weights.size == len(WEIGHTS)
