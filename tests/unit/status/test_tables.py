@@ -8,21 +8,15 @@ from typing import Any
 import page_example
 import pytest
 from ansible.module_utils.vllm_edge.status.tables import bar, render, render_gpu_table, render_role_table, verdict
+from ansible.module_utils.vllm_edge.switch.journal import to_json
+from journals import ended
 
 LONG = "a\nb" + "c" * 200
 ASKED: list[dict[str, Any]] = [
     {"check": "completion", "outcome": "passed", "seconds": 0.1, "detail": ""},
     {"check": "tool_call", "outcome": "passed", "seconds": 0.2, "detail": ""},
 ]
-GPU = {
-    "index": 0,
-    "name": "NVIDIA L4",
-    "used_mib": 20600,
-    "budget_mib": 20900,
-    "foreign_mib": 0,
-    "total_mib": 23034,
-    "within_budget": True,
-}
+GPU = page_example.REPORT["gpus"][0] | {"used_mib": 20600, "budget_mib": 20900, "within_budget": True}
 REPORT: dict[str, Any] = {
     "host": "xr7620",
     "profile": "nvfp4-tp2",
@@ -79,19 +73,8 @@ def test_report_says_all_of_it_and_keeps_a_completion_on_one_line() -> None:
     assert line.endswith("...") and len(line) == 100
 
 
-SWITCH: dict[str, Any] = {
-    "generation": 4,
-    "profile": "bf16-tp4",
-    "from_generation": 3,
-    "from_profile": "nvfp4-tp2",
-    "asked_by": "Ansible by alice",
-    "started_at": "2026-11-21T16:40:00Z",
-    "result": "committed",
-    "seconds": 70.4,
-    "message": "Generation 4 (bf16-tp4) serves.",
+SWITCH: dict[str, Any] = to_json(ended()) | {
     "keep": ["e4b", "e2b"],
-    "stop": ["31b-nvfp4-tp2"],
-    "start": ["31b-bf16-tp4"],
     "phases": [
         {"phase": "stop", "direction": "forward", "seconds": 4.1, "outcome": "done", "detail": "31b-nvfp4-tp2 stopped"},
         {"phase": "canary", "direction": "forward", "seconds": 0.2, "outcome": "failed", "detail": "worker " * 40},
@@ -113,7 +96,7 @@ SWITCH: dict[str, Any] = {
 
 def test_the_switch_that_this_run_made() -> None:
     lines = render(REPORT | {"switch": SWITCH, "last_switch": SWITCH})
-    begin = lines.index("switch to generation 4 (bf16-tp4) from generation 3 (nvfp4-tp2), asked by Ansible by alice")
+    begin = lines.index("switch to generation 4 (bf16-tp4) from generation 3 (nvfp4-tp2), asked by site.yml by alice")
     block = lines[begin : lines.index("vLLM: 0.32.0")]
     assert block[1] == "committed after 70.4 s: Generation 4 (bf16-tp4) serves."
     assert block[2] == "kept e4b, e2b; stopped 31b-nvfp4-tp2; started 31b-bf16-tp4"
@@ -145,10 +128,10 @@ def test_a_plain_run_has_the_last_switch_in_a_line() -> None:
 
 def test_a_switch_to_what_is_committed_and_the_first_of_a_host() -> None:
     again = SWITCH | {"from_generation": 4, "from_profile": "bf16-tp4"}
-    assert "switch to generation 4 (bf16-tp4), which is committed, asked by Ansible by alice" in tell(switch=again)
+    assert "switch to generation 4 (bf16-tp4), which is committed, asked by site.yml by alice" in tell(switch=again)
     first = SWITCH | {"from_generation": None, "from_profile": None, "downtime": {}, "keep": [], "stop": []}
     text = tell(switch=first)
-    assert "switch to generation 4 (bf16-tp4) from nothing, asked by Ansible by alice" in text
+    assert "switch to generation 4 (bf16-tp4) from nothing, asked by site.yml by alice" in text
     assert "; started" not in text and " started 31b-bf16-tp4 " in text and "role down gaps" not in text
 
 
