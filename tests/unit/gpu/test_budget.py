@@ -128,9 +128,6 @@ def test_the_paragraph_says_which_how_much_who_and_what_to_do() -> None:
     ):
         assert part in evaluation.message
     assert "\n" not in evaluation.message
-
-
-def test_a_replica_is_named_as_it_stands_in_the_inventory() -> None:
     replica = Owner("ours", "vllm-e4b-each-1", "vllm-e4b-each-1.service")
     (problem,) = verdict(gpu(21000, (7, 21000)), {7: replica}, 20900).failures
     assert "'vram_budget_mib: 21300' of e4b-each-1 (of e4b-each, if that has replicas) in serving_engines" in problem

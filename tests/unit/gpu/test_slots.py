@@ -47,9 +47,6 @@ def test_the_inventory_decides_and_the_record_follows() -> None:
     assert plan(turned, declared.after, CARDS).changed is False
     assert plan(None, declared.after, CARDS).uuids == turned
     assert plan(UUIDS, "{", CARDS).uuids == list(UUIDS), "it does not need the record"
-
-
-def test_fewer_declared_than_present_warns_of_the_rest() -> None:
     some = plan(UUIDS[:3], "", CARDS, minimum=3)
     assert some.uuids == list(UUIDS[:3])
     assert some.warnings == (
