@@ -193,15 +193,13 @@ def test_a_part_whose_program_hangs_says_so_and_the_others_are_there(
         assert "did not end within 30 s" in found[part] and "import ctypes" not in found[part], part
 
 
-def test_a_bare_host_has_every_part(tmp_path: Path) -> None:
+def test_a_bare_host_has_every_part_and_iommu_groups_have_their_type_and_devices(tmp_path: Path) -> None:
     found = collected(FakeHost(tmp_path))
     assert {part for part in PARTS if not part.endswith("e2b")} <= found.keys()
     assert found["image"] == "no image is recorded\n"
     assert found["runc"] == "'runc' cannot be run: No such file or directory\n"
     assert found["iommu-groups"].endswith("sys/kernel/iommu_groups: No such file or directory\n")
-
-
-def test_iommu_groups_have_their_type_and_devices(host: FakeHost) -> None:
+    host = FakeHost(tmp_path)
     for group, kind, bus in (("2", "identity", BUSES[0]), ("11", "DMA-FQ", BUSES[1])):
         host.write(f"sys/kernel/iommu_groups/{group}/type", f"{kind}\n")
         host.write(f"sys/kernel/iommu_groups/{group}/devices/{bus}")

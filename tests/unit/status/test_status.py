@@ -58,7 +58,6 @@ UNIT = {
     "NeedDaemonReload": "no",
     "InactiveExitTimestamp": "@1763700000",
     "ActiveEnterTimestamp": "@1763700031",
-    "StateChangeTimestamp": "@1763700031",
 }
 TARGET = {"ActiveState": "active", "UnitFileState": "enabled"}
 OURS = {"vllm-edge.engine": "e2b", "vllm-edge.input-hash": "ab12", "vllm-edge.generation": "1"}

@@ -40,7 +40,7 @@ def test_cards_and_processes_as_csv(smi: Run, gpus: testing.LabRoot) -> None:
     assert unknown.stdout == f"{pid}, [N/A]\n"
 
 
-def test_table(smi: Run, gpus: testing.LabRoot) -> None:
+def test_table_and_memory_details(smi: Run, gpus: testing.LabRoot) -> None:
     with gpus.claim(1, 16000) as pid:
         lines = smi().stdout.splitlines()
     assert "Driver Version: 580.173.02     CUDA Version: 13.0" in lines[2]
@@ -48,14 +48,9 @@ def test_table(smi: Run, gpus: testing.LabRoot) -> None:
     assert sum("16000MiB /  23034MiB" in line for line in lines) == 1
     assert [line for line in lines if str(pid) in line and "16000MiB" in line]
     assert "No running processes found" in smi().stdout
-
-
-def test_memory_details(smi: Run) -> None:
-    lines = [line.strip() for line in smi("-q", "-d", "MEMORY", "-i", testing.UUIDS[0]).stdout.splitlines()]
-    start = lines.index("FB Memory Usage")
-    assert [line.replace(" ", "") for line in lines[start + 1 : start + 5]] == [
-        "Total:23034MiB", "Reserved:470MiB", "Used:0MiB", "Free:22564MiB",
-    ]  # fmt: skip
+    lines = [line.replace(" ", "") for line in smi("-q", "-d", "MEMORY", "-i", testing.UUIDS[0]).stdout.splitlines()]
+    start = lines.index("FBMemoryUsage")
+    assert lines[start + 1 : start + 5] == ["Total:23034MiB", "Reserved:470MiB", "Used:0MiB", "Free:22564MiB"]
 
 
 LISTED = "".join(f"GPU {index}: NVIDIA L4 (UUID: {uuid})\n" for index, uuid in enumerate(testing.UUIDS))
