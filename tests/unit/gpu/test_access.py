@@ -15,6 +15,7 @@ from ansible.module_utils.vllm_edge.system.systemd import Ran
 from fake_host import never
 
 GPU = [["gpu"]]
+EVERY_GPU = ("NVIDIA_VISIBLE_DEVICES=all",)
 HOOK = {"DeviceRequests": [{"Driver": "", "Count": -1, "DeviceIDs": None, "Capabilities": GPU}]}
 """Of `docker run --gpus all`."""
 CDI = {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=GPU-1f3c0a51"], "Capabilities": None}]}
@@ -35,9 +36,9 @@ def inspected(name: str, host: dict[str, Any], env: Sequence[str] = ()) -> dict[
     ("host", "env", "method"),
     [
         ({}, (), ""),
-        ({"DeviceRequests": None, "Devices": None, "Runtime": "runc"}, ("NVIDIA_VISIBLE_DEVICES=all",), ""),
+        ({"DeviceRequests": None, "Devices": None, "Runtime": "runc"}, EVERY_GPU, ""),
         (HOOK, (), "hook"),
-        (HOOK | {"Runtime": "nvidia"}, ("NVIDIA_VISIBLE_DEVICES=all",), "hook"),
+        (HOOK | {"Runtime": "nvidia"}, EVERY_GPU, "hook"),
         ({"DeviceRequests": [{"Driver": "nvidia", "Count": 1, "Capabilities": [["compute", "gpu"]]}]}, (), "hook"),
         ({"DeviceRequests": [{"Driver": "nvidia.runtime-hook", "Capabilities": GPU}]}, (), "hook"),
         ({"DeviceRequests": [{"Driver": "amd", "Capabilities": GPU}]}, (), ""),
@@ -54,12 +55,8 @@ def inspected(name: str, host: dict[str, Any], env: Sequence[str] = ()) -> dict[
         ({"Runtime": "nvidia"}, ("NVIDIA_VISIBLE_DEVICES=void",), ""),
         ({"Runtime": "nvidia"}, (), ""),
         ({"Runtime": "nvidia"}, ("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=all",), "device"),
-        ({"Runtime": "nvidia-cdi"}, ("NVIDIA_VISIBLE_DEVICES=all",), "device"),
-        (
-            {"Runtime": "nvidia", "Annotations": {"cdi.k8s.io/gpus": "nvidia.com/gpu=0"}},
-            ("NVIDIA_VISIBLE_DEVICES=all",),
-            "device",
-        ),
+        ({"Runtime": "nvidia-cdi"}, EVERY_GPU, "device"),
+        ({"Runtime": "nvidia", "Annotations": {"cdi.k8s.io/gpus": "nvidia.com/gpu=0"}}, EVERY_GPU, "device"),
     ],
 )
 def test_how_a_container_got_its_gpus(host: dict[str, Any], env: Sequence[str], method: str) -> None:

@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.gpu import owners
-from ansible.module_utils.vllm_edge.gpu.owners import (
-    ContainerRef,
-    Owner,
-    decide_owner,
-    parse_cgroup,
-    parse_unit,
-)
+from ansible.module_utils.vllm_edge.gpu.owners import ContainerRef, Owner, decide_owner, parse_cgroup, parse_unit
 from ansible.module_utils.vllm_edge.switch.model import Interrupted
 from ansible.module_utils.vllm_edge.system.docker import Container
 
@@ -60,6 +54,7 @@ def test_unit_of_a_process_of_the_host(cgroup: str, expected: str | None) -> Non
 
 
 KNOWN = {A: Container(A, "vllm-e2b", "running", {"vllm-edge.engine": "e2b"}), B: Container(B, "notebook", "running")}
+UNREACHABLE = Owner("unknown", A[:12], None, f"Docker cannot say whose container {A[:12]} is: it does not answer")
 
 
 @pytest.mark.parametrize(
@@ -72,10 +67,7 @@ KNOWN = {A: Container(A, "vllm-e2b", "running", {"vllm-edge.engine": "e2b"}), B:
         pytest.param("0::/system.slice/x.service", KNOWN, Owner("foreign", None, "x.service"), id="host's service"),
         pytest.param(None, KNOWN, Owner("unknown", reason=owners.ENDED), id="gone"),
         pytest.param(
-            f"0::/docker/{A}",
-            "it does not answer",
-            Owner("unknown", A[:12], None, f"Docker cannot say whose container {A[:12]} is: it does not answer"),
-            id="Docker unreachable: unknown, not foreign",
+            f"0::/docker/{A}", "it does not answer", UNREACHABLE, id="Docker unreachable: unknown, not foreign"
         ),
         pytest.param("0::/system.slice/x.service", "down", Owner("foreign", None, "x.service"), id="needs no Docker"),
     ],
