@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from ansible.module_utils.vllm_edge.gpu import owners
-from ansible.module_utils.vllm_edge.system.docker import DockerEngine, parse_listed
+from ansible.module_utils.vllm_edge.system.docker import Container, DockerEngine, parse_listed
 
 ENGINE_ID = "e" * 64
 FOREIGN_ID = "f" * 64
@@ -19,7 +19,12 @@ def docker_api(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
     ours = parse_listed({"Id": ENGINE_ID, "Names": ["/vllm-e2b"], "Labels": {"vllm-edge.engine": "e2b"}})
     theirs = parse_listed({"Id": FOREIGN_ID, "Names": ["/someones-notebook"], "Labels": {}})
-    monkeypatch.setattr(DockerEngine, "listed", lambda self: asked.append("listed") or [ours, theirs])
+
+    def listed(engine: DockerEngine) -> list[Container]:
+        asked.append("listed")
+        return [ours, theirs]
+
+    monkeypatch.setattr(DockerEngine, "listed", listed)
     return asked
 
 
