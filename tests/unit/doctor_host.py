@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -116,9 +117,7 @@ class FakeHost:
     def remove(self, path: str) -> None:
         file = self.root / path
         if file.is_dir() and not file.is_symlink():
-            for inner in file.iterdir():
-                self.remove(str(inner.relative_to(self.root)))
-            file.rmdir()
+            shutil.rmtree(file)
         else:
             file.unlink()
 
@@ -211,7 +210,6 @@ class FakeHost:
     def set_away(self, backend: str, away: bool) -> None:
         pass
 
-    ports: tuple[int, ...] = ()
     free_bytes: int = 100 * 1024**3
     free_inodes: int | None = None
     owner: Owner = SOMEBODY

@@ -11,7 +11,6 @@ import functools
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,12 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.events: list[tuple[float, Callable[[], None]]] = []
+        self.events: list[tuple[float, Callable[[], object]]] = []
 
     def __call__(self) -> float:
         return self.now
 
-    def at(self, seconds: float, what: Callable[[], None]) -> None:
+    def at(self, seconds: float, what: Callable[[], object]) -> None:
         self.events.append((self.now + seconds, what))
 
     def sleep(self, seconds: float) -> None:
@@ -51,22 +50,13 @@ class Clock:
             what()
 
 
-@dataclass
-class FakeUnit:
-    """One unit's properties, as far as a test gives them."""
-
-    values: dict[str, str] = field(default_factory=dict)
-
-    def set(self, **values: object) -> None:
-        self.values |= {key: str(value) for key, value in values.items()}
-
-
 class FakeSystemctl:
     """Stands in for the program: prints what the real one prints."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.units: dict[str, FakeUnit] = {}
+        self.units: dict[str, dict[str, str]] = {}
+        """Properties of units, as far as a test gives them."""
         self.calls: list[list[str]] = []
         self.refuse: dict[str, str] = {}
         """By verb: what it says when it fails."""
@@ -78,10 +68,8 @@ class FakeSystemctl:
         self.busy = 0
         """So many questions fail, as while systemd executes itself again."""
 
-    def unit(self, name: str, **values: object) -> FakeUnit:
-        unit = self.units.setdefault(name, FakeUnit())
-        unit.set(**values)
-        return unit
+    def unit(self, name: str, **values: object) -> None:
+        self.units.setdefault(name, {}).update({key: str(value) for key, value in values.items()})
 
     def orders(self, verb: str) -> list[list[str]]:
         return [call[1:] for call in self.calls if call[0] == verb]
@@ -111,7 +99,7 @@ class FakeSystemctl:
             return Ran(1, "", "Failed to get properties: Connection reset by peer")
         blocks = []
         for name in names:
-            values = self.units[name].values if name in self.units else {}
+            values = self.units.get(name, {})
             shown = {"LoadState": "loaded" if values else "not-found", "ActiveState": "inactive", "SubState": "dead"}
             blocks.append("".join(f"{key}={value}\n" for key, value in {**shown, **values, "Id": name}.items()))
         return Ran(0, "\n".join(blocks))

@@ -144,11 +144,6 @@ def kernel_log(*xids: str) -> Change:
     return answer("journalctl --dmesg", "".join(f"NVRM: Xid (PCI:0000:31:00): {xid}\n" for xid in xids))
 
 
-def two_gpus(**more: str) -> Change:
-    """Another engine, over both GPUs."""
-    return lambda host: host.engine("31b", 8050, GPUS, **more)
-
-
 def no_module(host: FakeHost) -> None:
     host.remove("sys/module/nvidia")
     host.gpus.clear()
@@ -232,21 +227,11 @@ def open_hook(host: FakeHost) -> None:
     host.write("etc/vllm-edge/hooks/before_drain.d/tell").chmod(0o777)
 
 
-def open_nodes(host: FakeHost) -> None:
-    for name in ("nvidia0", "nvidiactl"):
-        (host.root / "dev" / name).chmod(0o666)
-
-
-def people(**users: int) -> Change:
-    """Users with a shell, beside those of the system."""
-    rows = [f"{name}:x:{uid}:{uid}::/home/{name}:/bin/bash" for name, uid in users.items()]
-    return write(
-        "etc/passwd", "\n".join(["root:x:0:0::/root:/bin/bash", *rows, "svc:x:1500:1500::/:/usr/sbin/nologin"])
-    )
-
-
 def open_to(**users: int) -> Change:
-    return several(open_nodes, people(**users))
+    """Device nodes that everybody may open, and users with a shell beside those of the system."""
+    rows = [f"{name}:x:{uid}:{uid}::/home/{name}:/bin/bash" for name, uid in {"root": 0, **users}.items()]
+    passwd = write("etc/passwd", "\n".join([*rows, "svc:x:1500:1500::/:/usr/sbin/nologin"]))
+    return several(in_place(0o666, "dev/nvidia0"), in_place(0o666, "dev/nvidiactl"), passwd)
 
 
 with_maps = several(unit(ENGINE, MainPID="4711"), write("proc/4711/maps", MAPS))
@@ -393,7 +378,7 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (kernel_log("79, GPU is gone."), "fail topology.xid", "Xid 79 (fallen off the bus) of 0000:31:00", "reboot"),
     (kernel_log(*["31, pid=7, MMU Fault"] * 2), "warn topology.xid", "Xid 31 of 0000:31:00, 2 times", "crashed"),
     (gpu(0, clocks_event_reasons__active="0x40"), "warn topology.power", "hardware thermal slowdown", "air flow"),
-    (two_gpus(shm=""), "warn topology.shared-memory", "31b", "vllm_engine_shm_size"),
+    (lambda host: host.engine("31b", 8050, GPUS, shm=""), "warn topology.shared-memory", "31b", "vllm_engine_shm_size"),
     # The configuration, and containers.
     (removed("var/run/cdi/nvidia.yaml"), NO_CDI, "no CDI specification", "nvidia-cdi-refresh"),
     (legacy_trainer, "warn runtime.gpu-access", "may take the GPUs from trainer, which", "create-dev-char-symlinks"),

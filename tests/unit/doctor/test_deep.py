@@ -183,6 +183,9 @@ def test_weights_as_recorded(model: dict[str, Any]) -> None:
     found = deep.hash_weights(**model)
     assert (found.files, found.size_bytes, found.revision, problems(model)) == (2, 28, COMMIT, "")
     assert problems(model, revision=COMMIT) == ""
+    (model["state"] / "weights/config.json").chmod(0o666)
+    told = " ".join(deep.hash_weights(**model).problems)
+    assert f"{model['state']}/weights/config.json of model e2b has owner and mode {os.geteuid()}:" in told
 
 
 @pytest.mark.parametrize(
@@ -210,12 +213,6 @@ def test_weights_that_are_damaged(model: dict[str, Any]) -> None:
     assert f"{root}/model.safetensors of model e2b is damaged: its sha256 is" in told and "verify_weights=full" in told
 
 
-def test_weights_that_somebody_may_change(model: dict[str, Any]) -> None:
-    (model["state"] / "weights/config.json").chmod(0o666)
-    told = " ".join(deep.hash_weights(**model).problems)
-    assert f"{model['state']}/weights/config.json of model e2b has owner and mode {os.geteuid()}:" in told
-
-
 @pytest.fixture
 def stubbed(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> FakeHost:
     """The healthy host of the doctor's tests, with stand-ins for Docker, the canary and the status."""
@@ -241,15 +238,15 @@ def test_the_command_runs_them_after_the_others(stubbed: FakeHost, capsys: pytes
     assert "The weights of e2b (google/gemma-4-E2B-it) are not recorded" in wrong[0]["evidence"]
 
 
-def test_the_models_of_the_inventory_are_hashed(stubbed: FakeHost) -> None:
-    models = [{"name": "e4b", "repo": "google/y", "dir": "y"}]
-    (found,) = deep.read_deep(stubbed.reader.paths, Expectation(weights=models)).weights
-    assert found.problems == ("The weights of e4b (google/y) are not recorded: run site.yml.",)
-
-
-def test_an_engine_that_does_not_run_is_not_asked(stubbed: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_models_of_the_inventory_are_hashed_and_an_engine_that_does_not_run_is_not_asked(
+    stubbed: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(deep, "collect", lambda *_, **__: STATUS | {"engines": [ENGINE | {"active_state": "failed"}]})
-    assert deep.read_deep(stubbed.reader.paths, Expectation()).canary == {}
+    models = [{"name": "e4b", "repo": "google/y", "dir": "y"}]
+    facts = deep.read_deep(stubbed.reader.paths, Expectation(weights=models))
+    (found,) = facts.weights
+    assert found.problems == ("The weights of e4b (google/y) are not recorded: run site.yml.",)
+    assert facts.canary == {}
 
 
 def test_the_module_asks_the_program_of_the_host(

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,10 +13,8 @@ from ansible.module_utils.vllm_edge.doctor.facts import Expectation, Space
 from ansible.module_utils.vllm_edge.doctor.parsers import read_free_space
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
 from ansible.module_utils.vllm_edge.system.systemd import Ran
-from doctor_host import BUSES, DRIVER, ENGINES, GPUS, NEW_GPU, FakeHost, specification
-from faults import BROKEN, FINE, Change, secure_boot
-
-from lab.nvidia import testing
+from doctor_host import BUSES, ENGINES, GPUS, NEW_GPU, FakeHost, specification
+from faults import BROKEN, FINE, Change, secure_boot, silent_gpu
 
 
 @pytest.mark.parametrize(("changes", "check", "evidence"), FINE, ids=[check for _, check, _ in FINE])
@@ -33,6 +29,8 @@ def test_a_healthy_host_has_no_finding(host: FakeHost) -> None:
     assert host.not_ok() == {}
     assert (found["exit_status"], found["summary"]["ok"]) == (0, len(registry.CHECKS))
     assert found["recommendation"] == {"environment": {}, "arguments": [], "reasons": []}
+    assert host.checks()["gpus.present"]["evidence"] == "2 of NVIDIA L4"
+    assert "nvidia-smi names 2 GPUs" in host.checks()["gpus.answer"]["evidence"]
 
 
 @pytest.mark.parametrize(
@@ -49,16 +47,13 @@ def test_each_fault_is_named(
     assert host.examine()["exit_status"] == (2 if "fail" in expected.values() else 1)
 
 
-def test_faults_cover_every_check_that_can_fail(host: FakeHost) -> None:
+def test_faults_cover_every_check_that_can_fail_and_checks_of_a_group_stand_together() -> None:
     told = {name for _, states, *_ in BROKEN for name, state in states.items() if state in ("warn", "fail")}
     elsewhere = {"topology.numa", "topology.iommu", "serving.switch"} | {
         f"storage.{place}" for place in ("root", "images", "data")
     }
     advice = {"gpus.holders", "topology.peer-to-peer"}
     assert told | elsewhere | advice == set(registry.CHECKS)
-
-
-def test_checks_of_a_group_stand_together() -> None:
     groups = [name.split(".")[0] for name in registry.CHECKS]
     assert groups == sorted(groups, key=list(dict.fromkeys(groups)).index)
 
@@ -82,23 +77,20 @@ def test_what_may_not_be_read_is_unknown_and_no_fault(host: FakeHost) -> None:
     host.answers["journalctl --dmesg"] = Ran(
         0, "", "Hint: You are currently not seeing messages from other users and the system."
     )
+    host.answers["docker ps"] = Ran(1, "", "permission denied")
     for bridge in host.root.glob("sys/devices/*/*"):
         (bridge / "config").write_bytes(bytes(64))
     found = host.examine()
-    assert host.not_ok() == {"topology.xid": "unknown", "topology.iommu": "unknown"}
-    assert (found["exit_status"], found["summary"]["unknown"]) == (0, 2)
+    unread = ("topology.xid", "topology.iommu", "runtime.gpu-access", "runtime.leftovers")
+    assert host.not_ok() == dict.fromkeys(unread, "unknown")
+    assert (found["exit_status"], found["summary"]["unknown"]) == (0, 4)
+    assert "docker ps: permission denied" in host.checks()["runtime.gpu-access"]["evidence"]
 
 
 def test_the_inventory_adds_what_it_expects(host: FakeHost) -> None:
     checks = host.checks(Expectation((NEW_GPU,), gpus=4))
     assert "2 GPUs are there, the profile needs 4" in checks["gpus.present"]["evidence"]
     assert f"{NEW_GPU} (gpu_uuids of the inventory)" in checks["gpus.expected"]["evidence"]
-
-
-def test_containers_that_cannot_be_read_are_no_fault(host: FakeHost) -> None:
-    host.answers["docker ps"] = Ran(1, "", "permission denied")
-    assert host.not_ok() == {"runtime.gpu-access": "unknown", "runtime.leftovers": "unknown"}
-    assert "docker ps: permission denied" in host.checks()["runtime.gpu-access"]["evidence"]
 
 
 @pytest.mark.parametrize(("user", "told"), [(ENGINES, "nobody but our engines"), (1000, "container abc123")])
@@ -138,8 +130,7 @@ def test_a_driver_whose_libraries_are_gone_is_one_fault(host: FakeHost) -> None:
 
 
 def test_a_gpu_that_is_kept_for_a_virtual_machine_is_not_missed(host: FakeHost) -> None:
-    host.gpus.pop()
-    host.answers["nvidia-smi topo"] = Ran(0, "")
+    silent_gpu(host)
     host.write("var/run/cdi/nvidia.yaml", specification("0", GPUS[0]))
     assert host.not_ok() == {"gpus.present": "fail"}
     (host.root / "sys/bus/pci/drivers/vfio-pci").mkdir(parents=True)
@@ -156,8 +147,14 @@ def switches(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     return found
 
 
-def test_a_running_switch_moves_units_and_sockets(host: FakeHost, switches: dict[str, object]) -> None:
-    switches["switch"] = {"generation": 2}
+def test_a_running_switch_moves_units_and_sockets_and_one_that_was_killed_is_a_fault(
+    host: FakeHost, switches: dict[str, object]
+) -> None:
+    switches["unfinished_switch"] = {"message": "ended in phase stop", "id": "1"}
+    check = host.checks()["serving.switch"]
+    assert (check["state"], "ended in phase stop" in check["evidence"]) == ("fail", True)
+    assert "vllm-edge recover" in check["remedy"]
+    switches |= {"switch": {"generation": 2}, "unfinished_switch": None}
     host.unit("vllm-e2b.service", ActiveState="inactive")
     moved = ("serving.units", "serving.sockets", "serving.libraries", "gateway.maps")
     assert host.not_ok() == dict.fromkeys(moved, "unknown")
@@ -194,13 +191,6 @@ def test_room_of_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
     assert found.path == str(tmp_path / "not" / "yet")
 
 
-def test_a_switch_that_was_killed(host: FakeHost, switches: dict[str, object]) -> None:
-    switches["unfinished_switch"] = {"message": "ended in phase stop", "id": "1"}
-    check = host.checks()["serving.switch"]
-    assert (check["state"], "ended in phase stop" in check["evidence"]) == ("fail", True)
-    assert "vllm-edge recover" in check["remedy"]
-
-
 @pytest.mark.parametrize(("results", "state"), [("over_budget", "warn"), ("committed over_budget", "ok")])
 def test_a_generation_that_was_committed_over_its_budget(
     host: FakeHost, switches: dict[str, object], results: str, state: str
@@ -219,92 +209,13 @@ def test_the_host_is_only_asked(host: FakeHost) -> None:
     assert verbs == {"systemctl show"}
 
 
-# ---- an nvidia-smi that was not written for it: the lab's, over simulated GPUs ----------------------------------
-
-
-class LabHost(FakeHost):
-    """Everything as in a FakeHost but the GPUs."""
-
-    lab: testing.LabRoot
-    library_file: Path
-    smi: Path
-
-    def __call__(self, command: Sequence[str], timeout_s: float) -> Ran:
-        if command[0] != "nvidia-smi":
-            return super().__call__(command, timeout_s)
-        done = subprocess.run(
-            [str(self.smi), *command[1:]],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-            env=self.lab.environment(self.library_file),
-        )
-        return Ran(done.returncode, done.stdout, done.stderr.strip())
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    directory = tmp_path_factory.mktemp("smi")
-    return testing.build_library(directory, DRIVER), testing.build_smi(directory)
-
-
-@pytest.fixture
-def lab(host: FakeHost, programs: tuple[Path, Path], tmp_path: Path) -> LabHost:
-    found = LabHost(host.root, answers=host.answers, units=host.units)
-    found.lab = testing.create_root(tmp_path / "gpus", version=DRIVER)
-    found.library_file, found.smi = programs
-    for path in list(found.root.glob("sys/bus/pci/devices/*")):
-        path.unlink()
-    found.write("var/run/cdi/nvidia.yaml", specification(*testing.UUIDS))
-    for name in [name for name in found.answers if name.startswith("nvidia-smi")]:
-        del found.answers[name]
-    return found
-
-
-# The lab has no PCI bus, and its nvidia-smi names no pairs.
-ALWAYS = {"topology.iommu": "unknown", "topology.peer-to-peer": "unknown"}
-
-
-@pytest.mark.slow
-def test_four_gpus(lab: LabHost) -> None:
-    assert lab.not_ok() == ALWAYS
-    checks = lab.checks()
-    assert checks["gpus.present"]["evidence"] == "4 of NVIDIA L4"
-    assert "nvidia-smi names 4 GPUs" in checks["gpus.answer"]["evidence"]
-
-
-@pytest.mark.slow
-def test_a_process_on_a_gpu(lab: LabHost) -> None:
-    with lab.lab.claim(2, 1000) as pid:
-        assert f"pid {pid}" in lab.checks()["gpus.holders"]["evidence"]
-        assert testing.UUIDS[2] in lab.checks()["gpus.holders"]["evidence"]
-
-
-@pytest.mark.slow
-def test_a_lost_gpu(lab: LabHost) -> None:
-    lab.engine("31b", 8050, testing.UUIDS[:2])
-    lab.lab.set_fault(1, "gpu-lost")
-    checks = lab.checks()
-    assert checks["gpus.answer"]["state"] == "fail" and "GPU is lost" in checks["gpus.answer"]["evidence"]
-    assert "Xid 79" in checks["gpus.answer"]["remedy"]
-
-
-@pytest.mark.slow
-def test_another_module(lab: LabHost) -> None:
-    lab.lab.set_module("570.211.01")
-    lab.module("570.211.01")
-    checks = lab.checks()
+def test_a_module_of_another_version_than_the_library(host: FakeHost) -> None:
+    host.module("570.211.01")
+    said = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.173\n"
+    host.answers["nvidia-smi"] = Ran(18, said)
+    checks = host.checks()
     assert (checks["driver.versions"]["state"], checks["gpus.answer"]["state"]) == ("fail", "fail")
     assert "Reboot the server" in checks["gpus.answer"]["remedy"]
-
-
-@pytest.mark.slow
-def test_no_module(lab: LabHost) -> None:
-    lab.lab.set_module(None)
-    lab.remove("sys/module/nvidia")
-    checks = lab.checks()
-    assert (checks["driver.module-loaded"]["state"], checks["gpus.answer"]["state"]) == ("fail", "unknown")
 
 
 def test_a_card_that_refuses_a_field(host: FakeHost) -> None:

@@ -59,20 +59,15 @@ def seeded(host: FakeHost) -> FakeHost:
     return host
 
 
-def unpacked(path: Path) -> dict[str, str]:
-    with tarfile.open(path) as archive:
-        return {
-            member.name.removeprefix("vllm-edge-support/"): content.read().decode()
-            for member in archive.getmembers()
-            if (content := archive.extractfile(member)) is not None
-        }
-
-
 def test_seeded_secrets_are_nowhere(seeded: FakeHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "report.tar.gz"
+    path.write_text("one that others may read")
+    path.chmod(0o644)
     reader = seeded.reader
     run_doctor(reader.paths, output="text", support_report=str(path), reader=reader)
-    texts = unpacked(path)
+    with tarfile.open(path) as archive:
+        texts = {item.name: content.read().decode() for item in archive if (content := archive.extractfile(item))}
+    assert "vllm-edge-support/doctor.json" in texts
     everything = "\n".join([*texts, *texts.values(), capsys.readouterr().out])
     assert [secret for secret in SEEDED if secret in everything] == []
     assert everything.count(redaction.GONE) >= len(SEEDED)
@@ -97,20 +92,16 @@ def test_evidence_stays(seeded: FakeHost) -> None:
     assert {"units.txt", "commands/packages.txt", "journal/docker.service.log"} <= set(texts)
 
 
-def test_a_report_that_is_there_is_replaced_and_kept_from_others(host: FakeHost, tmp_path: Path) -> None:
-    path = tmp_path / "report.tar.gz"
-    path.write_text("old")
-    path.chmod(0o644)
-    support.write_report(path, host.reader, host.examine())
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert "doctor.json" in unpacked(path)
-
-
-def test_what_is_too_long_or_unreadable_is_named(host: FakeHost) -> None:
+def test_records_of_the_host_are_in_the_report_and_what_is_too_long_or_unreadable_is_named(host: FakeHost) -> None:
     host.write("etc/vllm-edge/long", "x" * (support.LONGEST_FILE + 1))
     host.link("etc/vllm-edge/circle", "circle")
+    host.write("var/lib/vllm-edge/observations.json", '{"e2b": {"weights_mib": 9800}}')
+    host.write("var/lib/vllm-edge/engines/e2b.json", '{"phase": "serving"}')
     texts = support.collect(host.reader, host.examine())
     assert "left out" in texts[next(name for name in texts if name.endswith("/long"))]
+    found = {name.rpartition("var/lib/vllm-edge/")[2]: text for name, text in texts.items()}
+    assert found["observations.json"] == '{"e2b": {"weights_mib": 9800}}'
+    assert found["engines/e2b.json"] == '{"phase": "serving"}' and "580" in found["image.json"]
 
 
 @pytest.mark.parametrize(
@@ -202,15 +193,13 @@ def test_a_part_whose_program_hangs_says_so_and_the_others_are_there(
         assert "did not end within 30 s" in found[part] and "import ctypes" not in found[part], part
 
 
-def test_a_bare_host_has_every_part(tmp_path: Path) -> None:
+def test_a_bare_host_has_every_part_and_iommu_groups_have_their_type_and_devices(tmp_path: Path) -> None:
     found = collected(FakeHost(tmp_path))
     assert {part for part in PARTS if not part.endswith("e2b")} <= found.keys()
     assert found["image"] == "no image is recorded\n"
     assert found["runc"] == "'runc' cannot be run: No such file or directory\n"
     assert found["iommu-groups"].endswith("sys/kernel/iommu_groups: No such file or directory\n")
-
-
-def test_iommu_groups_have_their_type_and_devices(host: FakeHost) -> None:
+    host = FakeHost(tmp_path)
     for group, kind, bus in (("2", "identity", BUSES[0]), ("11", "DMA-FQ", BUSES[1])):
         host.write(f"sys/kernel/iommu_groups/{group}/type", f"{kind}\n")
         host.write(f"sys/kernel/iommu_groups/{group}/devices/{bus}")
@@ -229,14 +218,6 @@ def test_the_start_of_an_engine_is_in_the_order_of_its_times(host: FakeHost) -> 
     host.answers["docker logs"] = Ran(0, "begin " + "x" * evidence.LONGEST)
     text = collected(host)["start-of-e2b"]
     assert "\nbegin xxx" in text and "6 more characters" in text and len(text) < evidence.LONGEST + 200
-
-
-def test_records_of_the_host_are_in_the_report(host: FakeHost) -> None:
-    host.write("var/lib/vllm-edge/observations.json", '{"e2b": {"weights_mib": 9800}}')
-    host.write("var/lib/vllm-edge/engines/e2b.json", '{"phase": "serving"}')
-    found = {name.rpartition("var/lib/vllm-edge/")[2]: text for name, text in collected(host).items()}
-    assert found["observations.json"] == '{"e2b": {"weights_mib": 9800}}'
-    assert found["engines/e2b.json"] == '{"phase": "serving"}' and "580" in found["image.json"]
 
 
 # ---- CUDA is asked where it disturbs nobody ------------------------------------------------------------------------
@@ -262,15 +243,15 @@ def test_a_new_container_gets_the_gpus_that_nobody_uses(host: FakeHost) -> None:
     assert f"docker rm --force {evidence.PROBE_CONTAINER}" in host.asked
 
 
-@pytest.mark.parametrize("state", ["activating", "deactivating", "reloading"])
-def test_an_engine_that_starts_or_stops_keeps_its_gpu_to_itself(host: FakeHost, state: str) -> None:
+@pytest.mark.parametrize(
+    ("state", "asked"),
+    [("activating", GPUS[1:]), ("deactivating", GPUS[1:]), ("reloading", GPUS[1:]), ("inactive", GPUS)],
+)
+def test_an_engine_that_starts_or_stops_keeps_its_gpu_to_itself(
+    host: FakeHost, state: str, asked: tuple[str, ...]
+) -> None:
     host.unit("vllm-e2b.service", ActiveState=state)
-    assert probed(host)[0] == {GPUS[1]}
-
-
-def test_the_gpu_of_a_stopped_engine_is_asked(host: FakeHost) -> None:
-    host.unit("vllm-e2b.service", ActiveState="inactive")
-    assert probed(host)[0] == set(GPUS)
+    assert probed(host)[0] == set(asked)
 
 
 NOT_SURE: dict[str, tuple[Callable[[FakeHost], object], str]] = {

@@ -100,24 +100,20 @@ def ask(run_module: Callable[..., dict[str, Any]], host: FakeHost) -> Callable[.
     return partial(run_module, "gpu_topology", replace={"DriverReader": lambda: host.reader})
 
 
-def test_the_module_for_roles(ask: Callable[..., dict[str, Any]], host: FakeHost) -> None:
-    assert ask({})["environment"] == {}
+def test_the_module_reads_what_it_judges_and_no_more(
+    ask: Callable[..., dict[str, Any]], host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Reader, "plain", lambda self, path: pytest.fail(f"{path} was read"))
+    assert ask({"peer_to_peer": "auto"})["environment"] == {}
+    assert [line.split(" --format")[0] for line in host.asked] == [
+        "nvidia-smi --query-gpu=uuid,pci.bus_id",
+        "nvidia-smi topo -p2p r",
+    ]
     bridge = host.bus(BUSES[1])
     (bridge / "config").write_bytes(acs(0x1D))
     found = ask({}, check=True)
     assert (found["rc"], found["changed"], found["environment"]) == (0, False, {"NCCL_P2P_DISABLE": "1"})
     assert found["arguments"] == ["--disable-custom-all-reduce"] and bridge.name in found["reasons"][0]
-
-
-def test_the_module_reads_what_it_judges_and_no_more(
-    ask: Callable[..., dict[str, Any]], host: FakeHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Reader, "plain", lambda self, path: pytest.fail(f"{path} was read"))
-    assert ask({"peer_to_peer": "auto"})["rc"] == 0
-    assert [line.split(" --format")[0] for line in host.asked] == [
-        "nvidia-smi --query-gpu=uuid,pci.bus_id",
-        "nvidia-smi topo -p2p r",
-    ]
 
 
 def test_the_small_look_and_the_whole_one_agree(host: FakeHost) -> None:
@@ -171,11 +167,8 @@ def test_xids() -> None:
     found = topology.parse_xids(text)
     assert [(xid.bus, xid.number) for xid in found] == [("0000:17:00", 79), ("0000:b1:00", 31)]
     assert "fallen off the bus" in found[0].line
-
-
-def test_a_grave_xid_is_not_hidden_by_others() -> None:
-    xids = (Xid("0000:17:00", 48, "48"), Xid("0000:17:00", 31, "31"))
-    assert check(checks_of.check_xids, Topology((ONE,), {}, xids)).state == "fail"
+    grave_first = Topology((ONE,), {}, (Xid("0000:17:00", 48, "48"), Xid("0000:17:00", 31, "31")))
+    assert check(checks_of.check_xids, grave_first).state == "fail", "it is not hidden by others"
 
 
 def test_gpus_of_one_engine_on_two_nodes(host: FakeHost) -> None:

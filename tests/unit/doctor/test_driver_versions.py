@@ -20,16 +20,14 @@ BOTH = dict.fromkeys(LIBRARIES, DRIVER)
 GENERATED, STATIC = "/var/run/cdi/nvidia.yaml", "/etc/cdi/nvidia.yaml"
 
 
-def test_a_host(host: FakeHost) -> None:
-    found = read_versions(host.root)
-    assert found == DriverVersions(DRIVER, BOTH, {GENERATED: (DRIVER,)})
-    assert explain_mismatch(found) is None
-
-
-def test_nothing_is_known_of_a_host_without_a_driver(tmp_path: Path) -> None:
-    found = read_versions(tmp_path)
-    assert found == DriverVersions()
-    assert explain_mismatch(found) is None
+def test_a_host_and_one_of_which_nothing_is_known(host: FakeHost, tmp_path: Path) -> None:
+    (tmp_path / "bare").mkdir()
+    for root, known in (
+        (host.root, DriverVersions(DRIVER, BOTH, {GENERATED: (DRIVER,)})),
+        (tmp_path / "bare", DriverVersions()),
+    ):
+        assert read_versions(root) == known
+        assert explain_mismatch(known) is None
 
 
 def test_libraries_behind_alternatives_with_absolute_links(tmp_path: Path) -> None:
@@ -42,10 +40,7 @@ def test_libraries_behind_alternatives_with_absolute_links(tmp_path: Path) -> No
     )
     host.link("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "/etc/alternatives/nvidia--libnvidia-ml.so.1")
     assert read_versions(tmp_path).libraries == {"libnvidia-ml.so.1": "550.163.01"}
-
-
-def test_links_in_a_circle_and_into_nothing(tmp_path: Path) -> None:
-    host = FakeHost(tmp_path)
+    # In a circle, and into nothing.
     host.link("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "libnvidia-ml.so.1")
     host.link("usr/lib/x86_64-linux-gnu/libcuda.so.1", "../../../gone")
     assert read_versions(tmp_path).libraries == {}
@@ -66,8 +61,6 @@ def test_the_module_by_its_own_file(tmp_path: Path, line: str) -> None:
 @pytest.mark.parametrize(
     ("found", "told", "heals"),
     [
-        (DriverVersions(DRIVER, BOTH, {GENERATED: (DRIVER,)}), "", None),
-        (DriverVersions(DRIVER, BOTH, {}), "", None),
         # A specification that names no library says nothing.
         (DriverVersions(DRIVER, BOTH, {GENERATED: ()}), "", None),
         (DriverVersions("", BOTH, {GENERATED: ("570.1",)}), "", None),

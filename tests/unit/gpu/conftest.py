@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.gpu import owners
@@ -14,25 +13,19 @@ ENGINE_ID = "e" * 64
 FOREIGN_ID = "f" * 64
 
 
-class FakeDocker:
-    """Docker's list of containers: one engine of ours and one container of somebody else."""
-
-    requests = 0
-    containers: tuple[dict[str, Any], ...] = (
-        {"Id": ENGINE_ID, "Names": ["/vllm-e2b"], "Labels": {"vllm-edge.engine": "e2b"}},
-        {"Id": FOREIGN_ID, "Names": ["/someones-notebook"], "Labels": {}},
-    )
-
-    def listed(self) -> list[Container]:
-        self.requests += 1
-        return [parse_listed(entry) for entry in self.containers]
-
-
 @pytest.fixture
-def docker_api(monkeypatch: pytest.MonkeyPatch) -> FakeDocker:
-    fake = FakeDocker()
-    monkeypatch.setattr(DockerEngine, "listed", lambda self: fake.listed())
-    return fake
+def docker_api(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Docker lists one engine of ours and one container of somebody else. A list of what it was asked."""
+    asked: list[str] = []
+    ours = parse_listed({"Id": ENGINE_ID, "Names": ["/vllm-e2b"], "Labels": {"vllm-edge.engine": "e2b"}})
+    theirs = parse_listed({"Id": FOREIGN_ID, "Names": ["/someones-notebook"], "Labels": {}})
+
+    def listed(engine: DockerEngine) -> list[Container]:
+        asked.append("listed")
+        return [ours, theirs]
+
+    monkeypatch.setattr(DockerEngine, "listed", listed)
+    return asked
 
 
 @pytest.fixture

@@ -4,35 +4,24 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_host import Clock
 
 from lab.nvidia.testing import UUIDS, LabRoot
 
-ROOT = Path(__file__).resolve().parents[3]
 Run = Callable[..., dict[str, Any]]
 
 
-class Time:
-    """A clock that the module's sleep moves; `then` is done at the first sleep."""
+class Time(Clock):
+    """A clock that the module's sleep moves."""
 
-    def __init__(self, then: Callable[[], object] = lambda: None) -> None:
-        self.now = 0.0
-        self.then: Callable[[], object] | None = then
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        if self.then is not None:
-            self.then()
-        self.then = None
+    monotonic = Clock.__call__
 
 
 @pytest.fixture
@@ -75,18 +64,13 @@ def test_over_budget(gpus: LabRoot, measure: Run, docker_api: Any, processes: An
         assert words in result["msg"]
 
 
-def test_check_mode_measures_as_well(gpus: LabRoot, measure: Run) -> None:
-    gpus.set_fault(0, "orphan", 900)
-    result = measure({}, check=True)
-    assert (result["rc"], result["gpus"][0]["engine_mib"]) == (1, 900)
-
-
-def test_an_orphan_is_found_after_the_time_to_settle(gpus: LabRoot, measure: Run) -> None:
+def test_an_orphan_is_found_after_the_time_to_settle_in_check_mode_as_well(gpus: LabRoot, measure: Run) -> None:
     gpus.set_fault(3, "orphan", 300)
-    clock = Time()
-    result = measure({}, clock=clock, settle_timeout_s=12)
-    assert (result["rc"], clock.now, result["gpus"][3]["unattributed_mib"]) == (1, 12, 300)
-    assert f"nvidia-smi --gpu-reset -i {UUIDS[3]}" in result["msg"]
+    for check in (False, True):
+        clock = Time()
+        result = measure({}, check=check, clock=clock, settle_timeout_s=12)
+        assert (result["rc"], clock.now, result["gpus"][3]["unattributed_mib"]) == (1, 1012, 300)
+        assert f"nvidia-smi --gpu-reset -i {UUIDS[3]}" in result["msg"]
 
 
 def test_foreign_memory(gpus: LabRoot, measure: Run, docker_api: Any, processes: Any) -> None:
@@ -141,7 +125,9 @@ def test_an_nvml_error_fails_with_its_remedy(gpus: LabRoot, measure: Run) -> Non
 
 
 def test_a_gpu_lost_while_measuring_is_named_with_what_was_read_before(gpus: LabRoot, measure: Run) -> None:
-    result = measure({}, clock=Time(lambda: gpus.set_fault(2, "gpu-lost")))
+    clock = Time()
+    clock.at(1, lambda: gpus.set_fault(2, "gpu-lost"))
+    result = measure({}, clock=clock)
     assert (result["rc"], result["nvml"]["code"], result["nvml"]["gpu"]) == (1, "GPU_IS_LOST", UUIDS[2])
     assert "NVIDIA L4 at 00000000:B1:00.0" in result["msg"]
     assert len(result["gpus"]) == 4
@@ -196,15 +182,12 @@ def test_slots_are_those_of_the_host(
 
 
 def test_memory_that_still_moves_is_a_warning(gpus: LabRoot, measure: Run, docker_api: Any, processes: Any) -> None:
-    class Loading(Time):
-        def sleep(self, seconds: float) -> None:
-            self.now += seconds
-            claim.write_text(str(1000 + 100 * int(self.now)))
-
+    clock = Time()
     with gpus.claim(0, 1000, "engine") as pid:
-        claim = gpus.gpu(0) / "claims" / "engine"
+        for second in range(1, 6):
+            clock.at(second, partial((gpus.gpu(0) / "claims/engine").write_text, str(1000 + 100 * second)))
         processes.engine(pid)
-        result = measure({"0": 20900}, clock=Loading(), settle_timeout_s=5)
+        result = measure({"0": 20900}, clock=clock, settle_timeout_s=5)
     assert (result["rc"], result["settled"], result["gpus"][0]["engine_mib"]) == (0, False, 1500)
     assert "still moved after 5 s" in result["warnings"][0]
 
@@ -212,42 +195,21 @@ def test_memory_that_still_moves_is_a_warning(gpus: LabRoot, measure: Run, docke
 # ---- the interpreter --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter without nvidia-ml-py, as the host's system Python is one."""
-    directory = tmp_path_factory.mktemp("bare")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(directory)], check=True)
-    return directory / "bin" / "python"
+@pytest.mark.parametrize(("module", "given"), [("vram_budget", {"budgets": {}}), ("gpu_slots", {})])
+def test_respawns_once_into_the_interpreter_that_has_nvidia_ml_py(
+    run_module: Run, monkeypatch: pytest.MonkeyPatch, module: str, given: dict[str, Any]
+) -> None:
+    """The scenario `default` does so on a host whose own Python lacks it."""
 
+    def respawn(python: str) -> None:
+        print(json.dumps({"respawned": python}))
+        raise SystemExit(0)
 
-@pytest.fixture
-def ad_hoc(nvml_library: Path, gpus: LabRoot, bare_python: Path, tmp_path: Path) -> Run:
-    """The module as Ansible runs it: packed, sent to an interpreter without nvidia-ml-py."""
-
-    def run(**arguments: Any) -> dict[str, Any]:
-        arguments = {"budgets": {}, "slots_file": str(tmp_path / "none.json"), "settle_timeout_s": 1, **arguments}
-        environment = {**gpus.environment(nvml_library), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-        environment["ANSIBLE_CALLBACK_RESULT_FORMAT"] = "json"
-        environment["ANSIBLE_HOME"] = str(tmp_path / "ansible")
-        environment.pop("PYTHONPATH", None)
-        command = [
-            str(Path(sys.executable).with_name("ansible")), "localhost", "-i", "localhost,", "-c", "local",
-            "-e", f"ansible_python_interpreter={bare_python}", "-m", "vram_budget", "-a", json.dumps(arguments),
-        ]  # fmt: skip
-        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
-        status, _, body = done.stdout.rpartition("localhost | ")[2].partition(" => ")
-        result: dict[str, Any] = json.loads(body or "{}")
-        return {**result, "status": status.strip(), "output": done.stdout + done.stderr}
-
-    return run
-
-
-@pytest.mark.slow
-def test_respawns_into_the_interpreter_that_has_nvidia_ml_py(ad_hoc: Run, gpus: LabRoot) -> None:
-    gpus.set_fault(1, "orphan", 10)
-    result = ad_hoc(python=sys.executable)
-    assert result["status"] == "SUCCESS", result["output"]
-    assert [gpu["used_mib"] for gpu in result["gpus"]] == [0, 10, 0, 0]
+    monkeypatch.setattr("ansible.module_utils.vllm_edge.system.nvml.pynvml_missing", lambda: True)
+    given = {"python": sys.executable, **given}
+    assert run_module(module, given, replace={"respawn_module": respawn})["respawned"] == sys.executable
+    result = run_module(module, given, replace={"has_respawned": lambda: True})
+    assert result["rc"] == 1 and "nvidia-ml-py is not installed in the environment of" in result["msg"]
 
 
 @pytest.mark.parametrize(("check", "rc"), [(True, 0), (False, 1)])
@@ -258,10 +220,3 @@ def test_before_the_host_runtime_is_there(measure: Run, monkeypatch: pytest.Monk
     assert "there is no interpreter /nonexistent/venv/bin/python" in result["msg"]
     assert ("Would measure" in result["msg"]) is check
     assert ("vllm_edge_host" in result["msg"]) is not check
-
-
-@pytest.mark.slow
-def test_an_environment_that_lacks_nvidia_ml_py_fails_with_the_remedy(ad_hoc: Run, bare_python: Path) -> None:
-    result = ad_hoc(python=str(bare_python))
-    assert result["status"] == "FAILED!"
-    assert "nvidia-ml-py is not installed in the environment of" in result["msg"]

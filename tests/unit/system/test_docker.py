@@ -24,15 +24,6 @@ INSPECT: dict[str, Any] = {
     "Id": "c" * 64,
     "Name": "/vllm-e2b",
     "Config": {"Labels": {"vllm-edge.engine": "e2b"}, "Image": "vllm:1"},
-    "State": {
-        "Status": "running",
-        "Pid": 4711,
-        "ExitCode": 0,
-        "OOMKilled": False,
-        "Error": "",
-        "StartedAt": "2026-11-21T03:00:00.123456789Z",
-        "FinishedAt": "0001-01-01T00:00:00Z",
-    },
 }
 STAMP = "2026-11-21T03:00:00.000000001Z"
 
@@ -41,7 +32,7 @@ STAMP = "2026-11-21T03:00:00.000000001Z"
     ("status", "pid", "code"), [("running", 4711, None), ("exited", 0, 137), ("created", 0, None), ("dead", 0, 137)]
 )
 def test_a_container_that_does_not_run_has_no_pid(status: str, pid: int, code: int | None) -> None:
-    found = parse_container({**INSPECT, "State": {**INSPECT["State"], "Status": status, "ExitCode": 137}})
+    found = parse_container({**INSPECT, "State": {"Pid": 4711, "Status": status, "ExitCode": 137}})
     assert (found.name, found.labels) == ("vllm-e2b", {"vllm-edge.engine": "e2b"})
     assert (found.running, found.pid, found.exit_code) == (bool(pid), pid, code)
 

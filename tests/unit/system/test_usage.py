@@ -8,14 +8,10 @@ from pathlib import Path
 
 import pytest
 from ansible.module_utils.vllm_edge.system.usage import Usage, read_usage
+from fake_host import write
 
 STAT = "{pid} (VLLM::Worker (TP0)) S {parent} 1 1 0 -1 4194560 900 800 {faults} 5 {ticks} 7 11 13 20 0 4 0\n"
 TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def put(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
 
 
 @pytest.mark.parametrize(
@@ -32,10 +28,10 @@ def put(path: Path, text: str) -> None:
 )
 def test_all_processes_of_the_container_count(tmp_path: Path, cgroup: str, path: str, text: str) -> None:
     for pid, parent in ((10, 1), (20, 10), (30, 20), (40, 1)):
-        put(tmp_path / f"proc/{pid}/stat", STAT.format(pid=pid, parent=parent, faults=pid, ticks=pid * TICKS))
-    put(tmp_path / "proc/self/stat", "not a process")
-    put(tmp_path / "proc/10/cgroup", cgroup)
-    put(tmp_path / "sys/fs/cgroup" / path, text)
+        write(tmp_path / f"proc/{pid}/stat", STAT.format(pid=pid, parent=parent, faults=pid, ticks=pid * TICKS))
+    write(tmp_path / "proc/self/stat", "not a process")
+    write(tmp_path / "proc/10/cgroup", cgroup)
+    write(tmp_path / "sys/fs/cgroup" / path, text)
     found = read_usage(10, tmp_path)
     assert found == Usage(5096, 60 + 15, 60 + 93 / TICKS)
     assert read_usage(11, tmp_path) is None

@@ -7,14 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[4] / "lab" / "engine")]
+from lab.nvidia import testing
 
-from lab_engine_boards import make_gpus
+sys.path.insert(0, str(ROOT / "lab" / "engine"))
 
 
 @pytest.fixture
-def lab_gpu_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def lab_gpu_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> testing.LabRoot:
     monkeypatch.setenv("LAB_GPU_ROOT", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return make_gpus(tmp_path)
+    return testing.create_root(tmp_path)

@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from lab_engine_boards import ENGINE, UUIDS
+from helpers import ROOT
 from vllm_edge_lab import gpus
+
+from lab.nvidia.testing import UUIDS, LabRoot
 
 MIB = 2**20
 HOLD = """
@@ -34,7 +36,7 @@ sys.stdin.read()
 def holder(name: str, mib: int) -> Iterator[subprocess.Popen[str]]:
     """Another process that claims and stays."""
     command = [sys.executable, "-c", HOLD, name, str(mib)]
-    environment = os.environ | {"PYTHONPATH": str(ENGINE)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "lab/engine")}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
@@ -49,27 +51,19 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def fault(gpu: gpus.Gpu, name: str, value: object = "") -> None:
-    (gpu.path / "faults" / name).write_text(f"{value}\n")
-
-
-def test_gpus_in_the_order_of_their_index(lab_gpu_root: Path) -> None:
-    found = gpus.visible_gpus()
-    assert [gpu.uuid for gpu in found] == list(UUIDS)
-    assert found[0].cuda_total == 23_659_151_360
-
-
 @pytest.mark.parametrize(
-    ("wanted", "indices"), [("", []), ("2,0", [2, 0]), (UUIDS[3], [3]), ("GPU-84be", [1]), ("0,9,1", [0])]
+    ("wanted", "indices"),
+    [(None, [0, 1, 2, 3]), ("", []), ("2,0", [2, 0]), (UUIDS[3], [3]), ("GPU-84be", [1]), ("0,9,1", [0])],
 )
 def test_cuda_visible_devices_as_cuda_reads_it(
-    lab_gpu_root: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, indices: list[int]
+    lab_gpu_root: LabRoot, monkeypatch: pytest.MonkeyPatch, wanted: str | None, indices: list[int]
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
-    assert [gpu.index for gpu in gpus.visible_gpus()] == indices
+    if wanted is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
+    assert [(gpu.index, gpu.uuid) for gpu in gpus.visible_gpus()] == [(index, UUIDS[index]) for index in indices]
 
 
-def test_a_claim_lives_as_long_as_its_process(lab_gpu_root: Path) -> None:
+def test_a_claim_lives_as_long_as_its_process(lab_gpu_root: LabRoot) -> None:
     gpu = gpus.visible_gpus()[0]
     with holder("engine", 5000) as process:
         assert said(process) == "held"
@@ -84,7 +78,7 @@ def test_a_claim_lives_as_long_as_its_process(lab_gpu_root: Path) -> None:
     assert gpus.used_mib(gpus.visible_gpus()[1]) == 0
 
 
-def test_what_does_not_fit_is_refused_in_the_words_of_torch(lab_gpu_root: Path) -> None:
+def test_what_does_not_fit_is_refused_in_the_words_of_torch(lab_gpu_root: LabRoot) -> None:
     gpu = gpus.visible_gpus()[0]
     with holder("first", 20_000) as first, holder("second", 3_000) as second:
         assert {said(first).split()[0], said(second).split()[0]} == {"held", "refused"}
@@ -102,18 +96,18 @@ def test_what_does_not_fit_is_refused_in_the_words_of_torch(lab_gpu_root: Path) 
         os.close(claim._descriptor)
 
 
-def test_slow_release_keeps_the_memory_of_the_dead_for_a_while(lab_gpu_root: Path) -> None:
+def test_slow_release_keeps_the_memory_of_the_dead_for_a_while(lab_gpu_root: LabRoot) -> None:
     gpu = gpus.visible_gpus()[0]
-    fault(gpu, "slow-release", 60)
+    lab_gpu_root.set_fault(0, "slow-release", 60)
     with holder("engine", 7000) as process:
         assert said(process) == "held"
     assert gpus.used_mib(gpu) == 7000
     claim = gpus.Claim(gpu, "next")
     assert gpus.used_mib(gpu, claim.path) == 7000, "the next claim must not sweep away what the fault still counts"
-    fault(gpu, "slow-release", 0)
+    lab_gpu_root.set_fault(0, "slow-release", 0)
     assert gpus.used_mib(gpu, claim.path) == 0
     os.close(claim._descriptor)
-    (gpu.path / "faults" / "slow-release").unlink()
+    lab_gpu_root.clear_fault(0, "slow-release")
     with holder("dead", 100) as process:
         assert said(process) == "held"
     claim = gpus.Claim(gpu, "last")
@@ -121,13 +115,13 @@ def test_slow_release_keeps_the_memory_of_the_dead_for_a_while(lab_gpu_root: Pat
     os.close(claim._descriptor)
 
 
-def test_memory_nobody_holds_counts_too(lab_gpu_root: Path) -> None:
+def test_memory_nobody_holds_counts_too(lab_gpu_root: LabRoot) -> None:
     gpu = gpus.visible_gpus()[0]
     assert gpus.fault(gpu, "orphan") is None
-    fault(gpu, "orphan", "many")
+    lab_gpu_root.set_fault(0, "orphan", "many")
     assert gpus.used_mib(gpu) == 0, "half-written it is no number"
-    fault(gpu, "orphan", 4096)
-    assert gpus.free_bytes(gpu) == gpu.cuda_total - 4096 * MIB
+    lab_gpu_root.set_fault(0, "orphan", 4096)
+    assert gpus.free_bytes(gpu) == 23_659_151_360 - 4096 * MIB
 
 
 @pytest.mark.parametrize(
@@ -145,7 +139,7 @@ def test_memory_nobody_holds_counts_too(lab_gpu_root: Path) -> None:
     ],
 )
 def test_a_fault_may_be_meant_for_one_engine(
-    lab_gpu_root: Path, monkeypatch: pytest.MonkeyPatch, text: str, value: str | None
+    lab_gpu_root: LabRoot, monkeypatch: pytest.MonkeyPatch, text: str, value: str | None
 ) -> None:
     engine = {
         "model": ["google/gemma-4-E2B-it"],
@@ -153,7 +147,7 @@ def test_a_fault_may_be_meant_for_one_engine(
         "max_model_len": ["4096"],
     }
     monkeypatch.setenv(gpus.IDENTITY, json.dumps(engine))
-    fault(gpus.visible_gpus()[1], "engine-slow-load", text)
+    lab_gpu_root.set_fault(1, "engine-slow-load", text)
     assert gpus.fault(gpus.visible_gpus()[1], "engine-slow-load") == value
     assert gpus.fault_of(gpus.visible_gpus(), "engine-slow-load") == value
     monkeypatch.delenv(gpus.IDENTITY)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from vllm_edge_lab import command, encoders, gpus, physics
 
+from lab.nvidia.testing import LabRoot, create_root
+
 WORKER = ["--worker-cls", command.WORKER]
 DEFAULTS = ["--max-num-seqs", "256", "--max-num-batched-tokens", "2048"]
 
@@ -52,24 +54,16 @@ def test_a_batch_holds_a_video_where_the_real_model_sees_it_both_ways(
 
 
 @pytest.mark.parametrize(
-    ("name", "total_mib", "defaults"),
-    [
-        ("NVIDIA L4", 23034, (256, 2048)),
-        ("NVIDIA A100-SXM4-80GB", 81920, (256, 2048)),
-        ("NVIDIA H100 80GB HBM3", 81559, (1024, 8192)),
-        ("NVIDIA B200", 183359, (1024, 16384)),
-    ],
+    ("card", "sequences", "tokens"),
+    [("L4", 256, 2048), ("A100", 256, 2048), ("H100", 1024, 8192), ("NVIDIA B200:183359:10.0", 1024, 16384)],
 )
 def test_defaults_of_a_batch_are_those_of_the_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, total_mib: int, defaults: tuple[int, int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: str, sequences: int, tokens: int
 ) -> None:
-    gpu = tmp_path / "gpus" / "GPU-1"
-    gpu.mkdir(parents=True)
-    (gpu / "board").write_text(f"index=0\nuuid=GPU-1\nname={name}\ntotal_mib={total_mib}\nreserved_mib=470\n")
+    create_root(tmp_path, card)
     monkeypatch.setenv("LAB_GPU_ROOT", str(tmp_path))
-    run = command.rewrite(["/models/x"])
-    sequences, tokens = map(str, defaults)
-    assert run == ["/models/x", "--max-num-seqs", sequences, "--max-num-batched-tokens", tokens, *WORKER]
+    defaults = ["--max-num-seqs", str(sequences), "--max-num-batched-tokens", str(tokens)]
+    assert command.rewrite(["/models/x"]) == ["/models/x", *defaults, *WORKER]
 
 
 @pytest.mark.parametrize("has_share", [True, False])
@@ -105,7 +99,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[str]:
 
 
 def test_serving_puts_the_simulated_gpus_under_the_real_command(
-    lab_gpu_root: Path, monkeypatch: pytest.MonkeyPatch
+    lab_gpu_root: LabRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("CXX", "TORCHDYNAMO_DISABLE", gpus.IDENTITY):
         monkeypatch.setenv(name, "")
@@ -115,13 +109,12 @@ def test_serving_puts_the_simulated_gpus_under_the_real_command(
     assert json.loads(os.environ[gpus.IDENTITY]) == {"model": ["/models/x"]}
 
 
-def test_the_fault_takes_the_compiler_away(lab_gpu_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fault_takes_the_compiler_away(lab_gpu_root: LabRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(gpus.IDENTITY, "")
     monkeypatch.setenv("CXX", "g++")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/cache/kernels")
     monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
-    gpu = sorted((lab_gpu_root / "gpus").iterdir())[0]
-    (gpu / "faults" / "engine-dies-on-first-completion").touch()
+    lab_gpu_root.set_fault(0, "engine-dies-on-first-completion")
     run(monkeypatch, "serve", "/models/x")
     assert os.environ["CXX"] == command.NO_COMPILER and "TORCHDYNAMO_DISABLE" not in os.environ
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] != "/cache/kernels", "a kernel compiled earlier would hide the fault"

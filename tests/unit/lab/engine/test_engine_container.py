@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_engine_boards import ENGINE, UUIDS, make_gpus
+from helpers import ROOT
 from vllm_edge_lab import gpus, physics
 
 from lab.nvidia import testing
-from lab.nvidia.versions import DRIVER_VERSION
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
 
@@ -53,7 +52,7 @@ def image() -> str:
 @pytest.fixture(scope="module")
 def models(image: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("models") / "hub"
-    build = ENGINE.parent / "models" / "build.py"
+    build = ROOT / "lab/models/build.py"
     subprocess.run(["python3", str(build), "--image", image, "--out", str(out)], check=True)
     return out
 
@@ -112,7 +111,7 @@ class Engine:
 @pytest.fixture
 def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> gpus.Gpu:
     monkeypatch.setenv("LAB_GPU_ROOT", str(tmp_path))
-    make_gpus(tmp_path)
+    testing.create_root(tmp_path)
     return gpus.visible_gpus()[1]
 
 
@@ -126,7 +125,6 @@ def engine(image: str, models: Path, board: gpus.Gpu, tmp_path: Path) -> Iterato
     command += ["--label=vllm-edge-lab=test", "--env=HOME=/cache", "--env=HF_HUB_OFFLINE=1"]
     command += [f"--volume={cache}:/cache", f"--volume={models / REPOSITORY}:/models/e4b:ro"]
     # With LAB_GPU_ROOT the device nodes, which are nobody's here, are not asked for.
-    testing.LabRoot(tmp_path).set_module(DRIVER_VERSION)
     library = testing.build_cuda(tmp_path / "driver")
     command += ["--env=LAB_GPU_ROOT=/var/lib/lab-gpu", f"--volume={tmp_path / 'module'}:/var/lib/lab-gpu/module:ro"]
     command += [f"--volume={library}:/usr/lib/x86_64-linux-gnu/libcuda.so.1:ro"]
@@ -161,7 +159,7 @@ def test_it_serves_and_holds_the_real_models_memory(engine: Engine) -> None:
 
     need = physics.need(
         REPOSITORY,
-        gpu_uuid=UUIDS[1],
+        gpu_uuid=testing.UUIDS[1],
         cuda_total=engine.gpu.cuda_total,
         tensor_parallel_size=1,
         gpu_memory_utilization=0.92,

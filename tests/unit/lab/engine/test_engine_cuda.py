@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from lab_engine_boards import ENGINE
+from helpers import ROOT
 
 from lab.nvidia import testing
 
@@ -36,7 +36,7 @@ def test_a_worker_ends_with_torchs_sentence(tmp_path: Path, nodes: tuple[str, ..
     gpus.set_nodes(*nodes)
     if fault:
         gpus.set_fault(0, "cuda-init-fails", fault)
-    environment = gpus.environment(testing.build_cuda(tmp_path)) | {"PYTHONPATH": str(ENGINE)}
+    environment = gpus.environment(testing.build_cuda(tmp_path)) | {"PYTHONPATH": str(ROOT / "lab/engine")}
     command = [sys.executable, "-c", "from vllm_edge_lab import cuda; cuda.initialise()"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == (1 if said else 0)
@@ -45,5 +45,6 @@ def test_a_worker_ends_with_torchs_sentence(tmp_path: Path, nodes: tuple[str, ..
 
 def test_a_worker_without_a_driver(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from vllm_edge_lab import cuda; cuda.initialise('libcuda-absent.so.1')"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ENGINE)})
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "lab/engine")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert "RuntimeError: Found no NVIDIA driver on your system." in done.stderr

@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lab_engine_boards import UUIDS
 from vllm_edge_lab import physics
+
+from lab.nvidia.testing import UUIDS
 
 L4 = 23_659_151_360
 MIB = 2**20

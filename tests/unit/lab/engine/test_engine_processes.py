@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_engine_boards import ENGINE
+from helpers import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ if __name__ == "__main__":
 def test_processes_are_as_if_they_had_been_spawned_but_need_not_import_again(way: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    environment = dict(os.environ, PYTHONPATH=str(ENGINE))
+    environment = dict(os.environ, PYTHONPATH=str(ROOT / "lab/engine"))
     done = subprocess.run(
         [sys.executable, str(program), way], env=environment, stdout=subprocess.PIPE, text=True, timeout=100, check=True
     )

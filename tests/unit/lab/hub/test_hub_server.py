@@ -33,10 +33,6 @@ class World:
         self.url = f"http://127.0.0.1:{hub.server_address[1]}"
         self.api = HfApi(endpoint=self.url, token=False)
 
-    def files(self) -> dict[str, Any]:
-        info = self.api.model_info(REPOSITORY, files_metadata=True)
-        return {file.rfilename: file for file in info.siblings or []}
-
     def set_faults(self, *faults: dict[str, Any]) -> None:
         (self.state / "faults.json").write_text(json.dumps(faults))
 
@@ -76,10 +72,16 @@ def test_main_is_a_commit_that_follows_from_the_content(world: World) -> None:
     assert after != before
     with pytest.raises(RevisionNotFoundError):
         world.api.model_info(REPOSITORY, revision=before)
+    # A repository that is added while the hub runs.
+    (world.state / "example" / "late").mkdir(parents=True)
+    (world.state / "example" / "late" / "config.json").write_bytes(CONFIG)
+    assert [file.rfilename for file in world.api.model_info("example/late").siblings or []] == ["config.json"]
+    assert world.api.model_info(REPOSITORY).sha == after
 
 
 def test_metadata_names_sizes_and_hashes(world: World) -> None:
-    siblings = world.files()
+    info = world.api.model_info(REPOSITORY, files_metadata=True)
+    siblings = {file.rfilename: file for file in info.siblings or []}
     assert set(siblings) == {"config.json", "model.safetensors", "extra/notes.txt"}
     weights, config = siblings["model.safetensors"], siblings["config.json"]
     assert weights.size == len(WEIGHTS)
@@ -100,25 +102,22 @@ def test_tree_lists_folders_and_pages_nothing_away(world: World) -> None:
     assert [info.path for info in world.api.get_paths_info(REPOSITORY, ["config.json"])] == ["config.json"]
 
 
-def test_an_interrupted_download_is_resumed_where_it_stopped(world: World) -> None:
-    path = world.get(f"/{REPOSITORY}/resolve/main/model.safetensors")[1]["Location"]
-    status, headers, body = world.get(path, Range="bytes=1000-")
-    assert (status, body) == (206, WEIGHTS[1000:])
-    assert headers["Content-Range"] == f"bytes 1000-{len(WEIGHTS) - 1}/{len(WEIGHTS)}"
-    assert world.get(path, Range="bytes=0-9")[2] == WEIGHTS[:10]
-    assert world.get(path, Range="bytes=-10")[2] == WEIGHTS[-10:]
-    assert world.get(path, Range=f"bytes={len(WEIGHTS)}-")[0] == 416
-
-
-def test_resolve_says_what_the_client_verifies_by(world: World) -> None:
+def test_resolve_says_what_the_client_verifies_by_and_a_download_is_resumed_where_it_stopped(world: World) -> None:
     commit = world.api.model_info(REPOSITORY).sha
     _, headers, _ = world.get(f"/{REPOSITORY}/resolve/main/model.safetensors")
     digest = hashlib.sha256(WEIGHTS).hexdigest()
     assert headers["X-Repo-Commit"] == commit
     assert (headers["X-Linked-ETag"], headers["X-Linked-Size"]) == (f'"{digest}"', str(len(WEIGHTS)))
     assert headers["Content-Length"] == "0" and "X-Xet-Hash" not in headers
-    _, stored, body = world.get(headers["Location"])
+    place = headers["Location"]
+    _, stored, body = world.get(place)
     assert (stored["Accept-Ranges"], body) == ("bytes", WEIGHTS) and digest not in stored["ETag"]
+    status, headers, body = world.get(place, Range="bytes=1000-")
+    assert (status, body) == (206, WEIGHTS[1000:])
+    assert headers["Content-Range"] == f"bytes 1000-{len(WEIGHTS) - 1}/{len(WEIGHTS)}"
+    assert world.get(place, Range="bytes=0-9")[2] == WEIGHTS[:10]
+    assert world.get(place, Range="bytes=-10")[2] == WEIGHTS[-10:]
+    assert world.get(place, Range=f"bytes={len(WEIGHTS)}-")[0] == 416
     world.hub.xet = True
     _, headers, _ = world.get(f"/{REPOSITORY}/resolve/main/model.safetensors")
     assert len(headers["X-Xet-Hash"]) == 64 and "/xet-read-token/" in headers["Link"]
@@ -181,13 +180,6 @@ def test_corrupt_bytes_keep_the_stated_hash_and_slow_ones_arrive(world: World) -
     assert body[1:] == CONFIG[1:] and body[0] == CONFIG[0] ^ 0xFF
     assert headers["ETag"] == f'"{hashlib.sha1(b"blob %d" % len(CONFIG) + bytes(1) + CONFIG).hexdigest()}"'
     assert time.monotonic() - begin > 0.15
-
-
-def test_a_repository_can_be_added_while_the_hub_runs(world: World) -> None:
-    (world.state / "example" / "late").mkdir(parents=True)
-    (world.state / "example" / "late" / "config.json").write_bytes(CONFIG)
-    assert [file.rfilename for file in world.api.model_info("example/late").siblings or []] == ["config.json"]
-    assert world.api.model_info(REPOSITORY).sha is not None
 
 
 def test_the_log_counts_the_bytes_that_went_out(world: World) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -54,9 +53,3 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("vendors") / "apt"
     subprocess.run([sys.executable, NVIDIA / "build.py", "--out", out], check=True)
     return out
-
-
-@pytest.fixture(scope="session")
-def fingerprints(repositories: Path) -> dict[str, dict[str, str]]:
-    content: dict[str, dict[str, str]] = json.loads((repositories / "fingerprints.json").read_text())
-    return content

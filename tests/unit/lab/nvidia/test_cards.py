@@ -56,7 +56,6 @@ def test_the_text_names_the_cards(text: str, names: list[str], mib: list[int]) -
     [
         ("L5", '"L5" is not a card'),
         ("4xL4,", '"" is not a card'),
-        ("9xL4", "1 to 8 GPUs"),
         ("4xL4,5xL4", "1 to 8 GPUs"),
         ("0xL4", "1 to 8 GPUs"),
         ("NVIDIA B200:183359", "is not a card"),

@@ -161,19 +161,14 @@ def test_cuda_and_nvml_name_the_same_cards(cuda: Callable[..., Any], gpus: testi
     assert uuids[2][0] == 101
 
 
-@pytest.fixture(scope="session")
-def modprobe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiler.modprobe_program(tmp_path_factory.mktemp("modprobe") / "nvidia-modprobe")
-
-
 @pytest.mark.skipif("os.geteuid() != 0", reason="others make nodes through a setuid program")
 def test_only_those_make_nodes_who_do_in_reality(
     cuda: Callable[..., Any],
     gpus: testing.LabRoot,
     lab_gpu: Cuda,
     smi: Cuda,
-    modprobe: Path,
     nvml_library: Path,
+    tmp_path: Path,
 ) -> None:
     cards = {"nvidiactl", "nvidia0", "nvidia1", "nvidia2", "nvidia3"}
     uvm = {"nvidia-uvm", "nvidia-uvm-tools"}
@@ -187,6 +182,7 @@ def test_only_those_make_nodes_who_do_in_reality(
     assert lab_gpu("module", "load", DRIVER_VERSION, "--name", "nvidia_uvm").returncode == 0
     assert gpus.nodes() == cards
     run = {"env": gpus.environment(nvml_library), "check": True}
+    modprobe = compiler.modprobe_program(tmp_path / "nvidia-modprobe")
     subprocess.run([modprobe, "-u"], **run)
     assert gpus.nodes() == cards, "-u alone loads the module"
     subprocess.run([modprobe, "-c0", "-u"], **run)

