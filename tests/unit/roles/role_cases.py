@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from helpers import ROOT, run_playbook, start_warm_python
 
@@ -27,12 +28,8 @@ def read_empty_result(module: str) -> dict[str, Any]:
 
 def platform(distribution: str, version: str) -> dict[str, str]:
     """What Ansible gathers of a distribution."""
-    major = version.partition(".")[0]
-    return {
-        "distribution": distribution,
-        "distribution_version": version,
-        "distribution_major_version": major,
-    }
+    facts = {"distribution": distribution, "distribution_version": version}
+    return facts | {"distribution_major_version": version.partition(".")[0]}
 
 
 def write_program(path: Path, script: str) -> None:
@@ -154,6 +151,16 @@ class Cases:
             text = " ".join(" ".join([*shown, *host.pop("texts")]).split())
             played[name] = Played(**host, text=text)
         return played
+
+    def make_test(self) -> Callable[..., None]:
+        """The test of the file that has these CASES."""
+
+        @pytest.mark.slow
+        @pytest.mark.parametrize("case", self.steps)
+        def test_case(run_case: Callable[[str], Any], case: str, seen: Callable[[str, Any], None]) -> None:
+            seen(case, run_case(case))
+
+        return test_case
 
 
 def name_host(case: str) -> str:

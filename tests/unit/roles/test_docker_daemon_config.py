@@ -22,7 +22,6 @@ def module(load_module: Callable[[str], ModuleType]) -> ModuleType:
 @pytest.mark.parametrize(
     ("current", "wanted", "expected"),
     [
-        ({}, {"a": 1}, {"a": 1}),
         ({"a": 1, "b": 2}, {"a": 3}, {"a": 3, "b": 2}),
         ({"l": ["x"]}, {"l": ["y", "x"]}, {"l": ["x", "y"]}),
         ({"f": {"x": True}}, {"f": {"cdi": True}}, {"f": {"x": True, "cdi": True}}),

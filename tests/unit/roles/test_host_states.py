@@ -42,13 +42,9 @@ PACKAGES = (
 
 def test_packages_installed_held_and_half_installed() -> None:
     packages, half = packaging.parse_packages(PACKAGES)
-    assert {name: package["held"] for name, package in packages.items()} == {
-        "nvidia-driver-cuda": True,
-        "libnvidia-ml1": False,
-        "nvidia-container-toolkit": True,
-        "nvidia-driver-pinning-580": False,
-        "linux-image-amd64": False,
-    }
+    held = {name: package["held"] for name, package in packages.items()}
+    of_others = dict.fromkeys(("libnvidia-ml1", "nvidia-driver-pinning-580", "linux-image-amd64"), False)
+    assert held == {"nvidia-driver-cuda": True, "nvidia-container-toolkit": True, **of_others}
     assert half == ["nvidia-kernel-open-dkms"]
 
 
@@ -90,8 +86,6 @@ nvidia-persistenced:
  *** 570.1-1 100
         100 /var/lib/dpkg/status
 """
-
-
 MIRROR = "http://mirror.example.org/debian"
 SOURCES = f"""Package files:
  100 /var/lib/dpkg/status
@@ -130,7 +124,6 @@ def test_headers_that_dkms_needs(
 
 
 UNIT = "Id=nvidia-persistenced.service\nLoadState=loaded\nUnitFileState=enabled\nActiveState={}\n"
-KERNEL = "6.12.48+deb13-amd64"
 
 
 @pytest.fixture
@@ -141,20 +134,21 @@ def bare_host(program: Callable[[str, str], None], tmp_path: Path) -> dict[str, 
         'case $1$2 in madison*) cat "$STATE/madison";; policy) cat "$STATE/sources";; show*) cat "$STATE/show";; '
         '*) cat "$STATE/policy";; esac',
     )
-    (tmp_path / "madison").write_text("linux-headers-amd64 | 6.12.48-1 | http://x\n")
-    (tmp_path / "sources").write_text(SOURCES)
-    (tmp_path / "show").write_text("")
     # A version only where the kernel of a file is asked for.
     program("modinfo", 'case $1 in -k) cat "$STATE/on-disk-$2";; *) cat "$STATE/signer";; esac')
-    (tmp_path / "signer").write_text("")
     program("systemctl", 'cat "$STATE/unit"')
-    (tmp_path / "unit").write_text(UNIT.format("inactive"))
     program("nvidia-smi", f'printf "{GPUS[0]}, Enabled\\n{GPUS[1]}, Disabled\\n"')
-    (tmp_path / "packages").write_text("linux-image-amd64\tii \t6.12.48-1\n")
     root = tmp_path / "root"
     (root / "proc/sys/kernel/random").mkdir(parents=True)
-    (root / "proc/sys/kernel/osrelease").write_text("6.12.48+deb13-amd64\n")
-    (root / "proc/sys/kernel/random/boot_id").write_text("boot\n")
+    for name, text in {
+        "madison": "linux-headers-amd64 | 6.12.48-1 | http://x\n",
+        "sources": SOURCES,
+        "unit": UNIT.format("inactive"),
+        "packages": "linux-image-amd64\tii \t6.12.48-1\n",
+        "root/proc/sys/kernel/osrelease": "6.12.48+deb13-amd64\n",
+        "root/proc/sys/kernel/random/boot_id": "boot\n",
+    }.items():
+        (tmp_path / name).write_text(text)
     return {
         "lead_package": "nvidia-driver-cuda",
         "source": "nvidia",
@@ -385,26 +379,18 @@ def test_devices_and_gpus(runtime: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "missing", "gone", "versions", "driver", "said"),
+    ("devices_missing_gone_versions", "said"),
     [
-        (["d"], [], [], ["580.1"], "580.1", ""),
-        (["d"], [], [], [], "580.1", ""),
-        ([], [], [], [], "580.1", "no CDI specification"),
-        (["d"], ["GPU-a"], [], ["580.1"], "580.1", "does not name GPU-a"),
-        (["d"], [], ["GPU-b"], ["580.1"], "580.1", "names GPU-b"),
-        (["d"], [], [], ["570.1"], "580.1", "made for driver 570.1, the host has 580.1"),
+        ((["d"], [], [], ["580.1"]), ""),
+        ((["d"], [], [], []), ""),
+        (([], [], [], []), "no CDI specification"),
+        ((["d"], ["GPU-a"], [], ["580.1"]), "does not name GPU-a"),
+        ((["d"], [], ["GPU-b"], ["580.1"]), "names GPU-b"),
+        ((["d"], [], [], ["570.1"]), "made for driver 570.1, the host has 580.1"),
     ],
 )
-def test_when_a_specification_is_stale(
-    runtime: ModuleType,
-    devices: list[str],
-    missing: list[str],
-    gone: list[str],
-    versions: list[str],
-    driver: str,
-    said: str,
-) -> None:
-    found = runtime.explain(devices, missing, gone, versions, driver)
+def test_when_a_specification_is_stale(runtime: ModuleType, devices_missing_gone_versions: Any, said: str) -> None:
+    found = runtime.explain(*devices_missing_gone_versions, "580.1")
     assert said in found and bool(said) == bool(found)
 
 
@@ -417,9 +403,7 @@ def test_when_a_specification_is_stale(
         ("nvidia.yaml.bak", SPEC, False),
     ],
 )
-def test_specifications_of_nvidias_gpus(
-    runtime: ModuleType, tmp_path: Path, name: str, text: str, counts: bool
-) -> None:
+def test_specifications_of_nvidias_gpus(runtime: Any, tmp_path: Path, name: str, text: str, counts: bool) -> None:
     (tmp_path / name).write_text(text)
     assert bool(runtime.gpu_specs(str(tmp_path))) is counts
 
