@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from role_cases import write_program
+from helpers import write_program
 
 
 @pytest.fixture

@@ -27,7 +27,6 @@ E: Some files failed to download
 GONE = f"""Err:1 {VENDOR}  libnvidia-container-tools 1.18.2-1
   404  Not Found [IP: 127.0.0.1 80]
 E: Failed to fetch {VENDOR}/./libnvidia-container-tools_1.18.2-1_amd64.deb  404  Not Found [IP: 127.0.0.1 80]
-E: Some files failed to download
 """
 DAMAGED = f"""Err:1 {VENDOR}  libnvidia-container1 1.18.2-1
   Hash Sum mismatch
@@ -35,7 +34,6 @@ E: Failed to fetch {VENDOR}/./libnvidia-container1_1.18.2-1_amd64.deb  Hash Sum 
    Hashes of expected file:
     - SHA256:a74d38d059fe86b18177f44d0a1327d1e6ca8392592a8e80b73ffe919f5383dc
    Last modification reported: Sat, 21 Nov 2026 13:26:25 +0000
-E: Some files failed to download
 """
 DROPPED = """Err:2 http://deb.debian.org/debian sid InRelease
   Unable to connect to deb.debian.org:http:
@@ -52,7 +50,6 @@ OTHER_KEY = f"""Err:1 {VENDOR}  InRelease
 W: An error occurred during the signature verification. The repository is not updated.
 E: Failed to fetch {VENDOR}/InRelease  Sub-process /usr/bin/sqv returned an error code (1), error message is: \
 Missing key D348, which is needed.
-E: Some index files failed to download. They have been ignored, or old ones used instead.
 """
 OTHER_KEY_AT_FIRST = f"""Err:1 {VENDOR}  InRelease
   Sub-process /usr/bin/sqv returned an error code (1), error message is: Missing key D348, which is needed.
@@ -178,9 +175,7 @@ def test_versions_that_are_not_there() -> None:
     several = apt.describe_unknown([("a", "9"), ("b", "9"), ("c", "9")], offered, "")
     assert "has a, b 9 (there is 2, 1), c 9: name a" in several
     unread = why(NOT_OFFERED, update=DROPPED)
-    assert (
-        "Not every index could be read: the index could not be downloaded from http://deb.debian.org/debian" in unread
-    )
+    assert "Not every index could be read: the index could not be downloaded from http://deb.debian.org/d" in unread
     assert unread.count("connection timed out") == 1
 
 
@@ -306,7 +301,7 @@ done
 
 
 @pytest.fixture
-def args(tmp_path: Path, program: Callable[[str, str], None]) -> dict[str, Any]:
+def run(run_module: RunModule, tmp_path: Path, program: Callable[[str, str], None]) -> RunModule:
     program("apt-get", APT_GET)
     program("apt-cache", 'case $1 in madison) cat "$STATE/madison";; pkgnames) cat "$STATE/names";; esac')
     (tmp_path / "madison").write_text(
@@ -315,17 +310,8 @@ def args(tmp_path: Path, program: Callable[[str, str], None]) -> dict[str, Any]:
     (tmp_path / "done").write_text(
         "0 upgraded, 1 newly installed, 0 to remove and 0 not upgraded.\nSetting up toolkit (9-1) ...\n"
     )
-    return {
-        "packages": ["toolkit=9-1"],
-        "purpose": "the toolkit",
-        "version_variable": "toolkit_version",
-        "root": str(tmp_path),
-    }
-
-
-@pytest.fixture
-def run(run_module: RunModule, args: dict[str, Any]) -> RunModule:
-    return lambda check=False, **more: run_module("apt_packages", {**args, **more}, check=check)
+    given = {"packages": ["toolkit=9-1"], "purpose": "the toolkit", "version_variable": "toolkit_version"}
+    return lambda **more: run_module("apt_packages", {**given, "root": str(tmp_path), **more})
 
 
 def test_packages_are_installed(run: RunModule, tmp_path: Path) -> None:

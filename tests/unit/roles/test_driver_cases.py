@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from role_cases import Case, Role, Run, Steps, platform, read_empty_result, write_program
+from helpers import write_program
+from role_cases import Case, Role, Run, Steps, platform, read_empty_result
 
 GPUS = [f"GPU-84be2d17-0c59-5f7a-b2f3-5d1a9e82000{index}" for index in range(4)]
 KERNEL = "6.8.0-79-generic"

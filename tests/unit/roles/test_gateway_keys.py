@@ -179,12 +179,7 @@ def make_certificate(directory: Path, name: str, days: int) -> None:
     ],
 )
 def test_an_unfit_certificate_is_refused_on_the_controller(
-    load_module: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    certificate: str,
-    key: str,
-    words: str,
+    load_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, certificate: str, key: str, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, days in (("good", 2), ("other", 2), ("ended", -2)):

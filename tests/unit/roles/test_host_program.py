@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from ansible.module_utils.vllm_edge.releases import Releases
-from helpers import ROOT
-from role_cases import Cases, Run, Steps, write_program
+from helpers import ROOT, write_program
+from role_cases import Cases, Run, Steps
 
 PACKAGES = ("docker", "huggingface_hub", "pynvml")
 PIP = f"""

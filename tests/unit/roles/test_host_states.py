@@ -127,7 +127,8 @@ UNIT = "Id=nvidia-persistenced.service\nLoadState=loaded\nUnitFileState=enabled\
 
 
 @pytest.fixture
-def bare_host(program: Callable[[str, str], None], tmp_path: Path) -> dict[str, Any]:
+def look(run_module: Run, program: Callable[[str, str], None], tmp_path: Path) -> Run:
+    """What the module says of a bare host, to which a test adds."""
     program("dpkg-query", 'cat "$STATE/packages"; exit 1')
     program(
         "apt-cache",
@@ -149,7 +150,7 @@ def bare_host(program: Callable[[str, str], None], tmp_path: Path) -> dict[str, 
         "root/proc/sys/kernel/random/boot_id": "boot\n",
     }.items():
         (tmp_path / name).write_text(text)
-    return {
+    given = {
         "lead_package": "nvidia-driver-cuda",
         "source": "nvidia",
         "archive": "Debian",
@@ -159,12 +160,10 @@ def bare_host(program: Callable[[str, str], None], tmp_path: Path) -> dict[str, 
         "metapackages": METAPACKAGES,
         "root": str(root),
     }
+    return lambda **more: run_module("nvidia_driver_state", given | more, check=True)
 
 
-def test_look_at_a_bare_host_and_at_a_driver(run_module: Run, bare_host: dict[str, Any], tmp_path: Path) -> None:
-    def look() -> dict[str, Any]:
-        return run_module("nvidia_driver_state", bare_host, check=True)
-
+def test_look_at_a_bare_host_and_at_a_driver(look: Run, tmp_path: Path) -> None:
     root = tmp_path / "root"
     bare = look()
     assert (bare["version"], bare["module_version"], bare["headers"], bare["nouveau"]) == ("", "", False, False)
@@ -200,14 +199,12 @@ def test_look_at_a_bare_host_and_at_a_driver(run_module: Run, bare_host: dict[st
     assert look()["recorded"] == "distribution"
 
 
-def test_a_driver_that_is_wholly_of_the_other_source_can_be_kept(
-    run_module: Run, bare_host: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_driver_that_is_wholly_of_the_other_source_can_be_kept(look: Run, tmp_path: Path) -> None:
     (tmp_path / "packages").write_text("libnvidia-ml1\tii \t550.163.01-2\n")
     (tmp_path / "policy").write_text(POLICY.partition("nvidia-driver-cuda:")[0])
-    found = run_module("nvidia_driver_state", bare_host)
+    found = look()
     assert (list(found["foreign"]), found["fitting"]) == (["libnvidia-ml1"], "distribution")
-    wanted = run_module("nvidia_driver_state", bare_host | {"source": "distribution"})
+    wanted = look(source="distribution")
     assert (wanted["foreign"], wanted["fitting"]) == ({}, "")
 
 
@@ -223,7 +220,7 @@ UBUNTU_PACKAGES = (
 
 
 @pytest.fixture
-def ubuntu(bare_host: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+def ubuntu(look: Run, tmp_path: Path) -> Run:
     """Prebuilt modules: the running kernel and a newer one, for which there is none yet, and an older one."""
     root = tmp_path / "root"
     (tmp_path / "packages").write_text(UBUNTU_PACKAGES)
@@ -239,18 +236,13 @@ def ubuntu(bare_host: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     mark.parent.mkdir(parents=True)
     mark.write_text("// Source: distribution\n")
     names = ["nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server"]
-    return bare_host | {
-        "lead_package": names[0],
-        "packages": names,
-        "source": "distribution",
-        "archive": "Ubuntu",
-        "prebuilt": PREBUILT,
-    }
+    given = {"lead_package": names[0], "packages": names, "source": "distribution", "archive": "Ubuntu"}
+    return lambda **more: look(**{**given, "prebuilt": PREBUILT, **more})
 
 
-def test_look_at_prebuilt_modules(run_module: Run, ubuntu: dict[str, Any], tmp_path: Path) -> None:
+def test_look_at_prebuilt_modules(ubuntu: Run, tmp_path: Path) -> None:
     (tmp_path / "madison").write_text(f"{PREBUILT}6.8.0-100-generic | 6.8.0-100.100 | http://x\n")
-    found = run_module("nvidia_driver_state", ubuntu)
+    found = ubuntu()
     assert (found["version"], found["signer"]) == ("580.173.02", "Canonical Ltd. Kernel Module Signing")
     # An older kernel is nobody's next boot; of a newer one the module is wanted where apt knows it.
     assert found["bare_kernels"] == ["6.8.0-100-generic"]
@@ -263,8 +255,7 @@ def test_look_at_prebuilt_modules(run_module: Run, ubuntu: dict[str, Any], tmp_p
     names = ["nvidia-headless-no-dkms-615-server-open", "nvidia-utils-615-server"]
     prebuilt = PREBUILT.replace("580", "615")
     (tmp_path / "madison").write_text(f"{prebuilt}generic | 1 | http://x\n{prebuilt}{UBUNTU} | 1 | http://x\n")
-    newer = ubuntu | {"lead_package": names[0], "packages": names, "branch": "615", "prebuilt": prebuilt}
-    found = run_module("nvidia_driver_state", newer)
+    found = ubuntu(lead_package=names[0], packages=names, branch="615", prebuilt=prebuilt)
     assert (found["version"], found["installed"], len(found["other_branch"])) == ("", "580.173.02", 4)
     assert found["modules_to_install"] == [f"{prebuilt}generic", f"{prebuilt}{UBUNTU}"]
 
@@ -278,7 +269,7 @@ def need(release: str) -> str:
     return f"{common} (<= {release}-1), {common} (>= {release})"
 
 
-def test_what_the_archive_offers(run_module: Run, ubuntu: dict[str, Any], tmp_path: Path) -> None:
+def test_what_the_archive_offers(ubuntu: Run, tmp_path: Path) -> None:
     """A newer kernel, and a driver release with modules for that kernel alone. apt knows the old module no more."""
     (tmp_path / f"on-disk-{UBUNTU}").write_text("580.173.02\n")
     newer = "6.8.0-111-generic"
@@ -289,7 +280,7 @@ def test_what_the_archive_offers(run_module: Run, ubuntu: dict[str, Any], tmp_pa
         f"{PREBUILT}{UBUNTU}": ("6.8.0-79.79", f"linux-image-{UBUNTU}, {need('580.173.02')}"),
     }
     (tmp_path / "show").write_text("".join(show(name, *offer) for name, offer in offers.items()))
-    found = run_module("nvidia_driver_state", ubuntu)
+    found = ubuntu()
     assert (found["candidate"], found["offered_kernel"]) == ("580.178.04", newer)
     assert found["module_releases"] == {f"{PREBUILT}generic": "580.178.04", f"{PREBUILT}{UBUNTU}": "580.173.02"}
     assert (found["next_kernel"], found["next_modules"]) == ("6.8.0-100-generic", [f"{PREBUILT}generic"])
@@ -304,7 +295,7 @@ def test_what_the_archive_offers(run_module: Run, ubuntu: dict[str, Any], tmp_pa
     offers[f"linux-objects-nvidia-580-server-open-{UBUNTU}"] = ("6.8.0-79.79+1", "libc6")
     offers[f"{PREBUILT}{UBUNTU}"] = ("6.8.0-79.79+1", f"linux-image-{UBUNTU}, {need('580.178.04')}")
     (tmp_path / "show").write_text("".join(show(name, *offer) for name, offer in offers.items()))
-    found = run_module("nvidia_driver_state", ubuntu)
+    found = ubuntu()
     objects = f"linux-objects-nvidia-580-server-open-{UBUNTU}"
     assert sorted(found["module_updates"]) == [f"{PREBUILT}{UBUNTU}", f"{PREBUILT}generic", objects]
     assert found["outdated_modules"] == []
@@ -314,13 +305,11 @@ def test_what_the_archive_offers(run_module: Run, ubuntu: dict[str, Any], tmp_pa
     ("variable", "value", "expected"),
     [("SecureBoot", b"\x06\0\0\0\x01", True), ("SecureBoot", b"\x06\0\0\0\0", False), ("Boot0000", b"\1\1", False)],
 )
-def test_secure_boot(
-    run_module: Run, bare_host: dict[str, Any], tmp_path: Path, variable: str, value: bytes, expected: bool
-) -> None:
+def test_secure_boot(look: Run, tmp_path: Path, variable: str, value: bytes, expected: bool) -> None:
     variables = tmp_path / "root/sys/firmware/efi/efivars"
     variables.mkdir(parents=True)
     (variables / f"{variable}-8be4df61-93ca-11d2-aa0d-00e098032b8c").write_bytes(value)
-    found = run_module("nvidia_driver_state", bare_host)
+    found = look()
     assert (found["secure_boot"], found["key_enrolled"]) == (expected, False)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import yaml
 from ansible.module_utils.vllm_edge.gpu.toolkit import KNOWN_BAD
-from role_cases import ROOT, Case, Role, Run, Steps, platform, read_empty_result, write_program
+from helpers import ROOT, write_program
+from role_cases import Case, Role, Run, Steps, platform, read_empty_result
 
 TASKS = ROOT / "roles/container_runtime/tasks"
 BARE = read_empty_result("container_runtime_state") | {"toolkit_known_bad": dict(KNOWN_BAD)}

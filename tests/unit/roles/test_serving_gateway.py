@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from role_cases import Cases, Played, Run, Steps, write_program
+from helpers import write_program
+from role_cases import Cases, Played, Run, Steps
 
 pytestmark = pytest.mark.slow
 

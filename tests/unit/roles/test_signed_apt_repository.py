@@ -164,6 +164,7 @@ def test_names_of_apts_index_files(uri: str, suite: str, expected: str) -> None:
 
 # -- the module
 
+PREFERENCES, RECORD = "etc/apt/preferences.d/vendor.pref", "var/lib/vllm-edge/keys.json"
 APT_GET = """
 echo "$@" >> "$STATE/apt-get.log"
 # What lies on the host while apt reads, and what it reads.
@@ -178,24 +179,22 @@ touch "$STATE/root/var/lib/apt/lists/vendor.example_repos_debian13_x86%5f64_InRe
 
 
 @pytest.fixture
-def args(tmp_path: Path, program: Callable[[str, str], None]) -> dict[str, Any]:
+def run(run_module: RunModule, tmp_path: Path, program: Callable[[str, str], None]) -> RunModule:
     program("apt-get", APT_GET)
     program("dpkg", "echo amd64")
     shutil.copy(KEY_OF_ED25519, tmp_path / "vendor.asc")
-    return {
+    given = {
         "name": "vendor",
         "uri": URI,
         "key_url": f"file://{tmp_path}/vendor.asc",
         "fingerprint_variable": "vendor_fingerprint",
         "root": str(tmp_path / "root"),
-        "record": str(tmp_path / "root/var/lib/vllm-edge/keys.json"),
+        "record": str(tmp_path / "root" / RECORD),
         "uri_variable": "vendor_url",
         "packages": ["nvidia-*", "libnvidia-*"],
         "packages_variable": "vendor_packages",
     }
-
-
-PREFERENCES = "etc/apt/preferences.d/vendor.pref"
+    return lambda check=False, **more: run_module("signed_apt_repository", given | more, check=check)
 
 
 def files(tmp_path: Path) -> dict[str, bytes]:
@@ -204,16 +203,8 @@ def files(tmp_path: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in paths}
 
 
-@pytest.fixture
-def run(run_module: RunModule, args: dict[str, Any]) -> RunModule:
-    return lambda check=False, **more: run_module("signed_apt_repository", {**args, **more}, check=check)
-
-
 def test_first_use_is_recorded_and_second_run_changes_nothing(
-    run: RunModule,
-    args: dict[str, Any],
-    tmp_path: Path,
-    on_the_disk: Callable[[Path], bool],
+    run: RunModule, tmp_path: Path, on_the_disk: Callable[[Path], bool]
 ) -> None:
     foreseen = run(check=True)
     assert foreseen["changed"] and foreseen["fingerprints"] == []
@@ -225,8 +216,8 @@ def test_first_use_is_recorded_and_second_run_changes_nothing(
     written = files(tmp_path)
     assert written["etc/apt/keyrings/vendor.gpg"] == dearmour(KEY_OF_ED25519.read_bytes())
     assert "Signed-By: /etc/apt/keyrings/vendor.gpg" in written["etc/apt/sources.list.d/vendor.sources"].decode()
-    assert json.loads(written["var/lib/vllm-edge/keys.json"])["vendor"]["fingerprints"] == [ED25519]
-    assert on_the_disk(Path(args["record"]))
+    assert json.loads(written[RECORD])["vendor"]["fingerprints"] == [ED25519]
+    assert on_the_disk(tmp_path / "root" / RECORD)
 
     (tmp_path / "vendor.asc").unlink()  # a checked key is not downloaded again
     again = run()
@@ -269,9 +260,7 @@ E: Some index files failed to download. They have been ignored, or old ones used
 
 
 @pytest.mark.parametrize("installed", [False, True])
-def test_what_apt_cannot_read_is_never_written(
-    run: RunModule, args: dict[str, Any], tmp_path: Path, installed: bool
-) -> None:
+def test_what_apt_cannot_read_is_never_written(run: RunModule, tmp_path: Path, installed: bool) -> None:
     if installed:
         run()
     before = files(tmp_path)
@@ -285,7 +274,7 @@ def test_what_apt_cannot_read_is_never_written(
         os.umask(umask)
     assert result["rc"] == 1
     assert "was not added, and nothing was changed" in result["msg"]
-    assert f"not signed by the key {RSA} of {args['key_url']}" in result["msg"] and "Missing key D348" in result["msg"]
+    assert f"not signed by the key {RSA} of file://{tmp_path}/vendor.asc: Missing key D348" in result["msg"]
     assert "vendor_url" in result["msg"] and "Some index files" not in result["msg"]
     assert files(tmp_path) == before
     # A run that is cut off while apt reads leaves nothing either.
@@ -344,6 +333,8 @@ def test_a_key_that_cannot_be_had_is_said(run: RunModule, tmp_path: Path) -> Non
     assert "vendor_fingerprint" in run(key_url="")["msg"]
     (tmp_path / "vendor.asc").write_text("<html>log in first</html>")
     assert "not OpenPGP data" in run()["msg"]
+    os.truncate(tmp_path / "vendor.asc", 1024**4)
+    assert "more than 1048576 bytes" in run()["msg"], "it is not read to its end"
 
 
 @pytest.mark.parametrize(
@@ -371,12 +362,6 @@ def test_what_would_end_a_field_or_trust_the_wire_is_refused(
     assert result["rc"] == 1 and said in result["msg"], result
     assert "\n" not in result["msg"] and "\0" not in result["msg"]
     assert files(tmp_path) == {}
-
-
-def test_a_key_without_an_end_is_not_read_to_it(run: RunModule, tmp_path: Path) -> None:
-    with (tmp_path / "vendor.asc").open("wb") as file:
-        file.truncate(1024**4)
-    assert "more than 1048576 bytes" in run()["msg"]
 
 
 INDEX = "Origin: {0}\nLabel: {0} L\nDate: Mon, 23 Nov 2026 10:00:00 UTC\n"
@@ -447,8 +432,8 @@ def test_changed_packages_change_the_preferences_alone(run: RunModule, tmp_path:
     assert {name for name, data in files(tmp_path).items() if data != before[name]} == {PREFERENCES}
 
 
-def test_damaged_record_is_not_overwritten(run: RunModule, args: dict[str, Any], tmp_path: Path) -> None:
-    record = Path(args["record"])
+def test_damaged_record_is_not_overwritten(run: RunModule, tmp_path: Path) -> None:
+    record = tmp_path / "root" / RECORD
     record.parent.mkdir(parents=True)
     record.write_text("{")
     result = run()

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers import ROOT
-from role_cases import Cases, Played, Run, Steps, write_program
+from helpers import ROOT, write_program
+from role_cases import Cases, Played, Run, Steps
 
 BASE = "registry.example/vllm/vllm-openai:v0.32.0"
 BASE_ID = "sha256:" + "a" * 64

@@ -9,10 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[3]
 HUB_TOKEN = "hf_" + "AbCdEfGhIjKlMnOpQ" * 2
 CLOUD_KEY = "AKIA" + "IOSFODNN7QWERTYU"
 

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 import yaml
-from helpers import ROOT, load_file
+from helpers import ROOT, load_file, write_program
 
 A, B = "a" * 64, "b" * 64
 WAIT = "for i in $(seq 100); do [ -e {} ] && exit 0; sleep 0.1; done; exit 1"
@@ -92,9 +92,7 @@ def test_a_part_that_hangs_is_named_and_ended_with_what_it_started(
     """It tidies up when it is told to end, what it started does not listen, and Molecule has left a host."""
     monkeypatch.setattr(tests, "TERM_S", 2)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    molecule = tmp_path / "molecule"
-    molecule.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/destroyed\n')
-    molecule.chmod(0o755)
+    write_program(tmp_path / "molecule", f'echo "$@" >>{tmp_path}/destroyed')
     deaf = f"(trap '' TERM; echo 'FAILED test_x.py::test_y'; exec sleep 60) & echo $! >{tmp_path}/deaf"
     tidy = "trap 'echo tidied; exit 0' TERM; while :; do sleep 0.1; done"
     parts = [tests.Part("a", ["sh", "-c", f"{deaf}; {tidy}"], 2, scenario="default")]
