@@ -7,10 +7,7 @@ import json
 import os
 from pathlib import Path
 
-import pytest
 from role_cases import Cases, Run, Steps
-
-pytestmark = pytest.mark.slow
 
 OLD, KEPT, LIVE = "0" * 12, "1" * 12, "2" * 12
 

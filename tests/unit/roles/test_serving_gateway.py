@@ -12,11 +12,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from helpers import write_program
 from role_cases import Cases, Played, Run, Steps
-
-pytestmark = pytest.mark.slow
 
 SYSTEMCTL = """
 echo "$@" >> "$STATE/asked"
