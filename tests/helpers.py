@@ -37,6 +37,13 @@ def run_playbook(
     )
 
 
+def write_program(path: Path, script: str) -> None:
+    """A shell script in place of a program of the host."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
 def make_host(directory: Path, **programs: str) -> dict[str, Any]:
     """Variables of a host that is this machine, with programs of its own that no other host of the run has."""
     place = directory / "bin"
@@ -80,8 +87,7 @@ def start_warm_python() -> str:
     directory = Path(tempfile.mkdtemp(prefix="warm-python-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     address, interpreter, program = directory / "socket", directory / "python", ROOT / "tests/warm_python.py"
-    interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {program} {address} "$@"\n')
-    interpreter.chmod(0o755)
+    write_program(interpreter, f'exec {sys.executable} -IS {program} {address} "$@"')
     server = subprocess.Popen(
         [sys.executable, program, "serve", address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=directory
     )

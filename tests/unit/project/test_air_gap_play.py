@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers import ROOT, find_failures, run_playbook
+from helpers import ROOT, find_failures, run_playbook, write_program
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ FILES = {
 }
 
 
-DOCKER = """#!/bin/sh
+DOCKER = """
 echo "$@" >>"$0.log"
 case "$*" in
 *inspect*) echo sha256:container ;;
@@ -93,8 +93,7 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.C
     hosts = {"here": {**STAGE, "staging_directory": str(medium), "staging_image_wheels": wheels, "parts": ["finish"]}}
     for name, fingerprint in FINGERPRINTS.items():
         docker = place / name
-        docker.write_text(DOCKER)
-        docker.chmod(0o755)
+        write_program(docker, DOCKER)
         shutil.copy(ROOT / "tests/unit/roles/keys/ed25519.asc", place / f"{name}.key")
         wanted = {"fingerprint": fingerprint, "key_url": "http://vendors.lab/key", "components": [], "key_file": ""}
         hosts[name] = {

@@ -32,7 +32,6 @@ def run(*command: str | Path, cwd: Path | None = None, **environment: str) -> st
 
 
 def build_wheel(project: Path, directory: Path, **environment: str) -> dict[str, Any]:
-    """What build_wheel.py prints."""
     directory.mkdir(exist_ok=True)
     built: dict[str, Any] = json.loads(run(sys.executable, BUILDER, project, directory, **environment))
     return built

@@ -68,11 +68,6 @@ def code(page: str) -> list[str]:
     return [token.content for token in tokens(page) if token.type in {"code_inline", "code_block", "fence"}]
 
 
-def words(page: str) -> list[str]:
-    """What stands between spaces in a page's code, without what surrounds a name in a command or a sentence."""
-    return [word.strip("'\"(),;:") for text in code(page) for word in text.split()]
-
-
 def spelled_out(word: str) -> list[str]:
     """`a/{b,c}` as a/b and a/c."""
     if not (found := re.search(r"\{([^{}]*)\}", word)):
@@ -125,7 +120,9 @@ def test_paths_exist() -> None:
     # A file that a template makes counts as well.
     names = {Path(file).name.removesuffix(".j2") for file in tracked()}
     missing: dict[str, str] = {}
-    for page, path in {(each, path) for each in WRITTEN for word in words(each) for path in spelled_out(word)}:
+    # Without what surrounds a name in a command or a sentence.
+    words = {(each, word.strip("'\"(),;:")) for each in WRITTEN for text in code(each) for word in text.split()}
+    for page, path in {(page, path) for page, word in words for path in spelled_out(word)}:
         pattern = re.sub(r"<[^<>]*>", "*", path).rstrip("/.")
         if path.startswith(("inventories/<yours>/", "inventories/box")):
             continue  # the operator's own, beside ours

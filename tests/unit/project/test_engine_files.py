@@ -37,6 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
     "link": {"vllm_engine_models": {"m": {**MODEL, "real_path": "/mnt/nvme-1/m"}}},
 }
 ROLE = [str(ROOT / "roles/vllm_engine" / part) for part in ("defaults/main.yml", "vars/main.yml")]
+MARKED = "marked-secret-value"
 GIVEN = {
     "vllm_engine_engines": ENGINES,
     "vllm_engine_models": {"m": MODEL},
@@ -45,19 +46,20 @@ GIVEN = {
     "vllm_engine_image_id": f"sha256:{'0a' * 32}",
     "vllm_engine_budgets": dict.fromkeys(UUIDS, 1),
     "vllm_engine_profile": "p",
-    "vllm_engine_secrets": {"store": "marked-secret-value"},
+    "vllm_engine_secrets": {"store": MARKED},
     "ansible_python_interpreter": sys.executable,
 }
 
 
-def run(place: Path, given: dict[str, Any], tasks: list[dict[str, Any]]) -> None:
-    """Run tasks with the role's variables, and with these, which a task's own come before."""
+def run(place: Path, given: dict[str, Any], tasks: list[dict[str, Any]], *words: str, **environment: str) -> str:
+    """Run tasks with the role's variables, and with these, which a task's own come before; all that it printed."""
     (place / "given.json").write_text(json.dumps(given))
     head = {"hosts": "localhost", "gather_facts": False, "connection": "local"}
     play = {**head, "vars_files": [*ROLE, str(place / "given.json")], "tasks": tasks}
     (place / "play.json").write_text(json.dumps([play]))
-    done = run_playbook("-i", "localhost,", str(place / "play.json"))
+    done = run_playbook("-i", "localhost,", str(place / "play.json"), *words, **environment)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rendered]:
         tasks.append({"ansible.builtin.copy": content, "vars": case})
     run(root, {**GIVEN, "vllm_engine_chat_templates_directory": str(root)}, tasks)
     passed = {name: (root / f"{name}.json").read_text() for name in CASES}
-    assert "marked-secret-value" not in "".join(passed.values()), "secrets go another way"
+    assert MARKED not in "".join(passed.values()), "secrets go another way"
     return {name: render(json.loads(text), HostPaths()) for name, text in passed.items()}
 
 
@@ -160,26 +162,17 @@ def test_no_value_becomes_another_line_of_a_unit_or_is_expanded(tmp_path: Path) 
     assert refused > 4 * (len(ODD) - 1)
 
 
-MARKED = "marked-secret-value"
-
-
 def test_a_run_with_everything_shown_shows_no_secret(tmp_path: Path) -> None:
     """Case 7 in small: the module as the role calls it, with --diff and -vvv, in check mode and for real."""
-    secrets = "{{ engines | edge.vllm_edge.resolve_secrets(vllm_engine_secrets) }}"
+    secrets = "{{ vllm_engine_engines | edge.vllm_edge.resolve_secrets(vllm_engine_secrets) }}"
     module = {"secrets": secrets, "configuration_directory": str(tmp_path / "etc")}
     tasks = [
         {"name": "Bring the secrets", "engine_secrets": module, "register": "found"},
         {"ansible.builtin.debug": {"var": "found"}},
     ]
-    variables = {"ansible_python_interpreter": sys.executable, "engines": ENGINES}
-    head = {"hosts": "localhost", "connection": "local", "gather_facts": False}
-    (tmp_path / "play.json").write_text(json.dumps([{**head, "vars": variables, "tasks": tasks}]))
     (tmp_path / "secret").write_text(MARKED)
     given = {"vllm_engine_secrets": {"store": f"{{{{ lookup('ansible.builtin.file', '{tmp_path}/secret') }}}}"}}
-    (tmp_path / "given.json").write_text(json.dumps(given))
-    words = ["-i", "localhost,", "-e", f"@{tmp_path}/given.json", "--diff", "-vvv", str(tmp_path / "play.json")]
     for more in (["--check"], []):
-        done = run_playbook(*words, *more, ANSIBLE_DISPLAY_OK_HOSTS="true")
-        assert done.returncode == 0 and "secrets/keyed.env" in done.stdout, done.stdout + done.stderr
-        assert "marked" not in done.stdout + done.stderr
+        printed = run(tmp_path, GIVEN | given, tasks, "--diff", "-vvv", *more, ANSIBLE_DISPLAY_OK_HOSTS="true")
+        assert "secrets/keyed.env" in printed and "marked" not in printed, printed
     assert (tmp_path / "etc/secrets/keyed.env.other").read_text() == f"STORE_PASSWORD={MARKED}\n"

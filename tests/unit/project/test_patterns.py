@@ -13,7 +13,6 @@ import pkgutil
 import re
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from re._parser import parse  # type: ignore[import-not-found]
 from typing import Any
 
@@ -22,8 +21,8 @@ import pytest
 from ansible.module_utils.vllm_edge.engine.diagnosis import Death, explain
 from ansible.module_utils.vllm_edge.engine.journal import OWN_PROBE
 from ansible.module_utils.vllm_edge.system.docker import LINE_CHARS, split_records
+from helpers import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 LENGTH = 16_000
 LIMIT_S = 0.1
 """CPU seconds of one search on LENGTH characters. A pattern of linear time needs less than a hundredth of it."""
@@ -52,11 +51,8 @@ def walk(value: object, seen: set[int]) -> Iterator[re.Pattern[Any]]:
     seen.add(id(value))
     if isinstance(value, re.Pattern):
         yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from walk(item, seen)
-    elif isinstance(value, list | tuple | set | frozenset):
-        for item in value:
+    elif isinstance(value, Mapping | list | tuple | set | frozenset):
+        for item in value.values() if isinstance(value, Mapping) else value:
             yield from walk(item, seen)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
@@ -105,13 +101,10 @@ def make_samples(tokens: Any) -> list[str]:
                 more = [chr(value)]
             case "in":
                 first, what = value[0]
-                name = str(what).lower()
-                more = [
-                    chr(what if isinstance(what, int) else what[0])
-                    if name[0] in "0123456789("
-                    else SAMPLES.get(name, "-")
-                ]
-                more = ["a"] if str(first).lower() == "negate" else more
+                begin = what[0] if isinstance(what, tuple) else what
+                # A category is a number, too, with a name of its own.
+                text = chr(begin) if type(begin) is int else SAMPLES.get(str(what).lower(), "-")
+                more = ["a" if str(first).lower() == "negate" else text]
             case "any" | "not_literal":
                 more = ["a"]
             case "max_repeat" | "min_repeat" | "possessive_repeat":

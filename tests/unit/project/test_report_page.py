@@ -11,40 +11,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import ROOT, get_words, run_playbook
+from helpers import ROOT, get_words, run_playbook, write_program
 from page_example import BENCH, HISTORY, REPORT, STATUS, write_records
 
 TASKS: list[dict[str, Any]] = [
     {"ansible.builtin.include_tasks": str(ROOT / "playbooks" / "tasks" / "page.yml")},
     {"show": {"text": "{{ serving_note }}", "color": "red"}},
 ]
-PLAY = [{"name": "Write pages", "hosts": "gpu_hosts", "gather_facts": False, "tasks": TASKS}]
+PLAY = [{"hosts": "gpu_hosts", "gather_facts": False, "tasks": TASKS}]
 
 
 @pytest.fixture
 def pages(tmp_path: Path) -> Any:
     """Run the tasks for the hosts `a` and `b`; `a` has records, and a report that a complete run saved."""
+    common = {"ansible_connection": "local", "serving_profile": "e2b-only", "serving_note": "", "bench_reference": []}
+    common |= {"serving_reports_directory": str(tmp_path / "reports"), "serving_status": {"stdout": json.dumps(STATUS)}}
+    hosts = {}
     for name in ("a", "b"):
-        (tmp_path / name / "state").mkdir(parents=True)
+        state = tmp_path / name / "state"
+        state.mkdir(parents=True)
+        report = {**REPORT, "host": name, "note": "On loan <b>", "versions": {}, "completions": []}
+        hosts[name] = {**common, "vllm_edge_host_state_directory": str(state), "serving_report": report}
     write_records(tmp_path / "a" / "state")
     (tmp_path / "a" / "state" / "report.json").write_text(json.dumps(REPORT))
     (tmp_path / "history.json").write_text(json.dumps(HISTORY))
-    common = {"ansible_connection": "local", "serving_profile": "e2b-only", "serving_note": "", "bench_reference": []}
-    hosts = {
-        name: {
-            **common,
-            "serving_reports_directory": str(tmp_path / "reports"),
-            "vllm_edge_host_state_directory": str(tmp_path / name / "state"),
-            "serving_report": {**REPORT, "host": name, "note": "On loan <b>", "versions": {}, "completions": []},
-            "serving_status": {"stdout": json.dumps(STATUS)},
-        }
-        for name in ("a", "b")
-    }
     (tmp_path / "hosts.yml").write_text(json.dumps({"gpu_hosts": {"hosts": hosts}}))
     (tmp_path / "play.yml").write_text(json.dumps(PLAY))
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "vllm-edge").write_text(f"#!/bin/sh\ncat {tmp_path}/history.json\n")
-    (tmp_path / "bin" / "vllm-edge").chmod(0o755)
+    write_program(tmp_path / "bin" / "vllm-edge", f"cat {tmp_path}/history.json")
 
     def run(*options: str) -> Any:
         path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
@@ -76,17 +69,14 @@ def test_pages_records_and_index(pages: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_without_matplotlib_the_play_names_it(pages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The play succeeds and says with which Python it is installed."""
-    (tmp_path / "hidden" / "matplotlib").mkdir(parents=True)
-    (tmp_path / "hidden" / "matplotlib" / "__init__.py").write_text("raise ModuleNotFoundError('No module matplotlib')")
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "matplotlib.py").write_text("raise ModuleNotFoundError('No module matplotlib')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hidden"))
     done = pages("--limit", "a")
     words = get_words(done)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (
-        "It has tables and no plots (ModuleNotFoundError" in words and "-m pip install 'matplotlib>=3.10,<4'" in words
-    )
-    assert Path(sys.executable).name in words
+    assert "It has tables and no plots (ModuleNotFoundError" in words and Path(sys.executable).name in words
+    assert "-m pip install 'matplotlib>=3.10,<4'" in words
     assert not list((tmp_path / "reports").glob("*.svg")) and not (tmp_path / "reports" / "index.html").exists()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers import ROOT, find_failures, run_playbook
+from helpers import ROOT, find_failures, run_playbook, write_program
 
 pytestmark = pytest.mark.slow
 
@@ -31,11 +31,9 @@ def play(place: Path, hosts: Hosts, *words: str, **environment: str) -> subproce
     """Run playbooks for hosts with these variables; ssh only writes down that it was called."""
     listed = {name: {"ansible_host": NOBODY, **variables} for name, variables in hosts.items()}
     (place / "hosts.yml").write_text(json.dumps({"gpu_hosts": {"hosts": listed}}))
-    called, ssh = place / "called", place / "bin" / "ssh"
-    ssh.parent.mkdir(exist_ok=True)
-    ssh.write_text(f'#!/bin/sh\necho "$@" >>{called}\nexit 255\n')
-    ssh.chmod(0o755)
-    path = f"{ssh.parent}:{os.environ['PATH']}"
+    called = place / "called"
+    write_program(place / "bin/ssh", f'echo "$@" >>{called}\nexit 255')
+    path = f"{place / 'bin'}:{os.environ['PATH']}"
     done = run_playbook("-i", place / "hosts.yml", *words, PATH=path, **environment)
     assert not called.exists(), f"ssh was called: {called.read_text()}"
     assert "UNREACHABLE" not in done.stdout

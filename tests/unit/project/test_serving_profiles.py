@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +16,8 @@ from ansible.module_utils.vllm_edge.inventory.profiles import CUDA_TOTAL_MIB
 from ansible.module_utils.vllm_edge.inventory.replicas import expand, list_replicas
 from ansible.module_utils.vllm_edge.planning import families, model_facts, planner
 from ansible.module_utils.vllm_edge.planning.contract import EnginePlan, Gpu, Verdict
+from helpers import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 DATA: dict[str, Any] = {
     name: value
     for file in ("profiles", "engines", "models", "versions")
@@ -99,7 +98,7 @@ def test_only_data_name_the_roles() -> None:
 
 def test_what_the_page_says_about_speed() -> None:
     said = {}
-    for row in rows(ROOT / "docs" / "profiles.md", "engine"):
+    for row in rows("engine"):
         for engine in row["engine"].replace("`", "").split(", ") if "one request, tok/s" in row else []:
             said[engine] = (*map(row.get, ("one request, tok/s", "lowest to highest")), list(row.values())[-1])
     known = {}
@@ -128,11 +127,11 @@ def test_the_recorded_release_knows_the_argument_that_lets_requests_finish() -> 
     assert any(option.name == "--shutdown-timeout" for option in engine_arguments.OPTIONS)
 
 
-def rows(page: Path, first: str) -> list[dict[str, str]]:
-    """Rows of the table whose first column has this title."""
+def rows(first: str) -> list[dict[str, str]]:
+    """Rows of the page's table whose first column has this title."""
     found: list[dict[str, str]] = []
     titles: list[str] = []
-    for line in page.read_text().splitlines():
+    for line in (ROOT / "docs/profiles.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
         if titles and cells and set(line) - set("|-: "):
             found.append(dict(zip(titles, cells, strict=True)))
@@ -141,10 +140,9 @@ def rows(page: Path, first: str) -> list[dict[str, str]]:
 
 
 def test_the_page_says_what_the_data_say() -> None:
-    page = ROOT / "docs" / "profiles.md"
     said: dict[str, list[list[str]]] = {}
     profile = ""
-    for row in rows(page, "profile"):
+    for row in rows("profile"):
         profile = row["profile"].strip("`") or profile
         said.setdefault(profile, []).append([row[key].replace("`", "") for key in list(row)[1:]])
     known: dict[str, list[list[str]]] = {}
@@ -158,5 +156,5 @@ def test_the_page_says_what_the_data_say() -> None:
 
 
 def test_the_page_says_when_to_choose_each_profile() -> None:
-    said = {row["choose"].strip("`"): row["when"].replace("`", "") for row in rows(ROOT / "docs/profiles.md", "choose")}
+    said = {row["choose"].strip("`"): row["when"].replace("`", "") for row in rows("choose")}
     assert said == {name: item["when"] for name, item in PROFILES.items()}

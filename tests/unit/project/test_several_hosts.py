@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers import ROOT, run_playbook
+from helpers import ROOT, run_playbook, write_program
 
 DOWN = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
 """A host on whose port nobody listens."""
@@ -68,8 +68,7 @@ def test_a_stage_that_fails_on_one_host_goes_on_with_the_other(run: Run, tmp_pat
     hosts = {}
     for name, status in (("bad", 1), ("good", 0)):
         docker = tmp_path / f"docker-{name}"
-        docker.write_text(f"#!/bin/sh\necho the last line of {name}\nexit {status}\n")
-        docker.chmod(0o755)
+        write_program(docker, f"echo the last line of {name}\nexit {status}")
         (tmp_path / name / "log").mkdir(parents=True)
         hosts[name] = {"vllm_image_docker": str(docker), "vllm_image_state_directory": str(tmp_path / name)}
     pull = {"name": "vllm_image", "tasks_from": "pull", "rolespec_validate": False}

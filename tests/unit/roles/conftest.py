@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from role_cases import write_program
-
-KEYS = Path(__file__).parent / "keys"
-Result = dict[str, Any]
+from helpers import write_program
 
 
 @pytest.fixture
@@ -40,17 +37,11 @@ def run_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture
-def seen(record_property: Callable[[str, object], None]) -> Callable[[str, str], None]:
+def seen(record_property: Callable[[str, object], None]) -> Callable[[str, Any], None]:
     """Adds a row to the table at the end: a state of a host, and what an operator reads of it."""
 
-    def add(what: str, said: str) -> None:
+    def add(what: str, said: Any) -> None:
         if said:
             record_property("state of a host", (what, said))
 
     return add
-
-
-@pytest.fixture
-def keys() -> Path:
-    """Public keys made by gpg 2.2.40 for example.org."""
-    return KEYS

@@ -13,19 +13,15 @@ import os
 import sys
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 DIRECTORY = Path(os.environ["FAKE_DOCKER"])
 STATE = DIRECTORY / "state.json"
 
 
-def fail(text: str) -> None:
+def fail(text: str) -> NoReturn:
     print(text, file=sys.stderr)
     sys.exit(1)
-
-
-def option(arguments: list[str], name: str) -> str:
-    return arguments[arguments.index(name) + 1]
 
 
 def find(state: dict[str, Any], reference: str) -> dict[str, Any]:
@@ -34,7 +30,6 @@ def find(state: dict[str, Any], reference: str) -> dict[str, Any]:
             found: dict[str, Any] = image
             return found
     fail(f"Error: No such image: {reference}")
-    raise AssertionError
 
 
 def untag(state: dict[str, Any], name: str) -> None:
@@ -108,12 +103,11 @@ def main(arguments: list[str]) -> None:
                 fail('ERROR: process "/bin/sh -c python3 -m pip install" did not complete successfully: exit code: 1')
             labels = dict(item.removeprefix("--label=").split("=", 1) for item in rest if item.startswith("--label="))
             digest = hashlib.sha256(json.dumps([labels, len(state["images"])]).encode()).hexdigest()
-            tag = option(rest, "--tag")
             base = files["Dockerfile"].partition("FROM ")[2].partition("\n")[0]
             contents = json.loads(json.dumps(find(state, base)["contents"]))
             contents["packages"]["transformers"] = labels["vllm-edge.transformers"]
-            image = {"id": f"sha256:{digest}", "tags": [tag], "digests": [], "labels": labels, "contents": contents}
-            state["images"].append(image)
+            image = {"id": f"sha256:{digest}", "digests": [], "labels": labels, "contents": contents}
+            state["images"].append({**image, "tags": [rest[rest.index("--tag") + 1]]})
         case ["run", *rest] if "pip" in rest:
             if "index_report" not in state:
                 fail(state["index_says"])

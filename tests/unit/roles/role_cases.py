@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from helpers import ROOT, run_playbook, start_warm_python
 
-EMPTY: Mapping[str, Any] = {"str": "", "list": [], "dict": {}, "bool": False, "int": 0}
+Values = Mapping[str, Any]
+EMPTY: Values = {"str": "", "list": [], "dict": {}, "bool": False, "int": 0}
 
 
 def read_empty_result(module: str) -> dict[str, Any]:
@@ -27,19 +29,8 @@ def read_empty_result(module: str) -> dict[str, Any]:
 
 def platform(distribution: str, version: str) -> dict[str, str]:
     """What Ansible gathers of a distribution."""
-    major = version.partition(".")[0]
-    return {
-        "distribution": distribution,
-        "distribution_version": version,
-        "distribution_major_version": major,
-    }
-
-
-def write_program(path: Path, script: str) -> None:
-    """A shell script in place of a program of the host."""
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
+    facts = {"distribution": distribution, "distribution_version": version}
+    return facts | {"distribution_major_version": version.partition(".")[0]}
 
 
 @dataclass(frozen=True)
@@ -48,7 +39,7 @@ class Run:
 
     points: Sequence[str] = ("main",)
     check: bool = False
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    variables: Values = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -82,7 +73,7 @@ class Cases:
         """Cases get what `make` makes of their directory. `result` is the fact that the role hands on."""
         self.role, self.result, self.make, self.validated = role, result, make, validated
         self.steps: dict[str, Callable[[Any], Steps]] = {}
-        self.defaults: Mapping[str, Any] = {}
+        self.defaults: Values = {}
         """Defaults of modules."""
 
     def add(self, case: Callable[..., Steps], name: str = "", /, **given: Any) -> Callable[..., Steps]:
@@ -155,6 +146,16 @@ class Cases:
             played[name] = Played(**host, text=text)
         return played
 
+    def make_test(self) -> Callable[..., None]:
+        """The test of the file that has these CASES."""
+
+        @pytest.mark.slow
+        @pytest.mark.parametrize("case", self.steps)
+        def test_case(run_case: Callable[[str], Any], case: str, seen: Callable[[str, Any], None]) -> None:
+            seen(case, run_case(case))
+
+        return test_case
+
 
 def name_host(case: str) -> str:
     """The name of a case's host and directory."""
@@ -168,32 +169,26 @@ class Case:
     name: str
     tasks: str
     said: tuple[str, ...] = ()
-    state: Mapping[str, Any] = field(default_factory=dict)
+    state: Values = field(default_factory=dict)
     """Empty: as the role's other cases."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Values = field(default_factory=dict)
     """The same of the distribution."""
-    given: Mapping[str, Any] = field(default_factory=dict)
+    given: Values = field(default_factory=dict)
 
 
 class Role(Cases):
     """A role whose tasks meet states of a host. What it is given holds where a case says nothing else."""
 
     def __init__(
-        self,
-        name: str,
-        state_variable: str,
-        state: Mapping[str, Any],
-        facts: Mapping[str, Any],
-        variables: Mapping[str, Any],
-        cases: Sequence[Case],
+        self, name: str, state_variable: str, state: Values, facts: Values, given: Values, cases: Sequence[Case]
     ) -> None:
         super().__init__(name, validated=False)
         for case in cases:
-            given = {state_variable: case.state or state, "ansible_facts": case.facts or facts}
-            self.add(meet, case.name, case=case, variables={**given, **variables, **case.given})
+            host = {state_variable: case.state or state, "ansible_facts": case.facts or facts}
+            self.add(meet, case.name, case=case, variables={**host, **given, **case.given})
 
 
-def meet(place: Path, case: Case, variables: Mapping[str, Any]) -> Steps:
+def meet(place: Path, case: Case, variables: Values) -> Steps:
     """The role says what it has to, in one paragraph, or goes on."""
     played = yield Run([case.tasks], False, variables)
     told = played.message.replace(place.name, "localhost")

@@ -15,9 +15,7 @@ RunModule = Callable[..., dict[str, Any]]
 VENDOR = "http://vendors.lab/libnvidia-container/stable/deb/amd64"
 LIMITS = apt.Limits(lock_s=300, silence_s=20)
 
-REFUSED = f"""Ign:1 {VENDOR}  libnvidia-container-tools 1.18.2-1
-Ign:2 {VENDOR}  libnvidia-container1 1.18.2-1
-Err:2 {VENDOR}  libnvidia-container1 1.18.2-1
+REFUSED = f"""Err:2 {VENDOR}  libnvidia-container1 1.18.2-1
   Unable to connect to vendors.lab:http:
 Err:1 {VENDOR}  libnvidia-container-tools 1.18.2-1
   Could not connect to vendors.lab:80 (127.0.0.1). - connect (111: Connection refused)
@@ -29,20 +27,15 @@ E: Some files failed to download
 GONE = f"""Err:1 {VENDOR}  libnvidia-container-tools 1.18.2-1
   404  Not Found [IP: 127.0.0.1 80]
 E: Failed to fetch {VENDOR}/./libnvidia-container-tools_1.18.2-1_amd64.deb  404  Not Found [IP: 127.0.0.1 80]
-E: Some files failed to download
 """
 DAMAGED = f"""Err:1 {VENDOR}  libnvidia-container1 1.18.2-1
   Hash Sum mismatch
-  Hashes of expected file:
-   - SHA256:a74d38d059fe86b18177f44d0a1327d1e6ca8392592a8e80b73ffe919f5383dc
 E: Failed to fetch {VENDOR}/./libnvidia-container1_1.18.2-1_amd64.deb  Hash Sum mismatch
    Hashes of expected file:
     - SHA256:a74d38d059fe86b18177f44d0a1327d1e6ca8392592a8e80b73ffe919f5383dc
    Last modification reported: Sat, 21 Nov 2026 13:26:25 +0000
-E: Some files failed to download
 """
-DROPPED = """Ign:1 http://deb.debian.org/debian trixie InRelease
-Err:2 http://deb.debian.org/debian sid InRelease
+DROPPED = """Err:2 http://deb.debian.org/debian sid InRelease
   Unable to connect to deb.debian.org:http:
 Err:1 http://deb.debian.org/debian trixie InRelease
   Could not connect to deb.debian.org:80 (192.0.2.1), connection timed out
@@ -57,7 +50,6 @@ OTHER_KEY = f"""Err:1 {VENDOR}  InRelease
 W: An error occurred during the signature verification. The repository is not updated.
 E: Failed to fetch {VENDOR}/InRelease  Sub-process /usr/bin/sqv returned an error code (1), error message is: \
 Missing key D348, which is needed.
-E: Some index files failed to download. They have been ignored, or old ones used instead.
 """
 OTHER_KEY_AT_FIRST = f"""Err:1 {VENDOR}  InRelease
   Sub-process /usr/bin/sqv returned an error code (1), error message is: Missing key D348, which is needed.
@@ -183,9 +175,7 @@ def test_versions_that_are_not_there() -> None:
     several = apt.describe_unknown([("a", "9"), ("b", "9"), ("c", "9")], offered, "")
     assert "has a, b 9 (there is 2, 1), c 9: name a" in several
     unread = why(NOT_OFFERED, update=DROPPED)
-    assert (
-        "Not every index could be read: the index could not be downloaded from http://deb.debian.org/debian" in unread
-    )
+    assert "Not every index could be read: the index could not be downloaded from http://deb.debian.org/d" in unread
     assert unread.count("connection timed out") == 1
 
 
@@ -263,43 +253,29 @@ def test_architecture_in_addresses(architecture: str, clashes: bool) -> None:
 # -- a call
 
 
-class Clock:
-    """Time that passes only where somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 def call(answers: Sequence[tuple[int, str, str]], limits: apt.Limits) -> tuple[apt.Outcome, list[list[str]]]:
-    clock, commands = Clock(), []
+    """The last answer holds for all calls after it. Time passes only where somebody sleeps."""
+    commands: list[list[str]] = []
+    slept = [0.0]
 
     def run(command: list[str]) -> tuple[int, str, str]:
         commands.append(command)
         return answers[min(len(commands), len(answers)) - 1]
 
-    return apt.apt_get(run, ["update"], limits, clock=clock, sleep=clock.sleep), commands
+    return apt.apt_get(run, ["update"], limits, clock=lambda: sum(slept), sleep=slept.append), commands
 
 
-def test_a_lock_is_waited_for_until_it_is_free() -> None:
+def test_a_lock_is_waited_for_until_it_is_free_or_as_long_as_stated() -> None:
     outcome, commands = call([(100, "", LOCKED), (100, "", LOCKED_LISTS), (0, "Done", "")], LIMITS)
     assert outcome.ok and outcome.waited_s == 2 and len(commands) == 3
+    outcome, _ = call([(100, "", LOCKED)], apt.Limits(lock_s=7, silence_s=20))
+    assert not outcome.ok and outcome.waited_s == 7
+    assert apt.find_lock(outcome.text)
 
 
 def test_what_scripts_of_packages_print_is_printable() -> None:
     outcome, _ = call([(1, "Setting up x\n\x1b[2K\x1b]0;owned\x07", "dpkg: error\u202e\n")], LIMITS)
     assert outcome.text == "Setting up x\n\\u001b[2K\\u001b]0;owned\\u0007\ndpkg: error\\u202e\n"
-
-
-def test_a_lock_is_waited_for_as_long_as_stated() -> None:
-    outcome, _ = call([(100, "", LOCKED)], apt.Limits(lock_s=7, silence_s=20))
-    assert not outcome.ok and outcome.waited_s == 7
-    assert apt.find_lock(outcome.text)
 
 
 def test_other_failures_are_not_tried_again_and_silence_has_an_end() -> None:
@@ -325,7 +301,7 @@ done
 
 
 @pytest.fixture
-def args(tmp_path: Path, program: Callable[[str, str], None]) -> dict[str, Any]:
+def run(run_module: RunModule, tmp_path: Path, program: Callable[[str, str], None]) -> RunModule:
     program("apt-get", APT_GET)
     program("apt-cache", 'case $1 in madison) cat "$STATE/madison";; pkgnames) cat "$STATE/names";; esac')
     (tmp_path / "madison").write_text(
@@ -334,17 +310,8 @@ def args(tmp_path: Path, program: Callable[[str, str], None]) -> dict[str, Any]:
     (tmp_path / "done").write_text(
         "0 upgraded, 1 newly installed, 0 to remove and 0 not upgraded.\nSetting up toolkit (9-1) ...\n"
     )
-    return {
-        "packages": ["toolkit=9-1"],
-        "purpose": "the toolkit",
-        "version_variable": "toolkit_version",
-        "root": str(tmp_path),
-    }
-
-
-@pytest.fixture
-def run(run_module: RunModule, args: dict[str, Any]) -> RunModule:
-    return lambda check=False, **more: run_module("apt_packages", {**args, **more}, check=check)
+    given = {"packages": ["toolkit=9-1"], "purpose": "the toolkit", "version_variable": "toolkit_version"}
+    return lambda **more: run_module("apt_packages", {**given, "root": str(tmp_path), **more})
 
 
 def test_packages_are_installed(run: RunModule, tmp_path: Path) -> None:
@@ -415,13 +382,6 @@ def test_an_index_of_others_that_cannot_be_read_is_a_warning(run: RunModule, tmp
     assert "connection timed out" in str(result["warnings"])
 
 
-def test_failures_name_what_there_is(run: RunModule, tmp_path: Path) -> None:
-    (tmp_path / "install").write_text("E: Version '9-1' for 'toolkit' was not found\n")
-    result = run()
-    assert result["rc"] == 1
-    assert "toolkit 9-1 (there is 1.20.0-1, 1.18.2-1): set toolkit_version" in result["msg"]
-
-
 def test_a_lock_on_the_indexes_is_not_waited_for_twice(
     run: RunModule, tmp_path: Path, program: Callable[[str, str], None]
 ) -> None:
@@ -435,13 +395,14 @@ def test_a_lock_on_the_indexes_is_not_waited_for_twice(
 @pytest.mark.parametrize(
     ("wanted", "has"),
     [
+        ("toolkit=9-1", "1.20.0-1, 1.18.2-1"),
         # The branches of NVIDIA's repository and of Ubuntu's archive, and the releases of one that is pinned.
         ("nvidia-driver-pinning-580", "600, 595, 590"),
         ("nvidia-headless-no-dkms-999-server-open=999.*", "615, 580"),
         ("nvidia-driver-pinning-590.1.2", "600.9.1, 590.126.9, 590.48.01"),
     ],
 )
-def test_a_branch_that_is_not_there(run: RunModule, tmp_path: Path, wanted: str, has: str) -> None:
+def test_a_version_or_branch_that_is_not_there(run: RunModule, tmp_path: Path, wanted: str, has: str) -> None:
     pins = [f"nvidia-driver-pinning-{name}" for name in ("590", "590.48.01", "600", "590.126.9", "600.9.1", "595")]
     leads = [f"nvidia-headless-no-dkms-{name}" for name in ("580", "580-server-open", "590-open", "615-server-open")]
     (tmp_path / "names").write_text("\n".join([*pins, *leads]))

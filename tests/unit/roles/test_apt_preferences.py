@@ -17,51 +17,23 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible.module_utils.vllm_edge.system.apt_sources import choose_pin, read_release_fields, render_preferences
+from helpers import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 pytestmark = [pytest.mark.skipif(not shutil.which("apt-cache"), reason="apt is not installed"), pytest.mark.slow]
 
 DISTRIBUTION = ["sudo", "libc6", "docker.io", "dkms", "linux-image-amd64", "nvidia-support", "libgl1", "python3"]
 """Packages that a vendor must not replace; all but the one that it may, nvidia-support, whose name is the vendor's."""
 DRIVER = [
-    "libcuda1",
-    "libcudadebugger1",
-    "libnvidia-ml1",
-    "libnvidia-compute-580",
-    "nvidia-smi",
-    "nvidia-driver-cuda",
-    "nvidia-kernel-open-dkms",
-    "nvidia-kernel-support",
-    "nvidia-modprobe",
-    "nvidia-persistenced",
-    "nvidia-fabricmanager",
-    "nvidia-driver-pinning-580",
-    "nvidia-dkms-580-open",
-    "nvidia-utils-580",
-    "firmware-nvidia-gsp",
-    "xserver-xorg-video-nvidia",
-    "cuda-drivers-580",
-    "libnvcuvid1",
-    "libnvoptix1",
-    "libglx-nvidia0",
-    "libegl-nvidia0",
-    "libgles-nvidia2",
-    "libxnvctrl0",
+    *("libcuda1", "libcudadebugger1", "libnvidia-ml1", "libnvidia-compute-580", "cuda-drivers-580"),
+    *("nvidia-smi", "nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-kernel-support", "nvidia-modprobe"),
+    *("nvidia-persistenced", "nvidia-fabricmanager", "nvidia-driver-pinning-580", "nvidia-dkms-580-open"),
+    *("nvidia-utils-580", "firmware-nvidia-gsp", "xserver-xorg-video-nvidia", "libnvcuvid1", "libnvoptix1"),
+    *("libglx-nvidia0", "libegl-nvidia0", "libgles-nvidia2", "libxnvctrl0"),
 ]
-TOOLKIT = [
-    "nvidia-container-toolkit",
-    "nvidia-container-toolkit-base",
-    "libnvidia-container-tools",
-    "libnvidia-container1",
-]
-DOCKER = [
-    "docker-ce",
-    "docker-ce-cli",
-    "docker-ce-rootless-extras",
-    "containerd.io",
-    "docker-buildx-plugin",
-    "docker-compose-plugin",
-]
+TOOLKIT = [f"nvidia-container-toolkit{end}" for end in ("", "-base")]
+TOOLKIT += [f"libnvidia-container{end}" for end in ("-tools", "1")]
+DOCKER = [f"docker-{end}" for end in ("ce", "ce-cli", "ce-rootless-extras", "buildx-plugin", "compose-plugin")]
+DOCKER += ["containerd.io"]
 
 
 def read_patterns(role: str, variable: str) -> list[str]:
@@ -85,10 +57,10 @@ def write_repository(place: Path, origin: str, packages: dict[str, str]) -> None
         for name, version in packages.items()
     )
     (place / "Packages").write_text(text)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    date = "Mon, 23 Nov 2026 10:00:00 UTC"
-    fields = f"Origin: {origin}\nLabel: {origin} L\nDate: {date}\nSHA256:\n {digest} {len(text)} Packages\n"
-    (place / "Release").write_text(fields)
+    (place / "Release").write_text(
+        f"Origin: {origin}\nLabel: {origin} L\nDate: Mon, 23 Nov 2026 10:00:00 UTC\n"
+        f"SHA256:\n {hashlib.sha256(text.encode()).hexdigest()} {len(text)} Packages\n"
+    )
 
 
 class Apt:
@@ -117,11 +89,7 @@ class Apt:
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *arguments: object) -> None:
-            pass
-
-    handler = functools.partial(Handler, directory=str(tmp_path))
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"127.0.0.1:{server.server_port}"

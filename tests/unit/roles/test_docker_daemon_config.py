@@ -22,7 +22,6 @@ def module(load_module: Callable[[str], ModuleType]) -> ModuleType:
 @pytest.mark.parametrize(
     ("current", "wanted", "expected"),
     [
-        ({}, {"a": 1}, {"a": 1}),
         ({"a": 1, "b": 2}, {"a": 3}, {"a": 3, "b": 2}),
         ({"l": ["x"]}, {"l": ["y", "x"]}, {"l": ["x", "y"]}),
         ({"f": {"x": True}}, {"f": {"cdi": True}}, {"f": {"x": True, "cdi": True}}),
@@ -113,19 +112,20 @@ exit 0
 
 
 @pytest.fixture
-def args(tmp_path: Path, program: Callable[[str, str], None]) -> dict[str, Any]:
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "docker/daemon.json"
+
+
+@pytest.fixture
+def run(run_module: Run, program: Callable[[str, str], None], tmp_path: Path, path: Path) -> Run:
     program("dockerd", DOCKERD)
     program("docker", DOCKER)
     program("systemctl", SYSTEMCTL)
     program("journalctl", "echo 'failed to start daemon: flag and file both set conflict'")
     for name in ("ps", "config", "started"):
         (tmp_path / name).touch()
-    return {"path": str(tmp_path / "docker/daemon.json"), "settings": {"live-restore": True}, "timeout": 2}
-
-
-@pytest.fixture
-def run(run_module: Run) -> Run:
-    return lambda args, **more: run_module("docker_daemon_config", args, **more)
+    given = {"path": str(path), "settings": {"live-restore": True}, "timeout": 2}
+    return lambda check=False, **more: run_module("docker_daemon_config", given | more, check=check)
 
 
 def calls(tmp_path: Path) -> list[str]:
@@ -133,90 +133,84 @@ def calls(tmp_path: Path) -> list[str]:
     return log.read_text().split() if log.exists() else []
 
 
-def written(args: dict[str, Any], content: Any) -> Path:
-    path = Path(args["path"])
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
-    return path
+def write(path: Path, text: str) -> str:
+    path.parent.mkdir()
+    path.write_text(text)
+    return text
 
 
 def test_fresh_docker_gets_the_file_and_a_restart_once(
-    run: Run, args: dict[str, Any], tmp_path: Path, on_the_disk: Callable[[Path], bool]
+    run: Run, path: Path, tmp_path: Path, on_the_disk: Callable[[Path], bool]
 ) -> None:
-    foreseen = run(args, check=True)
+    foreseen = run(check=True)
     assert (foreseen["changed"], foreseen["action"]) == (True, "reload,restart")
-    assert not Path(args["path"]).exists() and calls(tmp_path) == []
-    result = run(args)
+    assert not path.exists() and calls(tmp_path) == []
+    result = run()
     assert (result["changed"], result["action"]) == (True, "reload,restart")
-    assert json.loads(Path(args["path"]).read_text()) == {"live-restore": True, "features": {"cdi": True}}
-    assert on_the_disk(Path(args["path"]))
+    assert json.loads(path.read_text()) == {"live-restore": True, "features": {"cdi": True}}
+    assert on_the_disk(path)
     for check in (True, False):
-        assert run(args, check=check)["changed"] is False
+        assert run(check)["changed"] is False
     assert calls(tmp_path) == ["reload", "restart"]
 
 
-def test_what_others_wrote_stays_and_is_backed_up(run: Run, args: dict[str, Any]) -> None:
-    path = written(args, {"log-driver": "local", "features": {"containerd-snapshotter": True}})
-    old = path.read_text()
-    result = run(args)
+def test_what_others_wrote_stays_and_is_backed_up(run: Run, path: Path) -> None:
+    old = write(path, '{"log-driver": "local", "features": {"containerd-snapshotter": true}}')
+    result = run()
     config = json.loads(path.read_text())
     assert config["log-driver"] == "local"
     assert config["features"] == {"containerd-snapshotter": True, "cdi": True}
     assert Path(result["backup_file"]).read_text() == old
 
 
-def test_restart_under_containers_needs_leave(run: Run, args: dict[str, Any], tmp_path: Path) -> None:
+def test_restart_under_containers_needs_leave(run: Run, path: Path, tmp_path: Path) -> None:
     (tmp_path / "ps").write_text("web\ndatabase\n")
-    result = run(args)
+    result = run()
     assert result["rc"] == 1
     assert "database, web" in result["msg"] and "container_runtime_allow_restart" in result["msg"]
-    assert not Path(args["path"]).exists() and calls(tmp_path) == []
+    assert not path.exists() and calls(tmp_path) == []
     # A check tells it and goes on.
-    assert run(args, check=True)["rc"] == 0
-    assert run({**args, "allow_restart": True})["rc"] == 0
+    assert run(check=True)["rc"] == 0
+    assert run(allow_restart=True)["rc"] == 0
     assert calls(tmp_path) == ["reload", "restart"]
 
 
-def test_reload_under_containers_needs_none(run: Run, args: dict[str, Any], tmp_path: Path) -> None:
-    run(args)
+def test_reload_under_containers_needs_none(run: Run, tmp_path: Path) -> None:
+    run()
     (tmp_path / "ps").write_text("web\n")
-    result = run({**args, "settings": {"live-restore": True, "insecure-registries": ["r:5000"]}})
+    result = run(settings={"live-restore": True, "insecure-registries": ["r:5000"]})
     assert (result["rc"], result["action"]) == (0, "reload")
     assert calls(tmp_path) == ["reload", "restart", "reload"]
 
 
-def test_settings_that_dockerd_refuses_never_reach_the_file(run: Run, args: dict[str, Any], tmp_path: Path) -> None:
-    path = written(args, {"debug": False})
-    old = path.read_text()
+def test_settings_that_dockerd_refuses_never_reach_the_file(run: Run, path: Path, tmp_path: Path) -> None:
+    old = write(path, '{"debug": false}')
     for check in (True, False):
-        result = run({**args, "settings": {"nonsense": 1}}, check=check)
+        result = run(check, settings={"nonsense": 1})
         assert result["rc"] == 1 and "unknown option nonsense" in result["msg"]
     assert path.read_text() == old and calls(tmp_path) == []
 
 
 @pytest.mark.parametrize("existed", [True, False])
-def test_docker_that_does_not_come_back_gets_the_old_file(
-    run: Run, args: dict[str, Any], tmp_path: Path, existed: bool
-) -> None:
-    path = written(args, {"debug": False}) if existed else Path(args["path"])
-    old = path.read_text() if existed else None
-    result = run({**args, "settings": {"bip": "conflict"}})
+def test_docker_that_does_not_come_back_gets_the_old_file(run: Run, path: Path, tmp_path: Path, existed: bool) -> None:
+    old = write(path, '{"debug": false}') if existed else None
+    result = run(settings={"bip": "conflict"})
     assert result["rc"] == 1
     assert "both set conflict" in result["msg"] and "Docker runs with it" in result["msg"]
     assert (path.read_text() if path.exists() else None) == old
     assert not (tmp_path / "down").exists()
 
 
-def test_stopped_docker_only_gets_the_file(run: Run, args: dict[str, Any], tmp_path: Path) -> None:
+def test_stopped_docker_only_gets_the_file(run: Run, path: Path, tmp_path: Path) -> None:
     (tmp_path / "down").touch()
-    result = run(args)
+    result = run()
     assert (result["changed"], result["action"]) == (True, "none")
-    assert Path(args["path"]).exists() and calls(tmp_path) == []
+    assert path.exists() and calls(tmp_path) == []
 
 
 @pytest.mark.parametrize("text", ['{"a": ', "[]"])
-def test_file_that_is_not_valid_is_left_alone(run: Run, args: dict[str, Any], text: str) -> None:
-    path = written(args, text)
-    result = run(args)
+def test_file_that_is_not_valid_is_left_alone(run: Run, path: Path, text: str) -> None:
+    write(path, text)
+    result = run()
     assert result["rc"] == 1 and str(path) in result["msg"]
     assert path.read_text() == text

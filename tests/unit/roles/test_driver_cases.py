@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-from role_cases import Case, Role, Run, Steps, platform, read_empty_result, write_program
+from helpers import write_program
+from role_cases import Case, Role, Run, Steps, platform, read_empty_result
 
 GPUS = [f"GPU-84be2d17-0c59-5f7a-b2f3-5d1a9e82000{index}" for index in range(4)]
 KERNEL = "6.8.0-79-generic"
@@ -19,9 +18,7 @@ COMMAND = "playbooks/driver_upgrade.yml -e driver_upgrade=localhost -e driver_ne
 LIBRARIES = {"libnvidia-ml1": {"version": "550.163.01-2", "held": False}}
 
 UBUNTU = platform("Ubuntu", "24.04")
-DEBIAN_12 = platform("Debian", "12.11")
 DEBIAN_13 = platform("Debian", "13.1")
-ROCKY = platform("Rocky", "9.4")
 
 BARE = read_empty_result("nvidia_driver_state") | {
     "kernel": KERNEL,
@@ -31,14 +28,13 @@ BARE = read_empty_result("nvidia_driver_state") | {
     "boot_id": "1",
     "nvml_error": "nvidia-smi is not installed",
 }
+OF_UBUNTU = ["nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server"]
+OF_NVIDIA = ["nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistenced"]
 SERVING = BARE | {
-    "packages": {
-        name: {"version": "580.173.02-0ubuntu0.24.04.1", "held": True}
-        for name in ("nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server")
-    },
+    "packages": {name: {"version": "580.173.02-0ubuntu0.24.04.1", "held": True} for name in OF_UBUNTU},
     "version": "580.173.02",
     "installed": "580.173.02",
-    "driver_packages": ["nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server"],
+    "driver_packages": OF_UBUNTU,
     "recorded": "distribution",
     "module_version": "580.173.02",
     "uvm": True,
@@ -49,11 +45,8 @@ SERVING = BARE | {
     "nvml_error": "",
 }
 DEBIAN_SERVING = SERVING | {
-    "packages": {
-        name: {"version": "580.173.02-1", "held": True}
-        for name in ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistenced")
-    },
-    "driver_packages": ["nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistenced"],
+    "packages": {name: {"version": "580.173.02-1", "held": True} for name in OF_NVIDIA},
+    "driver_packages": OF_NVIDIA,
     "recorded": "nvidia",
     "signer": "",
 }
@@ -67,18 +60,16 @@ MOVED = {
     "offered_kernel": OFFERED,
     "kernel_updates": ["linux-image-generic"],
 }
-BY_HAND = (
-    SERVING
-    | MOVED
-    | {
-        "next_kernel": OFFERED,
-        "bare_kernels": [OFFERED],
-        "modules_to_install": [f"{PREBUILT}{OFFERED}"],
-        "module_releases": {**MOVED["module_releases"], f"{PREBUILT}{OFFERED}": "580.178.04"},
-        "kernel_updates": [],
-    }
-)
+BY_HAND = {
+    **(SERVING | MOVED),
+    "next_kernel": OFFERED,
+    "bare_kernels": [OFFERED],
+    "modules_to_install": [f"{PREBUILT}{OFFERED}"],
+    "module_releases": {**MOVED["module_releases"], f"{PREBUILT}{OFFERED}": "580.178.04"},
+    "kernel_updates": [],
+}
 NEWEST = {"nvidia_driver_newest": True}
+HOOK = "echo 'Hook before_drain failed: the gateway says no.' >&2; exit 2"
 
 
 STATES = [
@@ -163,11 +154,7 @@ STATES = [
             "or set nvidia_driver_branch to the installed driver",
         ),
         # Names carry the branch: the look for the wanted one finds another instead.
-        SERVING
-        | {
-            "version": "",
-            "other_branch": ["nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server"],
-        },
+        SERVING | {"version": "", "other_branch": OF_UBUNTU},
         given={"nvidia_driver_branch": "615", "nvidia_driver_allow_reboot": True},
     ),
     Case(
@@ -278,10 +265,7 @@ STATES = [
     Case(
         "library newer than the loaded module",
         "load",
-        (
-            "No engine can run on this host until it is rebooted: the loaded kernel module is 580.100.01, user space "
-            "is 580.173.02",
-        ),
+        ("until it is rebooted: the loaded kernel module is 580.100.01, user space is 580.173.02",),
         SERVING | {"module_version": "580.100.01"},
     ),
     Case(
@@ -305,14 +289,7 @@ STATES = [
             "failed: Hook before_drain failed: the gateway says no.",
         ),
         SERVING | {"module_version": "580.100.01"},
-        given={
-            "nvidia_driver_allow_reboot": True,
-            "nvidia_driver_before_reboot": [
-                "sh",
-                "-c",
-                "echo 'Hook before_drain failed: the gateway says no.' >&2; exit 2",
-            ],
-        },
+        given={"nvidia_driver_allow_reboot": True, "nvidia_driver_before_reboot": ["sh", "-c", HOOK]},
     ),
     Case(
         "kernel updated without a module for it",
@@ -364,16 +341,13 @@ STATES = [
             "names and repositories have not been tested. Use one of these distributions, or install the driver "
             "yourself and leave the role out.",
         ),
-        facts=ROCKY,
+        facts=platform("Rocky", "9.4"),
     ),
     Case(
         "branch that Debian's archive does not have",
         "validate",
-        (
-            "the archive of Debian-12 has branch 535 alone; nvidia_driver_branch is 580",
-            "Set nvidia_driver_source to nvidia",
-        ),
-        facts=DEBIAN_12,
+        ("Debian-12 has branch 535 alone; nvidia_driver_branch is 580", "Set nvidia_driver_source to nvidia"),
+        facts=platform("Debian", "12.11"),
         given={"nvidia_driver_source": "distribution"},
     ),
     Case(
@@ -433,7 +407,4 @@ def module_of_cuda_is_loaded_where_only_nvidia_is(place: Path) -> Steps:
     assert "A kernel module of driver 580.173.02 does not load" in played.message and said in played.message
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES.steps)
-def test_case(run_case: Callable[[str], str], case: str, seen: Callable[[str, str], None]) -> None:
-    seen(case, run_case(case))
+test_case = CASES.make_test()

@@ -5,13 +5,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from role_cases import Cases, Run, Steps
-
-pytestmark = pytest.mark.slow
 
 OLD, KEPT, LIVE = "0" * 12, "1" * 12, "2" * 12
 
@@ -21,15 +17,8 @@ class Host:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for cache in (
-            f"e2b/{OLD}",
-            f"e2b/{KEPT}",
-            f"e2b/{LIVE}",
-            f"former/{OLD}",
-            "e2b/notes-of-me",
-            f"e2b/{OLD}-mine",
-        ):
-            (root / "disk/cache" / cache / "vllm").mkdir(parents=True)
+        for cache in (OLD, KEPT, LIVE, "notes-of-me", f"{OLD}-mine", f"../former/{OLD}"):
+            (root / "disk/cache/e2b" / cache / "vllm").mkdir(parents=True)
         (root / "cache").symlink_to("disk/cache")
         for place, image in (("state/generations/4", KEPT), ("state/generations/5", LIVE), ("etc", LIVE)):
             file = root / place / "engines/e2b/engine.json"
@@ -69,6 +58,4 @@ def nothing_is_removed_where_no_generation_can_be_read(host: Host) -> Steps:
     assert (played.failed, played.changed) == (False, []) and host.caches() == before
 
 
-@pytest.mark.parametrize("case", CASES.steps)
-def test_case(run_case: Callable[[str], None], case: str) -> None:
-    run_case(case)
+test_case = CASES.make_test()

@@ -57,7 +57,7 @@ def sha256(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def test_a_client_gets_a_key_once(act: Act) -> None:
+def test_a_client_gets_a_key_once_and_a_lost_one_is_told_with_a_way_out(act: Act) -> None:
     foreseen = act(check=True)
     assert foreseen["changed"] and foreseen["made"] == ["default"] and not Path(foreseen["files"]["default"]).exists()
     first = act()
@@ -68,17 +68,16 @@ def test_a_client_gets_a_key_once(act: Act) -> None:
     again = act(first["content"])
     assert (again["changed"], again["made"], again["notes"]) == (False, [], [])
     assert again["content"] == first["content"]
+    Path(file).unlink()
+    again = act(first["content"])
+    assert again["changed"] is False and "`-e rotate=default` makes a new one" in again["notes"][0]
 
 
 def test_declared_clients_have_their_limits_and_default_comes_only_to_a_new_host(act: Act) -> None:
     first = act(declared={"ci": {"served_names": ["sentry"], "streams": 2}})
-    (name, client) = next(iter(json.loads(first["content"]).items()))
-    assert (name, client["served_names"], client["requests_per_minute"], client["streams"]) == (
-        "ci",
-        ["sentry"],
-        600,
-        2,
-    )
+    ((name, client),) = json.loads(first["content"]).items()
+    limits = (client["requests_per_minute"], client["streams"])
+    assert (name, client["served_names"], limits) == ("ci", ["sentry"], (600, 2))
     changed = act(first["content"], declared={"ci": {}})
     assert json.loads(changed["content"])["ci"]["served_names"] == [] and changed["made"] == []
     assert act("{}\n")["made"] == []
@@ -108,13 +107,6 @@ def test_a_revoked_client_is_gone_with_its_file(act: Act) -> None:
     assert "still in serving_clients" in second["notes"][0]
     third = act(second["content"], declared={"ci": {}, "ui": {}})
     assert third["made"] == ["ci"] and list_hashes(third, "ci") != list_hashes(first, "ci"), "another key"
-
-
-def test_a_key_that_is_not_here_is_told_with_a_way_out(act: Act) -> None:
-    first = act()
-    Path(first["files"]["default"]).unlink()
-    again = act(first["content"])
-    assert again["changed"] is False and "`-e rotate=default` makes a new one" in again["notes"][0]
 
 
 @pytest.mark.parametrize(
@@ -155,18 +147,11 @@ def test_the_certificate_is_made_once_and_again_when_it_has_to(tmp_path: Path, r
     soon = run_module("gateway_certificate", given | {"days": 20, "names": [*names, "more"]})
     again = run_module("gateway_certificate", given)
     assert soon["changed"] and again["why"] == "the certificate ends within 30 days" and again["ca"] == first["ca"]
+    authority, server = tmp_path / "ca.pem", tmp_path / "server.pem"
     for name in (names[0].lower(), "other"):
-        verify = [
-            "openssl",
-            "verify",
-            "-CAfile",
-            tmp_path / "ca.pem",
-            "-verify_hostname",
-            name,
-            tmp_path / "server.pem",
-        ]
+        verify = ["openssl", "verify", "-CAfile", authority, "-verify_hostname", name, server]
         assert (subprocess.run(verify, capture_output=True, check=False).returncode == 0) == (name != "other")
-    (tmp_path / "server.pem").write_text("damaged")
+    server.write_text("damaged")
     assert "ends within" in run_module("gateway_certificate", given, check=True)["why"]
 
 
@@ -194,12 +179,7 @@ def make_certificate(directory: Path, name: str, days: int) -> None:
     ],
 )
 def test_an_unfit_certificate_is_refused_on_the_controller(
-    load_module: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    certificate: str,
-    key: str,
-    words: str,
+    load_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, certificate: str, key: str, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, days in (("good", 2), ("other", 2), ("ended", -2)):

@@ -3,21 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
-from role_cases import Case, Role
+from role_cases import Case, Role, platform
 
 
 def facts(name: str, version: str, family: str, minor: int, service_mgr: str = "systemd") -> dict[str, Any]:
     """What Ansible gathers of a host with Python 3.<minor>."""
     python = {"version": {"major": 3, "minor": minor, "micro": 2}}
-    platform = {"distribution": name, "distribution_version": version, "os_family": family}
-    return {**platform, "python": python, "service_mgr": service_mgr}
+    return platform(name, version) | {"os_family": family, "python": python, "service_mgr": service_mgr}
 
 
-UBUNTU = facts("Ubuntu", "24.04", "Debian", 12)
 STATES = [
     Case("a host that can serve", "validate"),
     Case("Debian 12", "validate", facts=facts("Debian", "12.11", "Debian", 11)),
@@ -40,10 +36,7 @@ STATES = [
         facts=facts("Debian", "13.1", "Debian", 13, "sysvinit"),
     ),
 ]
-CASES = Role("vllm_edge_host", "host_state", {}, UBUNTU, {}, STATES)
+CASES = Role("vllm_edge_host", "host_state", {}, facts("Ubuntu", "24.04", "Debian", 12), {}, STATES)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES.steps)
-def test_case(run_case: Callable[[str], str], case: str, seen: Callable[[str, str], None]) -> None:
-    seen(case, run_case(case))
+test_case = CASES.make_test()

@@ -7,13 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from ansible.module_utils.vllm_edge.releases import Releases
-from helpers import ROOT
-from role_cases import Cases, Run, Steps, write_program
+from helpers import ROOT, write_program
+from role_cases import Cases, Run, Steps
 
 PACKAGES = ("docker", "huggingface_hub", "pynvml")
 PIP = f"""
@@ -27,8 +26,6 @@ zipfile.ZipFile(sys.argv[-1].partition("file://")[2].partition("#")[0]).extracta
 """
 PYTHON = f"""# As Debian's python3, of which only `-m venv` is asked; the environment's pip needs no index.
 {sys.executable} -m venv --without-pip "$3" && cp -r "$STATE/packages/pip" "$(echo "$3"/lib/python3*/site-packages)/"
-"""
-APT_GET = """echo "0 upgraded, 0 newly installed, 0 to remove and 0 not upgraded."
 """
 
 pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to root"), pytest.mark.slow]
@@ -52,7 +49,7 @@ class Host:
         (root / "packages/pip/__init__.py").touch()
         (root / "packages/pip/__main__.py").write_text(PIP)
         write_program(root / "bin/python3", PYTHON)
-        write_program(root / "bin/apt-get", APT_GET)
+        write_program(root / "bin/apt-get", 'echo "0 upgraded, 0 newly installed, 0 to remove and 0 not upgraded."')
 
     def run(self, check: bool = False) -> Run:
         given = {
@@ -74,17 +71,19 @@ class Host:
         """What the program says, started as systemd starts it."""
         return subprocess.run([self.command, option], env={}, check=True, capture_output=True, text=True).stdout
 
+    def install_by_hand(self, place: Path, program: str) -> Path:
+        """Sources, environment and command as they were before the program came as a wheel."""
+        shutil.copytree(self.source, place / "lib/vllm_edge")
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "venv"], check=True)
+        launcher = place / "bin/vllm-edge"
+        write_program(launcher, "")
+        launcher.write_text(f"#!{place}/venv/bin/python -I\n{program}")
+        return launcher
+
     def former_release(self) -> Path:
         """A release from before the program came as a wheel. Its command prints a line and waits."""
         release = self.prefix / "releases/former"
-        shutil.copytree(self.source, release / "lib/vllm_edge")
-        (release / "bin").mkdir()
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", release / "venv"], check=True)
-        launcher = release / "bin/vllm-edge"
-        launcher.write_text(
-            f"#!{release}/venv/bin/python -I\nimport time\nprint('runs', flush=True)\ntime.sleep(600)\n"
-        )
-        launcher.chmod(0o755)
+        self.install_by_hand(release, "import time\nprint('runs', flush=True)\ntime.sleep(600)\n")
         releases = Releases(self.prefix)
         releases.finish(release)
         releases.make_current(release)
@@ -147,9 +146,7 @@ def a_run_that_is_cut_off_leaves_the_release_that_was_there_and_the_next_one_end
     assert (again.failed, again.changed) == (False, []), again.text
 
 
-@pytest.mark.parametrize("case", CASES.steps)
-def test_case(run_case: Callable[[str], None], case: str) -> None:
-    run_case(case)
+test_case = CASES.make_test()
 
 
 def test_an_error_names_the_command_that_installs_setuptools(tmp_path: Path) -> None:

@@ -42,13 +42,9 @@ PACKAGES = (
 
 def test_packages_installed_held_and_half_installed() -> None:
     packages, half = packaging.parse_packages(PACKAGES)
-    assert {name: package["held"] for name, package in packages.items()} == {
-        "nvidia-driver-cuda": True,
-        "libnvidia-ml1": False,
-        "nvidia-container-toolkit": True,
-        "nvidia-driver-pinning-580": False,
-        "linux-image-amd64": False,
-    }
+    held = {name: package["held"] for name, package in packages.items()}
+    of_others = dict.fromkeys(("libnvidia-ml1", "nvidia-driver-pinning-580", "linux-image-amd64"), False)
+    assert held == {"nvidia-driver-cuda": True, "nvidia-container-toolkit": True, **of_others}
     assert half == ["nvidia-kernel-open-dkms"]
 
 
@@ -90,8 +86,6 @@ nvidia-persistenced:
  *** 570.1-1 100
         100 /var/lib/dpkg/status
 """
-
-
 MIRROR = "http://mirror.example.org/debian"
 SOURCES = f"""Package files:
  100 /var/lib/dpkg/status
@@ -130,32 +124,33 @@ def test_headers_that_dkms_needs(
 
 
 UNIT = "Id=nvidia-persistenced.service\nLoadState=loaded\nUnitFileState=enabled\nActiveState={}\n"
-KERNEL = "6.12.48+deb13-amd64"
 
 
 @pytest.fixture
-def bare_host(program: Callable[[str, str], None], tmp_path: Path) -> dict[str, Any]:
+def look(run_module: Run, program: Callable[[str, str], None], tmp_path: Path) -> Run:
+    """What the module says of a bare host, to which a test adds."""
     program("dpkg-query", 'cat "$STATE/packages"; exit 1')
     program(
         "apt-cache",
         'case $1$2 in madison*) cat "$STATE/madison";; policy) cat "$STATE/sources";; show*) cat "$STATE/show";; '
         '*) cat "$STATE/policy";; esac',
     )
-    (tmp_path / "madison").write_text("linux-headers-amd64 | 6.12.48-1 | http://x\n")
-    (tmp_path / "sources").write_text(SOURCES)
-    (tmp_path / "show").write_text("")
     # A version only where the kernel of a file is asked for.
     program("modinfo", 'case $1 in -k) cat "$STATE/on-disk-$2";; *) cat "$STATE/signer";; esac')
-    (tmp_path / "signer").write_text("")
     program("systemctl", 'cat "$STATE/unit"')
-    (tmp_path / "unit").write_text(UNIT.format("inactive"))
     program("nvidia-smi", f'printf "{GPUS[0]}, Enabled\\n{GPUS[1]}, Disabled\\n"')
-    (tmp_path / "packages").write_text("linux-image-amd64\tii \t6.12.48-1\n")
     root = tmp_path / "root"
     (root / "proc/sys/kernel/random").mkdir(parents=True)
-    (root / "proc/sys/kernel/osrelease").write_text("6.12.48+deb13-amd64\n")
-    (root / "proc/sys/kernel/random/boot_id").write_text("boot\n")
-    return {
+    for name, text in {
+        "madison": "linux-headers-amd64 | 6.12.48-1 | http://x\n",
+        "sources": SOURCES,
+        "unit": UNIT.format("inactive"),
+        "packages": "linux-image-amd64\tii \t6.12.48-1\n",
+        "root/proc/sys/kernel/osrelease": "6.12.48+deb13-amd64\n",
+        "root/proc/sys/kernel/random/boot_id": "boot\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    given = {
         "lead_package": "nvidia-driver-cuda",
         "source": "nvidia",
         "archive": "Debian",
@@ -165,12 +160,10 @@ def bare_host(program: Callable[[str, str], None], tmp_path: Path) -> dict[str, 
         "metapackages": METAPACKAGES,
         "root": str(root),
     }
+    return lambda **more: run_module("nvidia_driver_state", given | more, check=True)
 
 
-def test_look_at_a_bare_host_and_at_a_driver(run_module: Run, bare_host: dict[str, Any], tmp_path: Path) -> None:
-    def look() -> dict[str, Any]:
-        return run_module("nvidia_driver_state", bare_host, check=True)
-
+def test_look_at_a_bare_host_and_at_a_driver(look: Run, tmp_path: Path) -> None:
     root = tmp_path / "root"
     bare = look()
     assert (bare["version"], bare["module_version"], bare["headers"], bare["nouveau"]) == ("", "", False, False)
@@ -206,14 +199,12 @@ def test_look_at_a_bare_host_and_at_a_driver(run_module: Run, bare_host: dict[st
     assert look()["recorded"] == "distribution"
 
 
-def test_a_driver_that_is_wholly_of_the_other_source_can_be_kept(
-    run_module: Run, bare_host: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_driver_that_is_wholly_of_the_other_source_can_be_kept(look: Run, tmp_path: Path) -> None:
     (tmp_path / "packages").write_text("libnvidia-ml1\tii \t550.163.01-2\n")
     (tmp_path / "policy").write_text(POLICY.partition("nvidia-driver-cuda:")[0])
-    found = run_module("nvidia_driver_state", bare_host)
+    found = look()
     assert (list(found["foreign"]), found["fitting"]) == (["libnvidia-ml1"], "distribution")
-    wanted = run_module("nvidia_driver_state", bare_host | {"source": "distribution"})
+    wanted = look(source="distribution")
     assert (wanted["foreign"], wanted["fitting"]) == ({}, "")
 
 
@@ -229,7 +220,7 @@ UBUNTU_PACKAGES = (
 
 
 @pytest.fixture
-def ubuntu(bare_host: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+def ubuntu(look: Run, tmp_path: Path) -> Run:
     """Prebuilt modules: the running kernel and a newer one, for which there is none yet, and an older one."""
     root = tmp_path / "root"
     (tmp_path / "packages").write_text(UBUNTU_PACKAGES)
@@ -245,18 +236,13 @@ def ubuntu(bare_host: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     mark.parent.mkdir(parents=True)
     mark.write_text("// Source: distribution\n")
     names = ["nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server"]
-    return bare_host | {
-        "lead_package": names[0],
-        "packages": names,
-        "source": "distribution",
-        "archive": "Ubuntu",
-        "prebuilt": PREBUILT,
-    }
+    given = {"lead_package": names[0], "packages": names, "source": "distribution", "archive": "Ubuntu"}
+    return lambda **more: look(**{**given, "prebuilt": PREBUILT, **more})
 
 
-def test_look_at_prebuilt_modules(run_module: Run, ubuntu: dict[str, Any], tmp_path: Path) -> None:
+def test_look_at_prebuilt_modules(ubuntu: Run, tmp_path: Path) -> None:
     (tmp_path / "madison").write_text(f"{PREBUILT}6.8.0-100-generic | 6.8.0-100.100 | http://x\n")
-    found = run_module("nvidia_driver_state", ubuntu)
+    found = ubuntu()
     assert (found["version"], found["signer"]) == ("580.173.02", "Canonical Ltd. Kernel Module Signing")
     # An older kernel is nobody's next boot; of a newer one the module is wanted where apt knows it.
     assert found["bare_kernels"] == ["6.8.0-100-generic"]
@@ -269,8 +255,7 @@ def test_look_at_prebuilt_modules(run_module: Run, ubuntu: dict[str, Any], tmp_p
     names = ["nvidia-headless-no-dkms-615-server-open", "nvidia-utils-615-server"]
     prebuilt = PREBUILT.replace("580", "615")
     (tmp_path / "madison").write_text(f"{prebuilt}generic | 1 | http://x\n{prebuilt}{UBUNTU} | 1 | http://x\n")
-    newer = ubuntu | {"lead_package": names[0], "packages": names, "branch": "615", "prebuilt": prebuilt}
-    found = run_module("nvidia_driver_state", newer)
+    found = ubuntu(lead_package=names[0], packages=names, branch="615", prebuilt=prebuilt)
     assert (found["version"], found["installed"], len(found["other_branch"])) == ("", "580.173.02", 4)
     assert found["modules_to_install"] == [f"{prebuilt}generic", f"{prebuilt}{UBUNTU}"]
 
@@ -284,7 +269,7 @@ def need(release: str) -> str:
     return f"{common} (<= {release}-1), {common} (>= {release})"
 
 
-def test_what_the_archive_offers(run_module: Run, ubuntu: dict[str, Any], tmp_path: Path) -> None:
+def test_what_the_archive_offers(ubuntu: Run, tmp_path: Path) -> None:
     """A newer kernel, and a driver release with modules for that kernel alone. apt knows the old module no more."""
     (tmp_path / f"on-disk-{UBUNTU}").write_text("580.173.02\n")
     newer = "6.8.0-111-generic"
@@ -295,7 +280,7 @@ def test_what_the_archive_offers(run_module: Run, ubuntu: dict[str, Any], tmp_pa
         f"{PREBUILT}{UBUNTU}": ("6.8.0-79.79", f"linux-image-{UBUNTU}, {need('580.173.02')}"),
     }
     (tmp_path / "show").write_text("".join(show(name, *offer) for name, offer in offers.items()))
-    found = run_module("nvidia_driver_state", ubuntu)
+    found = ubuntu()
     assert (found["candidate"], found["offered_kernel"]) == ("580.178.04", newer)
     assert found["module_releases"] == {f"{PREBUILT}generic": "580.178.04", f"{PREBUILT}{UBUNTU}": "580.173.02"}
     assert (found["next_kernel"], found["next_modules"]) == ("6.8.0-100-generic", [f"{PREBUILT}generic"])
@@ -310,7 +295,7 @@ def test_what_the_archive_offers(run_module: Run, ubuntu: dict[str, Any], tmp_pa
     offers[f"linux-objects-nvidia-580-server-open-{UBUNTU}"] = ("6.8.0-79.79+1", "libc6")
     offers[f"{PREBUILT}{UBUNTU}"] = ("6.8.0-79.79+1", f"linux-image-{UBUNTU}, {need('580.178.04')}")
     (tmp_path / "show").write_text("".join(show(name, *offer) for name, offer in offers.items()))
-    found = run_module("nvidia_driver_state", ubuntu)
+    found = ubuntu()
     objects = f"linux-objects-nvidia-580-server-open-{UBUNTU}"
     assert sorted(found["module_updates"]) == [f"{PREBUILT}{UBUNTU}", f"{PREBUILT}generic", objects]
     assert found["outdated_modules"] == []
@@ -320,13 +305,11 @@ def test_what_the_archive_offers(run_module: Run, ubuntu: dict[str, Any], tmp_pa
     ("variable", "value", "expected"),
     [("SecureBoot", b"\x06\0\0\0\x01", True), ("SecureBoot", b"\x06\0\0\0\0", False), ("Boot0000", b"\1\1", False)],
 )
-def test_secure_boot(
-    run_module: Run, bare_host: dict[str, Any], tmp_path: Path, variable: str, value: bytes, expected: bool
-) -> None:
+def test_secure_boot(look: Run, tmp_path: Path, variable: str, value: bytes, expected: bool) -> None:
     variables = tmp_path / "root/sys/firmware/efi/efivars"
     variables.mkdir(parents=True)
     (variables / f"{variable}-8be4df61-93ca-11d2-aa0d-00e098032b8c").write_bytes(value)
-    found = run_module("nvidia_driver_state", bare_host)
+    found = look()
     assert (found["secure_boot"], found["key_enrolled"]) == (expected, False)
 
 
@@ -385,26 +368,18 @@ def test_devices_and_gpus(runtime: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "missing", "gone", "versions", "driver", "said"),
+    ("devices_missing_gone_versions", "said"),
     [
-        (["d"], [], [], ["580.1"], "580.1", ""),
-        (["d"], [], [], [], "580.1", ""),
-        ([], [], [], [], "580.1", "no CDI specification"),
-        (["d"], ["GPU-a"], [], ["580.1"], "580.1", "does not name GPU-a"),
-        (["d"], [], ["GPU-b"], ["580.1"], "580.1", "names GPU-b"),
-        (["d"], [], [], ["570.1"], "580.1", "made for driver 570.1, the host has 580.1"),
+        ((["d"], [], [], ["580.1"]), ""),
+        ((["d"], [], [], []), ""),
+        (([], [], [], []), "no CDI specification"),
+        ((["d"], ["GPU-a"], [], ["580.1"]), "does not name GPU-a"),
+        ((["d"], [], ["GPU-b"], ["580.1"]), "names GPU-b"),
+        ((["d"], [], [], ["570.1"]), "made for driver 570.1, the host has 580.1"),
     ],
 )
-def test_when_a_specification_is_stale(
-    runtime: ModuleType,
-    devices: list[str],
-    missing: list[str],
-    gone: list[str],
-    versions: list[str],
-    driver: str,
-    said: str,
-) -> None:
-    found = runtime.explain(devices, missing, gone, versions, driver)
+def test_when_a_specification_is_stale(runtime: ModuleType, devices_missing_gone_versions: Any, said: str) -> None:
+    found = runtime.explain(*devices_missing_gone_versions, "580.1")
     assert said in found and bool(said) == bool(found)
 
 
@@ -417,9 +392,7 @@ def test_when_a_specification_is_stale(
         ("nvidia.yaml.bak", SPEC, False),
     ],
 )
-def test_specifications_of_nvidias_gpus(
-    runtime: ModuleType, tmp_path: Path, name: str, text: str, counts: bool
-) -> None:
+def test_specifications_of_nvidias_gpus(runtime: Any, tmp_path: Path, name: str, text: str, counts: bool) -> None:
     (tmp_path / name).write_text(text)
     assert bool(runtime.gpu_specs(str(tmp_path))) is counts
 

@@ -20,11 +20,7 @@ GIVEN: dict[str, Any] = {
     "base_digest": "sha256:" + "d" * 64,
     "packages": {"vllm": "0.32.0+cu130", "transformers": "5.19.0"},
     "base_packages": {"vllm": "0.32.0+cu130", "transformers": "5.16.0"},
-    "debian": [
-        ["libstdc++6", "14.2.0-4ubuntu2~24.04", "amd64"],
-        ["libc6", "1:2.39", "amd64"],
-        ["libc6", "1:2.39", "i386"],
-    ],
+    "debian": [["libstdc++6", "14.2.0-4", "amd64"], ["libc6", "1:2.39", "amd64"], ["libc6", "1:2.39", "i386"]],
     "wheels": {"transformers-5.19.0-py3-none-any.whl": "c" * 64},
 }
 
@@ -50,11 +46,7 @@ def test_everything_in_the_image_is_written_once(write: Callable[..., dict[str, 
     assert layer["hashes"] == [{"alg": "SHA-256", "content": "c" * 64}]
     assert layer["properties"] == [{"name": "vllm-edge:from", "value": "layer"}]
     assert found["pkg:pypi/vllm@0.32.0%2Bcu130"]["properties"][0]["value"] == "base"
-    assert (base["name"], base["version"], base["type"]) == (
-        "registry.example:5000/vllm/vllm-openai",
-        "v0.32.0",
-        "container",
-    )
+    assert ":".join((base["name"], base["version"])) == GIVEN["base"] and base["type"] == "container"
     assert GIVEN["base_digest"] in json.dumps(base)
     assert {"pkg:deb/debian/libc6@1:2.39?arch=amd64", "pkg:deb/debian/libc6@1:2.39?arch=i386"} <= found.keys()
 

@@ -93,25 +93,20 @@ def test_inspection_names_python_platforms_and_packages(image: Image) -> None:
     assert f"manylinux_2_17_{machine}" in found["platforms"]
 
 
-def test_good_image_passes(image: Image) -> None:
+def test_good_image_passes_and_a_model_type_that_it_does_not_know_is_named(image: Image) -> None:
     assert image.test() == []
-
-
-def test_unknown_model_type(image: Image) -> None:
     (failure,) = image.test(model_types=["gemma4", "gemma5"])
     assert "does not know the model type gemma5" in failure and "Unrecognized" in failure
 
 
-def test_transformers_that_does_not_import(image: Image) -> None:
+def test_what_cannot_be_imported_and_a_vllm_without_its_compiled_part_are_named(image: Image) -> None:
     image.package("transformers", "5.19.0", "import no_such_package\n")
-    (failure,) = image.test()
-    assert "transformers cannot be imported: ModuleNotFoundError" in failure
-
-
-def test_vllm_that_breaks_on_its_configuration(image: Image) -> None:
     (image.root / "vllm/transformers_utils/config.py").write_text("raise AttributeError('ambiguous')\n")
-    (failure,) = image.test()
-    assert "vllm cannot be imported: AttributeError: ambiguous" in failure
+    (image.root / "vllm/_C.abi3.so").unlink()
+    transformers, vllm, compiled = image.test()
+    assert "transformers cannot be imported: ModuleNotFoundError" in transformers
+    assert "vllm cannot be imported: AttributeError: ambiguous" in vllm
+    assert "no compiled library" in compiled
 
 
 def test_package_that_the_layer_changed(image: Image) -> None:
@@ -120,31 +115,20 @@ def test_package_that_the_layer_changed(image: Image) -> None:
     assert "torch was 2.14.0 in the base image and is 2.13.0+cpu" in failures[1]
 
 
-def test_missing_library_is_named_with_what_needs_it(image: Image) -> None:
+def test_missing_library_is_named_with_what_needs_it_unless_it_is_the_drivers(image: Image) -> None:
+    driver = image.library("torch/lib/libcuda.so.1", "-Wl,-soname,libcuda.so.1")
+    image.library("torch/lib/libc10_cuda.so", str(driver))
     gone = image.library("torch/lib/libgone.so")
     image.library("vllm/_C_extra.so", str(gone))
+    driver.unlink()
     gone.unlink()
     (failure,) = image.test()
     assert "libgone.so" in failure and "_C_extra.so" in failure
+    assert image.test(driver_libraries=[]) == [failure, "libcuda.so.1, which libc10_cuda.so needs, is not found"]
 
 
-def test_library_of_the_driver_may_be_missing(image: Image) -> None:
-    driver = image.library("torch/lib/libcuda.so.1", "-Wl,-soname,libcuda.so.1")
-    image.library("torch/lib/libc10_cuda.so", str(driver))
-    driver.unlink()
-    assert image.test() == []
-    (failure,) = image.test(driver_libraries=[])
-    assert "libcuda.so.1" in failure
-
-
-def test_vllm_without_its_compiled_part(image: Image) -> None:
-    (image.root / "vllm/_C.abi3.so").unlink()
-    (failure,) = image.test()
-    assert "no compiled library" in failure
-
-
-def test_packages_for_the_sbom_pass_the_border(tmp_path: Path, filters: dict[str, Callable[..., Any]]) -> None:
-    found = Image(tmp_path).run("list_packages.py")
+def test_packages_for_the_sbom_pass_the_border(image: Image, filters: dict[str, Callable[..., Any]]) -> None:
+    found = image.run("list_packages.py")
     assert found["packages"]["vllm"] == "0.32.0+cpu"
     read = filters["read_image_answer"]
     assert read(json.dumps(found), "inventory", "it") == {"value": found, "error": ""}

@@ -20,10 +20,9 @@ def make_root(tmp_path: Path) -> Path:
     (tmp_path / "proc/self/mountinfo").write_text(
         f"22 1 0:5 / / rw - ext4 /dev/sda1 rw\n30 22 0:9 / {tmp_path}/mnt/my\\040disk rw - ext4 /dev/sdb1 rw\n"
     )
-    (tmp_path / "etc/systemd/system/multi-user.target.wants").mkdir(parents=True)
-    (tmp_path / "etc/systemd/system/multi-user.target.wants/iscsi.mount").write_text(
-        f"[Mount]\nWhat=/dev/disk/by-label/iscsi\nWhere={tmp_path}/mnt/iscsi\n"
-    )
+    wanted = tmp_path / "etc/systemd/system/multi-user.target.wants"
+    wanted.mkdir(parents=True)
+    (wanted / "iscsi.mount").write_text(f"[Mount]\nWhat=/dev/disk/by-label/iscsi\nWhere={tmp_path}/mnt/iscsi\n")
     (tmp_path / "etc/fstab").write_text(
         "# <file system> <mount point>\n"
         "/dev/sda1 / ext4 defaults 0 1\n"
@@ -87,7 +86,4 @@ def test_a_host_without_fstab(tmp_path: Path, run_module: RunModule) -> None:
     assert not run_module("mounted_paths", {"paths": {"x": "/data"}, "root": str(tmp_path)}).get("failed")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES.steps)
-def test_a_role_refuses_it_before_its_other_tasks(run_case: Callable[[str], None], case: str) -> None:
-    run_case(case)
+test_a_role_refuses_it_before_its_other_tasks = CASES.make_test()

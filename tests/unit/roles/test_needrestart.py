@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers import ROOT
 
-ROLE = Path(__file__).resolve().parents[3] / "roles/vllm_engine"
+ROLE = ROOT / "roles/vllm_engine"
 
 # As /etc/needrestart/needrestart.conf reads its snippets, and as needrestart 3.6 looks a service up.
 PROGRAM = r"""
@@ -30,33 +31,24 @@ foreach my $rc (@units) {
 """
 
 
-def find_task(module: str) -> dict[str, str]:
-    tasks = yaml.safe_load((ROLE / "tasks/install.yml").read_text())
-    (found,) = [task[module] for task in tasks if module in task and "needrestart" in str(task)]
-    return found
+RESTARTED = {
+    "vllm-e2b.service": False,
+    "vllm-edge-switch.service": False,
+    "dbus.service": False,
+    "ssh.service": True,
+    "my-vllm-e2b.service": True,
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("unit", "restarts"),
-    [
-        ("vllm-e2b.service", False),
-        ("vllm-edge-switch.service", False),
-        ("dbus.service", False),
-        ("ssh.service", True),
-        ("my-vllm-e2b.service", True),
-    ],
-)
-def test_needrestart_restarts_no_engine(tmp_path: Path, unit: str, restarts: bool) -> None:
-    snippet = tmp_path / "vllm-edge.conf"
-    snippet.write_text(find_task("ansible.builtin.copy")["content"])
-    done = subprocess.run(["perl", "-e", PROGRAM, snippet, unit], capture_output=True, text=True, check=True)
-    assert done.stdout == str(int(restarts)), done.stderr
-
-
-def test_needrestart_reads_the_snippet() -> None:
+def test_needrestart_reads_the_snippet_and_restarts_no_engine(tmp_path: Path) -> None:
     """It takes files of this directory that end with .conf."""
-    variables = yaml.safe_load((ROLE / "vars/main.yml").read_text())
-    place = Path(variables["__vllm_engine_needrestart"])
+    place = Path(yaml.safe_load((ROLE / "vars/main.yml").read_text())["__vllm_engine_needrestart"])
     assert place.parent == Path("/etc/needrestart/conf.d") and place.suffix == ".conf"
-    assert find_task("ansible.builtin.copy")["dest"] == "{{ __vllm_engine_needrestart }}"
+    tasks = yaml.safe_load((ROLE / "tasks/install.yml").read_text())
+    (copy,) = (each for task in tasks if (each := task.get("ansible.builtin.copy")) and "needrestart" in each["dest"])
+    assert copy["dest"] == "{{ __vllm_engine_needrestart }}"
+    (tmp_path / place.name).write_text(copy["content"])
+    words = ["perl", "-e", PROGRAM, tmp_path / place.name, *RESTARTED]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert dict(zip(RESTARTED, (said == "1" for said in done.stdout), strict=True)) == RESTARTED, done.stderr

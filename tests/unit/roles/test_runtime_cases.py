@@ -3,26 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import yaml
 from ansible.module_utils.vllm_edge.gpu.toolkit import KNOWN_BAD
-from role_cases import (
-    ROOT,
-    Case,
-    Role,
-    Run,
-    Steps,
-    platform,
-    read_empty_result,
-    write_program,
-)
+from helpers import ROOT, write_program
+from role_cases import Case, Role, Run, Steps, platform, read_empty_result
 
 TASKS = ROOT / "roles/container_runtime/tasks"
-DEBIAN_12 = platform("Debian", "12.11")
-ROCKY = platform("Rocky", "9.4")
 BARE = read_empty_result("container_runtime_state") | {"toolkit_known_bad": dict(KNOWN_BAD)}
 SERVING = BARE | {"docker_version": "28.5.1", "docker_major": 28}
 
@@ -69,13 +57,13 @@ STATES = [
         "distribution of the RHEL family",
         "validate",
         ("this host is Rocky-9", "Install one of these distributions, or install Docker 25 and the toolkit yourself"),
-        facts=ROCKY,
+        facts=platform("Rocky", "9.4"),
     ),
 ]
 VARIABLES = {"container_runtime_toolkit_version": "1.18.2-1", "container_runtime_docker_packages": []}
 
 
-CASES = Role("container_runtime", "__container_runtime_state", SERVING, DEBIAN_12, VARIABLES, STATES)
+CASES = Role("container_runtime", "__container_runtime_state", SERVING, platform("Debian", "12.11"), VARIABLES, STATES)
 
 
 @CASES.add
@@ -94,10 +82,7 @@ def drop_in_comes_once_and_goes_with_teardown(place: Path) -> Steps:
     assert not drop_in.parent.exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES.steps)
-def test_case(run_case: Callable[[str], str], case: str, seen: Callable[[str, str], None]) -> None:
-    seen(case, run_case(case))
+test_case = CASES.make_test()
 
 
 def test_drop_in_of_the_refresh_service() -> None:

@@ -8,14 +8,12 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-import pytest
-from role_cases import Cases, Played, Run, Steps, write_program
-
-pytestmark = pytest.mark.slow
+from helpers import write_program
+from role_cases import Cases, Played, Run, Steps
 
 SYSTEMCTL = """
 echo "$@" >> "$STATE/asked"
@@ -174,6 +172,4 @@ def a_taken_port_is_refused_with_its_owner(host: Host) -> Steps:
     assert "The gateway was not changed." in refused.text
 
 
-@pytest.mark.parametrize("case", CASES.steps)
-def test_case(run_case: Callable[[str], None], case: str) -> None:
-    run_case(case)
+test_case = CASES.make_test()

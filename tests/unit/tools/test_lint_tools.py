@@ -9,10 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[3]
 HUB_TOKEN = "hf_" + "AbCdEfGhIjKlMnOpQ" * 2
 CLOUD_KEY = "AKIA" + "IOSFODNN7QWERTYU"
 
@@ -26,6 +26,18 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
+FILES = {
+    "group_vars/all.yml": 'password: "Tr0ub4dor-and-3"\n',
+    "docs/a page.md": f"Give it `{HUB_TOKEN}`.\n",
+    "tests/test_x.py": f'password = "Tr0ub4dor-and-3"\ntoken = "{HUB_TOKEN}"\n',
+    "molecule/x.yml": f"key: {CLOUD_KEY}\n",
+    "fine.yml": f'password: "Tr0ub4dor-and-3" # pragma: allowlist secret\ncommit: {"0123456789" * 4}\n',
+    "docs/evidence/x.txt": f"token {HUB_TOKEN}\n",
+    ".gitignore": "/ignored\n",
+    "ignored": f"token {HUB_TOKEN}\n",
+}
+
+
 def write(root: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -33,28 +45,11 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 
 def test_secrets_are_found(repository: Path) -> None:
-    write(
-        repository,
-        {
-            "group_vars/all.yml": 'password: "Tr0ub4dor-and-3"\n',
-            "docs/a page.md": f"Give it `{HUB_TOKEN}`.\n",
-            "tests/test_x.py": f'password = "Tr0ub4dor-and-3"\ntoken = "{HUB_TOKEN}"\n',
-            "molecule/x.yml": f"key: {CLOUD_KEY}\n",
-            "fine.yml": f'password: "Tr0ub4dor-and-3" # pragma: allowlist secret\ncommit: {"0123456789" * 4}\n',
-            "docs/evidence/x.txt": f"token {HUB_TOKEN}\n",
-            ".gitignore": "/ignored\n",
-            "ignored": f"token {HUB_TOKEN}\n",
-        },
-    )
+    write(repository, FILES)
     (repository / "link").symlink_to("/etc/passwd")
     done = subprocess.run([repository / "tools/secrets"], capture_output=True, text=True, check=False)
-    assert set(re.findall(r"Location:\s+(.+)", done.stdout)) == {
-        "group_vars/all.yml:1",
-        "docs/a page.md:1",
-        "tests/test_x.py:2",
-        "molecule/x.yml:1",
-    }
-    assert done.returncode == 1
+    found = ["docs/a page.md:1", "group_vars/all.yml:1", "molecule/x.yml:1", "tests/test_x.py:2"]
+    assert sorted(set(re.findall(r"Location:\s+(.+)", done.stdout))) == found and done.returncode == 1
 
 
 def test_shell_scripts_are_found_by_their_first_line(repository: Path) -> None:

@@ -88,9 +88,6 @@ class AsyncEngineArgs(EngineArgs):
             parser = EngineArgs.add_cli_args(parser)
         parser.add_argument("--log-requests", action=argparse.BooleanOptionalAction, default=False)
 """
-CONFIG = """
-from .cache import CacheConfig, Nested, ALL, config
-"""
 CACHE = """
 from typing import Literal
 ALL = "all"
@@ -117,26 +114,16 @@ class CacheConfig:
 FILES = {
     "entrypoints/common/cli_args.py": CLI,
     "engine/arg_utils.py": ENGINE,
-    "config/__init__.py": CONFIG,
+    "config/__init__.py": "from .cache import CacheConfig, Nested, ALL, config\n",
     "config/cache.py": CACHE,
     "tool_parsers/__init__.py": '_TOOL_PARSERS_TO_REGISTER = {"pythonic": ("f", "C"), "hermes": ("f", "C")}',
     "reasoning/__init__.py": '_REASONING_PARSERS_TO_REGISTER = {"qwen3": ("f", "C")}',
     "v1/metrics/loggers.py": 'Gauge(name="vllm:num_requests_running")\nCounter("vllm:tokens")\nname = "vllm::op"\n',
-    "model_executor/models/registry.py": "".join(
-        f'{name} = {{"{each}": ("f", "C")}}\n'
-        for name, each in (
-            ("_TEXT_GENERATION_MODELS", "OldForCausalLM"),
-            ("_MULTIMODAL_MODELS", "PairForConditionalGeneration"),
-            ("_TRANSFORMERS_SUPPORTED_MODELS", "PlainForCausalLM"),
-        )
-    ),
+    "model_executor/models/registry.py": '_TEXT_GENERATION_MODELS = {"OldForCausalLM": ("f", "C")}\n'
+    '_MULTIMODAL_MODELS = {"PairForConditionalGeneration": ("f", "C")}\n'
+    '_TRANSFORMERS_SUPPORTED_MODELS = {"PlainForCausalLM": ("f", "C")}\n',
     "v1/core/kv_cache_utils.py": 'def groups(a):\n    """Say."""\n    return a  # why\n\ndef old(): pass\n',
 }
-
-
-@pytest.fixture
-def sources(tmp_path: Path) -> Sources:
-    return written(tmp_path / "old", {})
 
 
 def written(directory: Path, changed: dict[str, str]) -> Sources:
@@ -145,6 +132,11 @@ def written(directory: Path, changed: dict[str, str]) -> Sources:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return Sources(directory)
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Sources:
+    return written(tmp_path / "old", {})
 
 
 OPTIONS: list[tuple[str, str, tuple[str, ...], Any]] = [
