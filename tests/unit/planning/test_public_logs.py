@@ -85,12 +85,10 @@ WaroonRagwongsiri/SuperAi-SS6:llm.log Qwen/Qwen3-8B 0.22.0 1 8192 15.27 37.81 27
 Zzsf11/VideoCuttingAgent:Qwen3VL Qwen/Qwen3-VL-30B-A3B-Instruct 0.12.0 2 65536 29.3114 38.15 833344 auto
 abinavChandar/demo_env_l4:vllm.log meta-llama/Llama-3.1-8B-Instruct 0.11.0 1 32000 14.9889 4.75 38944 auto
 apollo-mg/Project-Apollo:vllm_results.log Qwen/Qwen2.5-14B-Instruct 0.14.0 1 1024 - 0.34 1856 auto
-dennislee22/vLLM-benchmarking:120B-4gpu openai/gpt-oss-120b 0.10.1 4 16384 17.2217 45.32 2640144 auto
 emocat17/GraphRAG:vllm.log meta-llama/Meta-Llama-3-8B-Instruct 0.13.0 4 8192 3.7418 62.52 2048704 auto
 eole-nlp/eole:benchmarks/genai/results.md google/gemma-3-1b-it 0.13.0 1 2048 - 25.39 950864 auto
 giyushino/ModelMerging:vllm_server.log Qwen/Qwen2.5-1.5B-Instruct 0.9.2 1 1536 2.8833 14.58 545856 auto
 jyngjeon/multiagentsdebate:qwen25_2.log Qwen/Qwen2.5-14B-Instruct 0.9.2 4 16384 6.9461 12.79 279408 auto
-leadawon/LAMBO:backend_server Qwen/Qwen2.5-32B-Instruct 0.18.1 4 32768 15.39 5.24 85760 auto
 sostrowsk/dgx-spark-local-llm:gemma4-nvfp4.log google/gemma-4-26B-A4B-it 0.25.1 1 262144 - 84.68 3912140 auto
 sridhar1804/local-ai:logs/vllm.log microsoft/Phi-3-mini-4k-instruct 0.19.1 1 4096 7.12 13.06 35648 auto
 trietnguyeminh/Submission---EXACT--IJCNN:download.txt Qwen/Qwen3-8B 0.22.0 2 8192 7.71 3.92 57120 auto
