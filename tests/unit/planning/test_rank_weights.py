@@ -42,29 +42,18 @@ COMPONENTS = {
 }
 HEAD_GIB = 262_144 * 5_376 * 2 / GIB
 """Of the checkpoint whose head is not tied, in addition to what was modelled."""
-LOAD_GIB = {
-    "google/gemma-4-31B-it": (58.83, 30.14, 15.80),
-    "RedHatAI/gemma-4-31B-it-FP8-dynamic": (31.45, 16.45, 8.95),
-    "nvidia/Gemma-4-31B-IT-NVFP4": (30.97, 16.21, 8.83),
-    "google/gemma-4-31B-it-qat-w4a16-ct": (19.47 + HEAD_GIB, 10.46 + HEAD_GIB / 2, 5.96 + HEAD_GIB / 4),
-    "google/gemma-4-26B-A4B-it": (48.47, 24.97, 13.23),
-    "nvidia/Gemma-4-26B-A4B-NVFP4": (17.18, 9.32, 5.40),
-    "google/gemma-4-E4B-it": (15.12, 8.17, 4.76),
-    "google/gemma-4-E2B-it": (9.76, 5.49, 3.36),
+UNTIED = (19.47 + HEAD_GIB, 10.46 + HEAD_GIB / 2, 5.96 + HEAD_GIB / 4)
+MODELLED = {
+    "google/gemma-4-31B-it": ((58.83, 30.14, 15.80), (61.61, 30.81, 15.41)),
+    "RedHatAI/gemma-4-31B-it-FP8-dynamic": ((31.45, 16.45, 8.95), (32.22, 16.11, 8.06)),
+    "nvidia/Gemma-4-31B-IT-NVFP4": ((30.97, 16.21, 8.83), (31.70, 15.85, 7.93)),
+    "google/gemma-4-31B-it-qat-w4a16-ct": (UNTIED, (19.36, 9.68, 4.84)),
+    "google/gemma-4-26B-A4B-it": ((48.47, 24.97, 13.23), (7.67, 3.85, 1.95)),
+    "nvidia/Gemma-4-26B-A4B-NVFP4": ((17.18, 9.32, 5.40), (4.85, 2.44, 1.24)),
+    "google/gemma-4-E4B-it": ((15.12, 8.17, 4.76), (9.40, 4.75, 2.50)),
+    "google/gemma-4-E2B-it": ((9.76, 5.49, 3.36), (4.60, 2.36, 1.24)),
 }
-"""GiB on one GPU with 1, 2 and 4 of them. Scales of channels are not in it."""
-
-STREAM_GB = {
-    "google/gemma-4-31B-it": (61.61, 30.81, 15.41),
-    "RedHatAI/gemma-4-31B-it-FP8-dynamic": (32.22, 16.11, 8.06),
-    "nvidia/Gemma-4-31B-IT-NVFP4": (31.70, 15.85, 7.93),
-    "google/gemma-4-31B-it-qat-w4a16-ct": (19.36, 9.68, 4.84),
-    "google/gemma-4-26B-A4B-it": (7.67, 3.85, 1.95),
-    "nvidia/Gemma-4-26B-A4B-NVFP4": (4.85, 2.44, 1.24),
-    "google/gemma-4-E4B-it": (9.40, 4.75, 2.50),
-    "google/gemma-4-E2B-it": (4.60, 2.36, 1.24),
-}
-"""Bytes that one GPU reads for one token, in 1e9."""
+"""With 1, 2 and 4 GPUs: GiB on one of them without scales of channels, and bytes that it reads for a token, in 1e9."""
 
 
 def ranks(found: Model, version: str = "0.19.0", **arguments: Any) -> tuple[RankWeights, ...]:
@@ -99,9 +88,9 @@ def test_parameters_of_each_component(repo: str) -> None:
 # -- what is on a GPU
 
 
-@pytest.mark.parametrize("repo", LOAD_GIB)
+@pytest.mark.parametrize("repo", MODELLED)
 def test_load_and_what_a_token_reads_are_as_modelled(repo: str) -> None:
-    for size, loaded, read in zip((1, 2, 4), LOAD_GIB[repo], STREAM_GB[repo], strict=True):
+    for size, loaded, read in zip((1, 2, 4), *MODELLED[repo], strict=True):
         found = one(model(repo), tensor_parallel_size=size)
         assert found.bytes / GIB == pytest.approx(loaded, abs=0.02), size
         # Scales of channels are read too.
@@ -114,7 +103,7 @@ def test_scales_of_channels_come_on_top() -> None:
     assert one(found).bytes / GIB == pytest.approx(25.65 + 128 * 30 * 4224 * 4 / GIB, abs=0.02)
 
 
-@pytest.mark.parametrize("repo", {**PARAMETERS, **LOAD_GIB})
+@pytest.mark.parametrize("repo", {**PARAMETERS, **MODELLED})
 def test_kinds_add_up(repo: str) -> None:
     found = model(repo)
     for arguments in ({}, {"tensor_parallel_size": 4}, {"pipeline_parallel_size": 2}):
@@ -170,17 +159,14 @@ def test_rope_caches_are_whole_on_every_rank() -> None:
 # -- releases
 
 
-def test_layers_that_share_a_cache_have_no_k_and_v_from_0_30_on() -> None:
-    found = model("google/gemma-4-E4B-it")
+def test_layers_that_share_a_cache_have_no_k_and_v_from_0_30_on_and_towers_are_on_one_stage_from_0_33_on() -> None:
+    found, large = model("google/gemma-4-E4B-it"), model("google/gemma-4-31B-it")
     before, after = (one(found, version).by_kind["attention"] for version in ("0.28.0", "0.30.0"))
     assert before - after == (15 * 2 * 512 + 3 * 2 * 1024) * 2560 * 2
-    assert one(model("google/gemma-4-31B-it"), "0.30.0") == one(model("google/gemma-4-31B-it"), "0.28.0")
-
-
-def test_towers_are_on_the_first_stage_only_from_0_33_on() -> None:
-    found = model("google/gemma-4-31B-it")
-    assert ["towers" in rank.by_kind for rank in ranks(found, "0.32.0", pipeline_parallel_size=2)] == [True, True]
-    assert ["towers" in rank.by_kind for rank in ranks(found, "0.33.0", pipeline_parallel_size=2)] == [True, False]
+    assert one(large, "0.30.0") == one(large, "0.28.0")
+    for version, on_the_last in (("0.32.0", True), ("0.33.0", False)):
+        first, last = ranks(large, version, pipeline_parallel_size=2)
+        assert ("towers" in first.by_kind, "towers" in last.by_kind) == (True, on_the_last)
 
 
 # -- pipeline parallelism
@@ -216,12 +202,10 @@ def test_a_tied_table_is_on_both_ends_and_read_on_the_last() -> None:
 
 
 def test_the_reference_runs_that_ran_out_of_memory() -> None:
-    """bf16 over two stages needs about 31.5 GiB, NVFP4 about 17.6."""
-    first, last = ranks(model("google/gemma-4-31B-it"), pipeline_parallel_size=2)
-    assert first.bytes / GIB == pytest.approx(31.45, abs=0.05)
-    assert last.bytes == first.bytes
-    first, last = ranks(model("nvidia/Gemma-4-31B-IT-NVFP4"), pipeline_parallel_size=2)
-    assert first.bytes / GIB == pytest.approx(17.55, abs=0.05)
+    for repo, gib in (("google/gemma-4-31B-it", 31.45), ("nvidia/Gemma-4-31B-IT-NVFP4", 17.55)):
+        first, last = ranks(model(repo), pipeline_parallel_size=2)
+        assert first.bytes / GIB == pytest.approx(gib, abs=0.05)
+        assert last.bytes == first.bytes
     # Every layer is on one of three stages.
     stages, found = ranks(model("31b-bf16"), pipeline_parallel_size=3), one(model("31b-bf16")).by_kind
     for kind in ("attention", "mlp"):
