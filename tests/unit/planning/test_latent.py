@@ -37,7 +37,7 @@ def test_the_cache_is_what_public_logs_say() -> None:
         for off in (0.005, -0.005)
     )
     assert least.tokens <= 807_792 <= most.tokens and most.tokens - least.tokens < 700
-    assert 807_792 % 16 == 0 and most.groups[0].layers == 14
+    assert most.groups[0].layers == 14
     alone = Arguments(max_model_len=32768)
     assert f"{kv_cache.needed(lite, alone, '0.19.0') / GIB:.2f}" == "0.95"
 
@@ -56,11 +56,9 @@ def test_the_backend_of_the_gpu_decides_on_the_block(gpu: Gpu, dtype: str, block
 
 def test_a_gpu_has_the_whole_cache_whatever_the_number_of_gpus() -> None:
     lite = families.interpret(published.facts(LITE))
-    one, four = (
-        kv_cache.capacity(lite, Arguments(tensor_parallel_size=size, max_model_len=4096), GIB, "0.32.0").tokens
-        for size in (1, 4)
-    )
-    assert one == four == GIB // (16 * 27 * 1152) * 16
+    for size in (1, 4):
+        arguments = Arguments(tensor_parallel_size=size, max_model_len=4096)
+        assert kv_cache.capacity(lite, arguments, GIB, "0.32.0").tokens == GIB // (16 * 27 * 1152) * 16
 
 
 def test_context_that_is_expanded_counts_as_activation_and_its_buffer_beside_the_share() -> None:
@@ -84,16 +82,11 @@ def test_quantized_keys_and_values_are_kept_twice() -> None:
     assert "buffers" not in weights.per_rank(lite, Arguments(), "0.32.0")[0].by_kind
 
 
-def test_rope_is_wider_in_eager_mode() -> None:
-    lite = families.interpret(published.facts(LITE, 2))
-    plain, eager = (
-        weights.per_rank(lite, Arguments(enforce_eager=on), "0.32.0")[0].by_kind["rope_caches"] for on in (False, True)
-    )
-    assert (plain, eager) == (163840 * 64 * 2, 163840 * 64 * 4)
-
-
-def test_layers_for_speculative_decoding_are_not_loaded() -> None:
-    facts = published.facts(V3, 4)
+def test_rope_is_wider_in_eager_mode_and_layers_for_speculative_decoding_are_not_loaded() -> None:
+    lite, facts = families.interpret(published.facts(LITE, 2)), published.facts(V3, 4)
+    for eager, size in ((False, 2), (True, 4)):
+        rank = weights.per_rank(lite, Arguments(enforce_eager=eager), "0.32.0")[0]
+        assert rank.by_kind["rope_caches"] == 163840 * 64 * size
     assert any(".eh_proj." in tensor.name for tensor in facts.tensors)
     parts = families.interpret(facts).components
     assert {layer for part in parts for layer in part.tensor.layers or ()} == {0, 1, 2, 3}

@@ -29,13 +29,11 @@ ANSWERS = {tuple(each[key] for key in KEYS): each for each in JUDGED["answers"]}
 
 # gpt-oss in MXFP4 over four GPUs: 2880 / 4 is no multiple of 32, and vLLM pads it.
 def test_mxfp4_is_padded_where_other_formats_are_refused() -> None:
-    four = Arguments(tensor_parallel_size=4)
     model = published.first_layers("openai/gpt-oss-20b")
-    case = feasibility.Case(model, four, (0, 32), checkpoints.L4, None, "bfloat16")
-    assert feasibility.findings(case) == []
-    integers = replace(case.model, quantization=Quantization("awq", 4, 32))
-    found = feasibility.findings(replace(case, model=integers))
-    assert [finding.verdict for finding in found] == [Verdict.UNSUPPORTED_SHAPE]
+    integers = replace(model, quantization=Quantization("awq", 4, 32))
+    for each, verdicts in ((model, []), (integers, [Verdict.UNSUPPORTED_SHAPE])):
+        case = feasibility.Case(each, Arguments(tensor_parallel_size=4), (0, 32), checkpoints.L4, None, "bfloat16")
+        assert [finding.verdict for finding in feasibility.findings(case)] == verdicts
 
 
 def test_every_published_checkpoint_was_judged() -> None:
