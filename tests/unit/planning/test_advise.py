@@ -134,7 +134,7 @@ def test_each_engine_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @functools.cache
 def with_experts(**min_tok_s: float) -> Advice:
-    return advised(host(("31b-w4a16", "26b-nvfp4", "e2b")), **({"min_tok_s": min_tok_s} if min_tok_s else {}))
+    return advised(host(("31b-w4a16", "26b-nvfp4", "e2b")), min_tok_s=min_tok_s or None)
 
 
 def test_a_minimum_of_speed_makes_a_faster_model_the_main_engine() -> None:
@@ -178,9 +178,19 @@ def say_together(profile: Profile) -> str:
 
 
 @pytest.mark.parametrize("by", list(By))
-def test_the_chosen_one_is_first_and_says_why_others_lost(by: By) -> None:
+def test_the_text_and_the_document_begin_with_the_chosen_one_and_say_why_others_lost(by: By) -> None:
     found = reference(by.value)
     lines = render.lines(found)
+    assert max(map(len, lines)) <= 100
+    rows = [line for line in lines if "31b-" in line and "fits (" in line]
+    assert len(rows) == render.ROWS and rows[0].lstrip().startswith(">1 ")
+    unit = "tok/s, together" if by is By.TOGETHER else "tok/s, estimate"
+    assert any(unit in line and "rank" in line for line in lines) and "All speeds are estimates" in "\n".join(lines)
+    assert f"{len(found.profiles)} feasible profiles" in lines[0]
+    document = render.document(found)
+    assert [row["rank"] for row in document["profiles"]] == list(range(1, len(found.profiles) + 1))
+    assert document["profiles"][0]["tok_s_estimate"].keys() == {"low", "mid", "high", "ceiling"}
+    assert document["chosen"]["plan"]["verdict"] == "fits" and document["chosen"]["rank"] == 1
     places = [
         [line.startswith(text) for line in lines].index(True) for text in ("chosen: 1 of", "why the next", "rank ")
     ]
@@ -363,17 +373,13 @@ def test_what_is_larger_than_the_model_allows() -> None:
 
 
 def test_the_largest_that_fits_is_the_main_engine() -> None:
-    found = advised(host(("31b-bf16", *SMALL), 1))
+    at = host(("31b-bf16", *SMALL), 1)
+    found = search.advise(search.wish([*at.models, "own"]), at, {"own": "nothing is recorded of it"})
     assert found.mains == ("e4b",) and {rejection.model for rejection in found.rejections} >= {"31b-bf16"}
+    assert "own: unknown. nothing is recorded of it" in map(str, found.rejections)
     # Parameters do not depend on precision.
     of_31b = [search.parameters(model(f"31b-{precision}")) for precision in ("bf16", "w4a16", "fp8", "nvfp4")]
     assert of_31b == pytest.approx([31_273_088_876] * 4, rel=0.05)
-
-
-def test_a_model_that_nobody_knows_is_a_rejection() -> None:
-    at = host(("e2b",), 1)
-    found = search.advise(search.wish(["e2b", "own"]), at, {"own": "nothing is recorded of it"})
-    assert "own: unknown. nothing is recorded of it" in map(str, found.rejections)
 
 
 # -- what is advised against is said
@@ -400,25 +406,6 @@ def test_advice_on_context_is_that_of_the_context_that_is_advised() -> None:
         said = " ".join(row["advice"])
         assert "8,192: a second one" not in said or profile.main.max_model_len == 8192
         assert (f"requests of max_model_len {profile.main.max_model_len:,}" in said) == (profile.main.at_once < 2)
-
-
-# -- the answer
-
-
-@pytest.mark.parametrize("by", list(By))
-def test_the_text_is_within_100_columns_and_the_document_has_all(by: By) -> None:
-    found = reference(by.value)
-    lines = render.lines(found)
-    assert max(map(len, lines)) <= 100
-    rows = [line for line in lines if "31b-" in line and "fits (" in line]
-    assert len(rows) == render.ROWS and rows[0].lstrip().startswith(">1 ")
-    unit = "tok/s, together" if by is By.TOGETHER else "tok/s, estimate"
-    assert any(unit in line and "rank" in line for line in lines) and "All speeds are estimates" in "\n".join(lines)
-    assert f"{len(found.profiles)} feasible profiles" in lines[0]
-    document = render.document(found)
-    assert [row["rank"] for row in document["profiles"]] == list(range(1, len(found.profiles) + 1))
-    assert document["profiles"][0]["tok_s_estimate"].keys() == {"low", "mid", "high", "ceiling"}
-    assert document["chosen"]["plan"]["verdict"] == "fits" and document["chosen"]["rank"] == 1
 
 
 # -- what is wrong is said
