@@ -44,7 +44,7 @@ def _multimodal(name: str, model_type: str, text: object, vision: object, **more
     } | more
 
 
-def _qwen2(sizes: tuple[int, ...], windowed: int, tied: bool = False) -> dict[str, Any]:
+def qwen2(sizes: tuple[int, ...], windowed: int, tied: bool = False) -> dict[str, Any]:
     window = {"sliding_window": 131072, "max_window_layers": windowed, "use_sliding_window": False}
     return config("Qwen2ForCausalLM", "qwen2", sizes, tie_word_embeddings=tied, **window)
 
@@ -136,9 +136,8 @@ def _mistral_small(positions: int) -> dict[str, Any]:
 
 
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
-    "Qwen/Qwen2.5-0.5B-Instruct": _qwen2((24, 896, 4864, 14, 2, 151936, 32768), 21, tied=True),
-    "Qwen/Qwen2.5-7B-Instruct": _qwen2((28, 3584, 18944, 28, 4, 152064, 32768), 28),
-    "Qwen/Qwen2.5-14B-Instruct": _qwen2((48, 5120, 13824, 40, 8, 152064, 32768), 70),
+    "Qwen/Qwen2.5-0.5B-Instruct": qwen2((24, 896, 4864, 14, 2, 151936, 32768), 21, tied=True),
+    "Qwen/Qwen2.5-7B-Instruct": qwen2((28, 3584, 18944, 28, 4, 152064, 32768), 28),
     "meta-llama/Llama-3.1-8B-Instruct": config(
         "LlamaForCausalLM",
         "llama",
@@ -304,7 +303,6 @@ PARAMETERS: Mapping[str, int] = {
     "Qwen/Qwen3-VL-30B-A3B-Instruct": 31_070_754_032,
     "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
     "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
-    "Qwen/Qwen2.5-14B-Instruct": 14_770_033_664,
     "google/gemma-2-9b-it": 9_241_705_984,
     "mistralai/Mistral-Small-24B-Instruct-2501": 23_572_403_200,
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": 24_011_361_280,

@@ -8,30 +8,22 @@ import json
 from typing import Any
 
 import pytest
+import test_plan_render
 from ansible.module_utils.vllm_edge.engine.config import parse_engine
 from ansible.module_utils.vllm_edge.engine.state import EngineState
 from ansible.module_utils.vllm_edge.planning import drift
-from ansible.module_utils.vllm_edge.planning.contract import EnginePlan, GpuPlan, LoadTime, Seconds, Verdict
+from ansible.module_utils.vllm_edge.planning.contract import GpuPlan, LoadTime, Seconds
 from ansible.module_utils.vllm_edge.planning.generic import describe_generic
 from ansible.module_utils.vllm_edge.status.tables import render_drift_table
 from engine_files import CONFIG
 
-MIB = 2**20
-
 
 def gpu(slot: int, graphs_mib: int = 1505) -> GpuPlan:
     parts = {"weights": 16_600, "overhead": 1_172, "context": 264, "graphs": graphs_mib, "kv_cache": 2_448}
-    total = sum(parts.values()) * MIB
-    return GpuPlan(
-        slot, warm_up_bytes=0, total_bytes=total, free_bytes=0, **{f"{k}_bytes": v * MIB for k, v in parts.items()}
-    )
+    return test_plan_render.gpu(slot, **parts)
 
 
-PLAN = EnginePlan(
-    *("31b", Verdict.FITS, "512 MiB stay free on GPU 0.", "", "fp8"),
-    **{"kv_blocks": 3_917, "kv_cache_tokens": 14_982, "max_concurrency": 1.8288, "max_context": 20_000},
-    **{"decode_tok_s": None, "gpus": (gpu(0), gpu(1)), "pinned": True},
-)
+PLAN = test_plan_render.engine(gpus=(gpu(0), gpu(1)), pinned=True, kv_blocks=3_917, kv_cache_tokens=14_982)
 LIMITS = drift.tolerances({}, 300)
 EXPECTED = drift.expectation(PLAN, "0.32.0", LIMITS, "warn")
 LOGGED = {"model_gib": 16.21, "graphs_gib": 1.47, "kv_cache_gib": 2.39, "kv_cache_tokens": 14_982, "kv_blocks": 3_917}

@@ -28,14 +28,10 @@ def _qwen3(sizes: tuple[int, ...], tied: bool) -> dict[str, Any]:
     return published.config("Qwen3ForCausalLM", "qwen3", sizes, head_dim=128, tie_word_embeddings=tied)
 
 
-def _qwen2(sizes: tuple[int, ...], tied: bool) -> dict[str, Any]:
-    return published.config("Qwen2ForCausalLM", "qwen2", sizes, tie_word_embeddings=tied, use_sliding_window=False)
-
-
 MODELS: dict[str, Any] = {
     **published.CONFIGS,
-    "Qwen/Qwen2.5-1.5B-Instruct": _qwen2((28, 1536, 8960, 12, 2, 151936, 32768), True),
-    "Qwen/Qwen2.5-3B-Instruct": _qwen2((36, 2048, 11008, 16, 2, 151936, 32768), True),
+    "Qwen/Qwen2.5-1.5B-Instruct": published.qwen2((28, 1536, 8960, 12, 2, 151936, 32768), 21, tied=True),
+    "Qwen/Qwen2.5-3B-Instruct": published.qwen2((36, 2048, 11008, 16, 2, 151936, 32768), 36, tied=True),
     "Qwen/Qwen3-4B": _qwen3((36, 2560, 9728, 32, 8, 151936, 40960), True),
     "Qwen/Qwen3-32B": _qwen3((64, 5120, 25600, 64, 8, 151936, 40960), False),
     "Qwen/Qwen3-235B-A22B-FP8": {
@@ -84,11 +80,9 @@ TW-10519/VLLM-ROUTER:logs/vllm.log openai/gpt-oss-20b 0.13.0 1 8192 13.7193 12.9
 WaroonRagwongsiri/SuperAi-SS6:llm.log Qwen/Qwen3-8B 0.22.0 1 8192 15.27 37.81 275328 auto
 Zzsf11/VideoCuttingAgent:Qwen3VL Qwen/Qwen3-VL-30B-A3B-Instruct 0.12.0 2 65536 29.3114 38.15 833344 auto
 abinavChandar/demo_env_l4:vllm.log meta-llama/Llama-3.1-8B-Instruct 0.11.0 1 32000 14.9889 4.75 38944 auto
-apollo-mg/Project-Apollo:vllm_results.log Qwen/Qwen2.5-14B-Instruct 0.14.0 1 1024 - 0.34 1856 auto
 emocat17/GraphRAG:vllm.log meta-llama/Meta-Llama-3-8B-Instruct 0.13.0 4 8192 3.7418 62.52 2048704 auto
 eole-nlp/eole:benchmarks/genai/results.md google/gemma-3-1b-it 0.13.0 1 2048 - 25.39 950864 auto
 giyushino/ModelMerging:vllm_server.log Qwen/Qwen2.5-1.5B-Instruct 0.9.2 1 1536 2.8833 14.58 545856 auto
-jyngjeon/multiagentsdebate:qwen25_2.log Qwen/Qwen2.5-14B-Instruct 0.9.2 4 16384 6.9461 12.79 279408 auto
 sostrowsk/dgx-spark-local-llm:gemma4-nvfp4.log google/gemma-4-26B-A4B-it 0.25.1 1 262144 - 84.68 3912140 auto
 sridhar1804/local-ai:logs/vllm.log microsoft/Phi-3-mini-4k-instruct 0.19.1 1 4096 7.12 13.06 35648 auto
 trietnguyeminh/Submission---EXACT--IJCNN:download.txt Qwen/Qwen3-8B 0.22.0 2 8192 7.71 3.92 57120 auto
