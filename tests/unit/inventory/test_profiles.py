@@ -515,6 +515,10 @@ def test_each_recorded_release_has_options_of_its_own(project: Project) -> None:
     assert ["0.32.0 knows no" in sentence for sentence in found] == [True, True]
     newer = inventory({**variables, "image": "vllm/vllm-openai:v0.33.0"})
     assert find_mistakes(newer, project) == [] and find_warnings(newer, project) == []
+    # And a default of its own.
+    variables = changed({"engines.small.vram_budget_mib": 20500})
+    assert "20757" in find_mistakes(inventory(variables), project)[0]
+    assert find_mistakes(inventory({**variables, "image": "vllm/vllm-openai:v0.19.0"}), project) == []
 
 
 def test_risks_are_read_by_the_release_of_the_image(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -526,24 +530,15 @@ def test_risks_are_read_by_the_release_of_the_image(project: Project, monkeypatc
     assert any("'--middleware' is a risk" in each for each in found), found
 
 
-def test_another_release_has_a_default_of_its_own(project: Project) -> None:
-    variables = changed({"engines.small.vram_budget_mib": 20500})
-    assert "20757" in find_mistakes(inventory(variables), project)[0]
-    assert find_mistakes(inventory({**variables, "image": "vllm/vllm-openai:v0.19.0"}), project) == []
-
-
 @pytest.mark.parametrize("image", ["vllm/vllm-openai:v0.32.0-x86_64", "registry.lab:5000/vllm:0.32.0", "vllm:v0.33.0"])
 def test_release_is_read_from_the_tag(project: Project, image: str) -> None:
     variables = changed({"image": image, "engines.small.extra_args": ["--nonsense"]})
     assert len(find_mistakes(inventory(variables), project)) == 1
 
 
-def test_recorded_arguments_are_those_of_the_default_release() -> None:
+def test_recorded_arguments_and_what_is_said_of_them_are_those_of_the_default_release() -> None:
     image = yaml.safe_load((ROOT / "group_vars/all/versions.yml").read_text())["vllm_image_base"]
     assert image.endswith(f":v{vllm_arguments.VERSION}"), "make vllm-release VERSION=... of that image"
-
-
-def test_what_is_said_of_options_is_true_of_the_recorded_release() -> None:
     names = {spelled for option in engine_arguments.OPTIONS for spelled in (option.name, *option.aliases)}
     assert set(engine_arguments.OURS) <= names
     assert set(engine_arguments.KEY_OF_OPTION) <= names

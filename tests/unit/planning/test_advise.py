@@ -148,9 +148,7 @@ def test_a_minimum_of_speed_makes_a_faster_model_the_main_engine() -> None:
     assert slow.model == "31b-w4a16" and "estimated to give 42.4 tok/s" in slow.reason
     text = " ".join(" ".join(render.lines(found)).split())
     assert "50 tok/s or more for worker" in text
-
-
-def test_a_minimum_for_all_roles_counts_for_every_engine_and_replica() -> None:
+    # A minimum for all roles counts for every engine and replica.
     found = with_experts(**dict.fromkeys(ROLES, 50))
     assert found.profiles and all(engine.fit.tok_s >= 50 for profile in found.profiles for engine in profile.engines)
     labels = [profile.label for profile in found.profiles]

@@ -40,7 +40,6 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         ("31b-bf16", {"gpu": "Tesla T4"}, "bfloat16 needs compute capability 8.0"),
         ("26b-bf16", {"tensor_parallel_size": 3}, "neither divides the other"),
         ("31b-nvfp4", {"version": "0.19.0", "tensor_parallel_size": 4, "kv_cache": "fp8"}, ""),
-        ("31b-w4a16", {"version": "0.19.0", "tensor_parallel_size": 4}, ""),
         # 2112 is 33 x 64: what Marlin takes in FP4, and would not in integers.
         ("26b-nvfp4", {"version": "0.19.0"}, ""),
         ("31b-bf16", {"gpu": "GPU nobody has written down", "kv_cache": "fp8"}, ""),

@@ -79,8 +79,9 @@ def write_sharded(directory: Path, tensors: Shapes = TENSORS, config: Mapping[st
 # -- files
 
 
-def test_layers_of_the_decoder_are_told_apart_from_everything_else(tmp_path: Path) -> None:
-    facts = model_facts.read(write(tmp_path), "example/tiny", "0123abcd")
+def test_layers_of_the_decoder_are_told_apart_from_everything_else_in_one_file_and_in_shards(tmp_path: Path) -> None:
+    facts = model_facts.read(write(tmp_path / "one"), "example/tiny", "0123abcd")
+    assert model_facts.read(write_sharded(tmp_path / "two"), "example/tiny", "0123abcd") == facts
     assert (facts.repo, facts.revision, facts.source) == ("example/tiny", "0123abcd", "files")
     by_name = {tensor.name: tensor for tensor in facts.tensors}
     assert by_name["model.layers.*.self_attn.k_proj.weight"] == Tensor(
@@ -89,11 +90,6 @@ def test_layers_of_the_decoder_are_told_apart_from_everything_else(tmp_path: Pat
     assert by_name["model.norm.weight"].layers is None
     assert model_facts.parameters(facts) == sum(math.prod(shape) for _, shape in TENSORS.values())
     assert model_facts.checkpoint_bytes(facts) == 2 * model_facts.parameters(facts)
-
-
-def test_shards_make_the_same_facts_as_one_file(tmp_path: Path) -> None:
-    one, two = write(tmp_path / "one"), write_sharded(tmp_path / "two")
-    assert model_facts.read(one, "x/y") == model_facts.read(two, "x/y")
 
 
 @pytest.mark.parametrize(
@@ -169,22 +165,22 @@ def test_dtypes_and_their_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "beside", "expected"),
+    ("config", "expected"),
     [
-        ({"quantization_config": {"quant_method": "fp8"}}, {"quantization": {}}, {"quant_method": "fp8"}),
-        ({"text_config": {"quantization_config": {"quant_method": "awq"}}}, None, {"quant_method": "awq"}),
-        ({"compression_config": {"quant_method": "x"}}, None, {"quant_method": "x"}),
-        ({}, {"producer": {"name": "modelopt"}}, {"producer": {"name": "modelopt"}}),
-        ({}, None, {}),
+        ({"quantization_config": {"quant_method": "fp8"}}, {"quant_method": "fp8"}),
+        ({"text_config": {"quantization_config": {"quant_method": "awq"}}}, {"quant_method": "awq"}),
+        ({"compression_config": {"quant_method": "x"}}, {"quant_method": "x"}),
+        ({}, {}),
     ],
 )
 def test_quantization_is_said_by_config_json_before_any_other_file(
-    config: Mapping[str, Any], beside: Mapping[str, Any] | None, expected: Mapping[str, Any], tmp_path: Path
+    config: Mapping[str, Any], expected: Mapping[str, Any], tmp_path: Path
 ) -> None:
     write(tmp_path, config={**CONFIG, **config})
-    if beside is not None:
-        (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
     assert model_facts.read(tmp_path).quantization == expected
+    beside = {"producer": {"name": "modelopt"}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+    assert model_facts.read(tmp_path).quantization == (expected or beside)
 
 
 # -- recorded

@@ -147,7 +147,6 @@ def test_neither_names_nor_the_division_of_the_memory_matter() -> None:
         (TP2, {"image_id": OTHER_IMAGE}, f"it is of image {IMAGE}, and the engine runs {OTHER_IMAGE}"),
         (TP2, {"gpus": ["NVIDIA L40S"] * 4}, "it was made on NVIDIA L4, and the engine has NVIDIA L40S"),
         (TP2 | {"max_num_seqs": 8}, {}, "max_num_seqs was None and is 8"),
-        (TP2 | {"max_model_len": 4096}, {}, "max_model_len was 8192 and is 4096"),
         (TP2 | {"extra_env": {"A": "1"}}, {}, "extra_env was None and is {'A': '1'}"),
         (TP2 | {"model": "e2b"}, {}, "model was 'nvidia/Gemma-4-31B-IT-NVFP4' and is 'google/gemma-4-E2B-it'"),
     ],

@@ -106,13 +106,12 @@ def test_what_cannot_be_said_is_status_2(capsys: pytest.CaptureFixture[str], mor
     assert status == 2 and said in printed, printed
 
 
-def test_gpus_have_short_names() -> None:
+def test_gpus_have_short_names_and_another_is_planned_by_its_memory_and_without_a_speed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     names: dict[str, str | None] = {"l4": "NVIDIA L4", "NVIDIA L4": "NVIDIA L4", "T4": "Tesla T4", "L": None, "": None}
     names |= dict.fromkeys(("rtx 4090", "4090"), "NVIDIA GeForce RTX 4090") | {"H100": "NVIDIA H100 80GB HBM3"}
     assert {name: find_by_short_name(name) for name in names} == names
-
-
-def test_another_gpu_is_planned_by_its_memory_and_without_a_speed(capsys: pytest.CaptureFixture[str]) -> None:
     status, printed = run(capsys, *E2B, "--gpu", "Some GPU", "--gpu-memory-mib", "32000")
     assert status == 0 and "fits" in printed and "not known" in printed and "1 x Some GPU" in printed
 
