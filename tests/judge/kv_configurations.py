@@ -171,16 +171,13 @@ def _estimates(configuration: Configuration, checks: Sequence[Mapping[str, Any]]
         named = re.search(r"estimated maximum model length is (\d+)", check["refusal"])
         theirs.append(int(named[1]) if named else None)
         if named:
-            ours = kv_cache.capacity(configuration.model, configuration.arguments, _alone(configuration, rank), version)
+            # As if only this rank were short of memory.
+            alone = [size if index == rank else 2**50 for index, size in enumerate(configuration.available_bytes)]
+            ours = kv_cache.capacity(configuration.model, configuration.arguments, alone, version)
             mine.append(ours.max_context_tokens)
         else:
             mine.append(None)
     return mine, theirs
-
-
-def _alone(configuration: Configuration, rank: int) -> list[int]:
-    """As if only this rank were short of memory."""
-    return [size if index == rank else 2**50 for index, size in enumerate(configuration.available_bytes)]
 
 
 def _described(group: Any) -> tuple[Any, ...]:

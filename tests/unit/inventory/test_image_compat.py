@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from ansible.module_utils.vllm_edge.inventory import image_compat
+from helpers import ROOT
 from packaging.specifiers import SpecifierSet
 
-ROOT = Path(__file__).resolve().parents[3]
 ROWS = yaml.safe_load((ROOT / "group_vars/all/versions.yml").read_text())["vllm_compatibility_matrix"]
 NEEDS = [{"transformers": ">=5.5.0", "reason": "the gemma4 architecture"}]
 GAPS = [{"last": "4.57.6", "next": "5.0.0"}]

@@ -19,8 +19,8 @@ from ansible.module_utils.vllm_edge.inventory.profiles import (
 )
 from ansible.module_utils.vllm_edge.inventory.replicas import OF_ONE_ENGINE
 from ansible.module_utils.vllm_edge.inventory.variables import Project, load
+from helpers import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 ABSENT = "<absent>"
 UUIDS = [f"GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d000{number}" for number in range(4)]
 
@@ -328,6 +328,7 @@ CASES: list[Case] = [
     one("model", "models.tiny.revision", "", "vllm_models.tiny.revision: is empty", "commit of 40 digits"),
     one("model", "models.tiny.revision", "a..b c", "holds a space"),
     one("model", "models.tiny.precision", "int4", "'int4' is not one of bf16, fp8, nvfp4, w4a16"),
+    one("model", "models.tiny.facts", "file", "'file' is not one of files, recorded; did you mean files?"),
     one("model", "models.tiny.dir", "big", "dir 'big' is used by big and tiny"),
     both("arguments that clash", {"max_num_batched_tokens": 128, "max_num_seqs": 256}, "128 is below max_num_seqs 256"),
     *(
@@ -528,12 +529,6 @@ def test_risks_are_read_by_the_release_of_the_image(project: Project, monkeypatc
     variables = changed({"engines.small.extra_args": ["-mw=a.b"], "image": "vllm/vllm-openai:v0.90.0"})
     found = find_mistakes(inventory(variables), project)
     assert any("'--middleware' is a risk" in each for each in found), found
-
-
-@pytest.mark.parametrize("image", ["vllm/vllm-openai:v0.32.0-x86_64", "registry.lab:5000/vllm:0.32.0", "vllm:v0.33.0"])
-def test_release_is_read_from_the_tag(project: Project, image: str) -> None:
-    variables = changed({"image": image, "engines.small.extra_args": ["--nonsense"]})
-    assert len(find_mistakes(inventory(variables), project)) == 1
 
 
 def test_recorded_arguments_and_what_is_said_of_them_are_those_of_the_default_release() -> None:

@@ -21,9 +21,6 @@ from checkpoints import DEFAULT, L4, model
 ROLES = ("architect", "worker", "auditor", "sentry")
 MODELS = ("31b-bf16", "31b-w4a16", "31b-fp8", "31b-nvfp4", "e4b", "e2b")
 SMALL = ("e4b", "e2b")
-MEASURED_TOK_S = {"bf16-tp4": 14.8, "nvfp4-tp2": 15.1}
-"""On the reference host, with vLLM 0.19.0."""
-REFERENCE_CONTEXT = {"bf16-tp4": 16384, "nvfp4-tp2": 8192}
 NVFP4_TP2 = {
     "model": "31b-nvfp4",
     "tensor_parallel_size": 2,
@@ -64,24 +61,14 @@ def test_the_best_beats_both_profiles_of_the_reference() -> None:
     found = reference()
     best = found.profiles[0].main
     assert best.fit.plan.decode_tok_s is not None
-    assert best.fit.plan.decode_tok_s.low > max(MEASURED_TOK_S.values())
-    assert best.max_model_len > max(REFERENCE_CONTEXT.values()) and best.waiting == 0
+    # Measured with vLLM 0.19.0: bf16-tp4 14.8 tok/s, nvfp4-tp2 15.1; their contexts are 16384 and 8192.
+    assert best.fit.plan.decode_tok_s.low > 15.1
+    assert best.max_model_len > 16384 and best.waiting == 0
     # Both are in the list, so it is their figures that put them behind.
     for kind in (("31b-bf16", Shape(4)), ("31b-nvfp4", Shape(2))):
         behind = next(profile for profile in found.profiles[1:] if profile.kind[0] == kind)
         assert behind.main.fit.tok_s < best.fit.tok_s
     assert (best.fit.model, best.fit.shape) == ("31b-w4a16", Shape(4))
-
-
-def test_what_is_faster_is_first_whatever_its_precision() -> None:
-    """The same checkpoint, read as if it had half the layers' weights, wins; nothing knows of 4 bits."""
-    at = host(("31b-bf16", "31b-w4a16"))
-    light = tuple(
-        dataclasses.replace(component, read_per_token=component.read_per_token / 8)
-        for component in at.models["31b-bf16"].components
-    )
-    models = dict(at.models) | {"31b-bf16": dataclasses.replace(at.models["31b-bf16"], components=light)}
-    assert advised(dataclasses.replace(at, models=models)).profiles[0].main.fit.model == "31b-bf16"
 
 
 @pytest.mark.parametrize("by", list(By))

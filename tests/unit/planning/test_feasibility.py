@@ -13,8 +13,6 @@ from ansible.module_utils.vllm_edge.planning import feasibility
 from ansible.module_utils.vllm_edge.planning.contract import Arguments
 from checkpoints import DEFAULT, L4, model
 
-QWEN3_VL = "Qwen/Qwen3-VL-30B-A3B-Instruct"
-
 
 def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any) -> feasibility.Case:
     arguments = {key: more.pop(key) for key in list(more) if key in {f.name for f in dataclasses.fields(Arguments)}}
@@ -81,7 +79,9 @@ def test_an_architecture_that_the_release_lacks_is_refused_by_name(architecture:
 )
 def test_qwen3_vl_in_a_pipeline(version: str, stages: int, refused: bool) -> None:
     whole = case("31b-bf16", version, pipeline_parallel_size=stages)
-    found = feasibility.findings(dataclasses.replace(whole, model=published.first_layers(QWEN3_VL)))
+    found = feasibility.findings(
+        dataclasses.replace(whole, model=published.first_layers("Qwen/Qwen3-VL-30B-A3B-Instruct"))
+    )
     assert ["start_layer" in finding.reason for finding in found] == [True] * refused
 
 

@@ -21,7 +21,6 @@ MODELS = {
 HOST = observations.Host(IMAGE, MODELS, ["NVIDIA L4"] * 4)
 TP2 = {"name": "big", "model": "31b-nvfp4", "tensor_parallel_size": 2, "gpus": [0, 1], "max_model_len": 8192}
 E2B = {"name": "e2b", "model": "e2b", "tensor_parallel_size": 1, "gpus": [3], "max_model_len": 4096}
-UUIDS = ["GPU-0", "GPU-1"]
 
 
 def usage(rank: int, free: str, activation: str, used: str) -> str:
@@ -182,7 +181,8 @@ SLOTS = [{"name": "NVIDIA L4", "nvml_total_mib": 23034}] * 4
 
 def status(**more: Any) -> dict[str, Any]:
     log = figures(*BEGIN, ENABLED, *END, *RANKS)
-    engine = {"engine": "big", "container": "vllm-big", "container_image_id": IMAGE, "gpus": UUIDS, "log_facts": log}
+    engine = {"engine": "big", "container": "vllm-big", "container_image_id": IMAGE, "log_facts": log}
+    engine["gpus"] = ["GPU-0", "GPU-1"]
     return {"engines": [engine | more], "gpus": [board("GPU-0", 20_000), board("GPU-1", 20_100)]}
 
 
