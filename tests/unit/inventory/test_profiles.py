@@ -106,17 +106,14 @@ def named(mistake: str, name: str, words: str) -> Case:
 
 
 def listen(*entries: Any) -> dict[str, Any]:
-    """The gateway with these addresses."""
     return {"gateway.serving_gateway_listen": list(entries)}
 
 
 def client(mistake: Any, *words: str) -> Case:
-    """A case of serving_clients."""
     return one("client of the gateway", "gateway.serving_clients", mistake, "serving_clients", *words)
 
 
 def extra(mistake: str, items: list[Any], *words: str) -> Case:
-    """A case of extra_args."""
     return small(mistake, "extra_args", items, *words)
 
 
@@ -386,7 +383,6 @@ CASES: list[Case] = [
 
 @pytest.fixture(scope="session")
 def project() -> Project:
-    """The project's own roles and variables."""
     return load(ROOT)
 
 

@@ -615,22 +615,21 @@ def facts(repo: str, layers: int = 0) -> Facts:
 
 
 def questions() -> list[dict[str, Any]]:
-    """What `tests/judge/vllm_models.py` is asked: each checkpoint on one GPU, on as many of two and four as its heads
-    allow, and each stage of a pipeline of two, which quantization does not change."""
+    """What `tests/judge/vllm_models.py` is asked: each checkpoint on as many of two and four GPUs as its heads allow, and
+    on one: quantized ones as a whole, and of the others each stage of a pipeline of two."""
     asked = []
     for repo, made in CONFIGS.items():
         few = cut(made)
         text = few.get("text_config", few)
         heads, kv_heads = text["num_attention_heads"], text["num_key_value_heads"]
-        most = max(size for size in (1, 2, 4) if heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0))
+        most = max(size for size in (2, 4) if heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0))
         found = {"name": repo, "config": few, "headers": list(headers(few)), "expert_parallel": False}
-        stages = (None,) if made.get("quantization_config") in QUANTIZED.values() else (None, 0, 1)
+        stages = (None,) if made.get("quantization_config") in QUANTIZED.values() else (0, 1)
         asked += [{**found, "tensor_parallel_size": 1, "pipeline_rank": stage} for stage in stages]
-        if most > 1:
-            asked.append({**found, "tensor_parallel_size": most, "pipeline_rank": None})
+        asked.append({**found, "tensor_parallel_size": most, "pipeline_rank": None})
         # llama4.py copies its experts by values of tensors then, which those of the judge do not have.
         experts = any(text.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
-        if most > 1 and experts and text["model_type"] != "llama4_text":
+        if experts and text["model_type"] != "llama4_text":
             asked.append({**asked[-1], "expert_parallel": True})
     return asked
 

@@ -54,13 +54,6 @@ def test_the_backend_of_the_gpu_decides_on_the_block(gpu: Gpu, dtype: str, block
     assert none.verdict is Verdict.UNSUPPORTED_ENGINE and "latent attention (MLA)" in none.reason
 
 
-def test_a_gpu_has_the_whole_cache_whatever_the_number_of_gpus() -> None:
-    lite = families.interpret(published.facts(LITE))
-    for size in (1, 4):
-        arguments = Arguments(tensor_parallel_size=size, max_model_len=4096)
-        assert kv_cache.capacity(lite, arguments, GIB, "0.32.0").tokens == GIB // (16 * 27 * 1152) * 16
-
-
 def test_context_that_is_expanded_counts_as_activation_and_its_buffer_beside_the_share() -> None:
     """V2-Lite has 16 heads of 128 + 128 elements; the buffer has 576 for each of 64 Ki tokens."""
     short, long = (plan(LITE, [checkpoints.L4] * 2, max_model_len=length).gpus[0] for length in (2048, 8192))

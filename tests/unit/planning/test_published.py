@@ -83,7 +83,6 @@ def test_llama4s_text_model_alone_is_the_same() -> None:
 
 
 def test_llavas_config_leaves_out_what_a_llama_has_by_default() -> None:
-    """As the published config.json does."""
     facts = published.facts(published.LLAVA)
     left_out = ("hidden_size", "num_hidden_layers", "num_attention_heads")
     text = {key: value for key, value in facts.config["text_config"].items() if key not in left_out}
