@@ -615,8 +615,8 @@ def facts(repo: str, layers: int = 0) -> Facts:
 
 
 def questions() -> list[dict[str, Any]]:
-    """What `tests/judge/vllm_models.py` is asked: each checkpoint on as many of two and four GPUs as its heads allow, and
-    on one: quantized ones as a whole, and of the others each stage of a pipeline of two."""
+    """What `tests/judge/vllm_models.py` is asked: each checkpoint on as many of two and four GPUs as its heads allow,
+    and on one: quantized ones as a whole, and of the others each stage of a pipeline of two."""
     asked = []
     for repo, made in CONFIGS.items():
         few = cut(made)
