@@ -130,10 +130,7 @@ def test_a_valid_observation_is_used_and_the_inventory_takes_precedence() -> Non
     merged, ignored = observations.merge(given, [observation()], [TP2, E2B], HOST)
     assert merged == {"big": {"weights_bytes": 17 * GIB, "context_bytes": 5}, "other": {"weights_bytes": 1}}
     assert ignored == []
-
-
-def test_neither_names_nor_the_division_of_the_memory_matter() -> None:
-    """A calibration starts it with a share; the plan pins its KV cache. Another engine may have the same arguments."""
+    # A calibration starts it with a share; the plan pins its KV cache. Another engine may have the same arguments.
     other = TP2 | {"name": "another", "gpus": [2, 3], "port": 1, "gpu_memory_utilization": 0.5}
     assert observations.merge({}, [observation()], [other], HOST)[0].keys() == {"another"}
     pinned = TP2 | {"kv_cache_memory_bytes": GIB, "vram_budget_mib": 9, "served_names": ["a"]}
