@@ -81,17 +81,19 @@ def test_another_spelling_does_not_slip_through(items: list[str], name: str) -> 
     assert not judged(extra_args=items, accept_risk=list(find_risks({"extra_args": items})))
 
 
-@pytest.mark.parametrize(
-    "items",
-    [
+def test_what_opens_nothing_and_settings_of_libraries_are_free() -> None:
+    for items in (
         ["--load-format=safetensors", "--distributed-executor-backend", "mp", "--allowed-media-domains=a.example"],
         ['--compilation-config={"mode": 3, "cudagraph_mode": "FULL"}', "-O3", "--no-trust-remote-code"],
         ['--structured-outputs-config={"backend": "xgrammar"}', "--disable-custom-all-reduce", "--seed", "-1"],
         ["--language-model-only", "--kv-offloading-size=4", "--hf-overrides.text_config.x=1"],
-    ],
-)
-def test_what_opens_nothing_needs_nothing(items: list[str]) -> None:
-    assert judged(extra_args=items) == []
+    ):
+        assert judged(extra_args=items) == []
+    names = "VLLM_LOGGING_LEVEL NCCL_P2P_DISABLE NCCL_SOCKET_IFNAME NCCL_IB_HCA CUDA_LAUNCH_BLOCKING OMP_NUM_THREADS TZ"
+    names += (
+        " PYTORCH_CUDA_ALLOC_CONF VLLM_WORKER_MULTIPROC_METHOD TOKENIZERS_PARALLELISM LC_ALL VLLM_ATTENTION_BACKEND"
+    )
+    assert judged(extra_env=dict.fromkeys(names.split(), "1")) == []
 
 
 @pytest.mark.parametrize(
@@ -110,13 +112,6 @@ def test_an_environment_variable_is_refused_unless_it_is_accepted(name: str) -> 
     (told,) = judged(extra_env={name: "1"})
     assert told.startswith(f"serving_engines.e.extra_env: '{name}' is a risk: ")
     assert judged(extra_env={name: "1"}, accept_risk=[name]) == []
-
-
-def test_settings_of_libraries_are_free() -> None:
-    names = "VLLM_LOGGING_LEVEL NCCL_P2P_DISABLE NCCL_SOCKET_IFNAME NCCL_IB_HCA CUDA_LAUNCH_BLOCKING OMP_NUM_THREADS TZ"
-    names += " PYTORCH_CUDA_ALLOC_CONF VLLM_WORKER_MULTIPROC_METHOD TOKENIZERS_PARALLELISM LC_ALL"
-    names += " VLLM_ATTENTION_BACKEND"
-    assert judged(extra_env=dict.fromkeys(names.split(), "1")) == []
 
 
 def test_no_value_is_a_traceback() -> None:
