@@ -58,6 +58,9 @@ def test_what_the_scripts_print_is_accepted(read: Any) -> None:
     record["tested"] = {**TESTS, "test": "a" * 64}
     assert read(record, "record") == (record, "")
     assert read({}, "record") == ({}, "")
+    # Texts of the tests cannot write to a terminal.
+    value, _ = read(change(TESTS, failures=["gone\x1b[2J\nPLAY RECAP \u202e" + "x" * 1000]), "tests")
+    assert value["failures"][0].isprintable() and len(value["failures"][0]) == 300
 
 
 @pytest.mark.parametrize(
@@ -137,11 +140,6 @@ def test_other_hostile_answers_are_refused(read: Any, kind: str, answer: object,
     assert value == {} and why in error
 
 
-def test_texts_of_the_tests_cannot_write_to_a_terminal(read: Any) -> None:
-    value, _ = read(change(TESTS, failures=["gone\x1b[2J\nPLAY RECAP \u202e" + "x" * 1000]), "tests")
-    assert value["failures"][0].isprintable() and len(value["failures"][0]) == 300
-
-
 def test_wheels_are_held_to_what_is_pinned_or_recorded(filters: dict[str, Callable[..., Any]]) -> None:
     explain, found = filters["explain_wheels"], {WHEEL: "a" * 64}
     assert explain(found, {}, {}) == "" == explain(found, found, {"x": "old"}) == explain(found, {}, found)
@@ -149,9 +147,7 @@ def test_wheels_are_held_to_what_is_pinned_or_recorded(filters: dict[str, Callab
     assert "is missing" in explain({}, {}, found)
     assert "is not among them" in explain({**found, "a-1-py3-none-any.whl": "c" * 64}, found, {})
     assert image_answer.list_requirements(found) == [f"tokenizers==0.23.3 --hash=sha256:{'a' * 64}"]
-
-
-def test_report_of_pip_becomes_wheels() -> None:
+    # A report of pip becomes wheels.
     url = "https://user:secret@index.example/a/torch-2.0%2Bcu130-cp312-cp312-linux_x86_64.whl#sha256=x"
     item = {"download_info": {"url": url, "archive_info": {"hashes": {"sha256": "a" * 64}}}, "metadata": {}}
     found = image_answer.read_pip_report({"install": [item]})

@@ -105,13 +105,11 @@ def test_layers_are_those_of_the_published_sizes(
     assert (len(found.layers), number, len(found.layers) - number, found.max_position_embeddings) == shape
     seen = {(x.attention, (x.kv_heads, x.head_size, x.window_tokens)) for x in found.layers}
     assert seen == {(kind, sizes) for kind, sizes in ((SLIDING, sliding), (FULL, full)) if sizes}
-
-
-@pytest.mark.parametrize(("repo", "own"), [("google/gemma-4-E4B-it", 24), ("google/gemma-4-E2B-it", 15)])
-def test_layers_share_with_the_last_of_their_type_before_them(repo: str, own: int) -> None:
-    shared = [(layer.attention, layer.shares_with) for layer in model(repo).layers]
+    # Some layers share with the last of their type before them.
+    own = {"google/gemma-4-E4B-it": 24, "google/gemma-4-E2B-it": 15}.get(repo, len(found.layers))
+    shared = [(layer.attention, layer.shares_with) for layer in found.layers]
     assert {target for _, target in shared[:own]} == {None}
-    assert set(shared[own:]) == {(SLIDING, own - 2), (FULL, own - 1)}
+    assert set(shared[own:]) == ({(SLIDING, own - 2), (FULL, own - 1)} if own < len(found.layers) else set())
 
 
 NEWER: dict[str, Any] = dict.fromkeys(("global_head_dim", "num_global_key_value_heads"))
