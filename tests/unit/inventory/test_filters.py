@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 ENGINES = {"a": {"model": "x", "gpus": [0, 1], "vram_budget_mib": 100}, "b": {"model": "x", "gpus": [1]}}
 NAMED = [{"name": name, **engine} for name, engine in ENGINES.items()]
 PROFILES = {"both": {"engines": ["a", "b"], "when": "Always."}, "one": {"engines": ["b"]}}
@@ -107,6 +106,7 @@ JUNK: dict[str, Any] = {"engines": {"e": PLAIN, "f": 3}, "profiles": {"p": None,
         ("list_mount_units", (["/.a/b-1/", "/.a"],), [r"\x2ea.mount", r"\x2ea-b\x2d1.mount"]),
         ("list_mount_units", (["/ü %/_:.", "/"],), [r"\xc3\xbc\x20\x25.mount", r"\xc3\xbc\x20\x25-_:..mount"]),
         ("find_release", ("registry:5000/vllm:v0.32.0-x86_64", "0.33.1"), "0.32.0"),
+        ("find_release", ("registry:5000/vllm:0.32.0", "0.33.1"), "0.32.0"),
         ("find_release", ("vllm:nightly", "0.33.1+cpu"), "0.33.1"),
         ("find_release", ("vllm:nightly", ""), ""),
         ("sum_budgets", (NAMED, SLOTS), {"0": 100, "1": 124}),

@@ -58,6 +58,9 @@ def test_what_the_scripts_print_is_accepted(read: Any) -> None:
     record["tested"] = {**TESTS, "test": "a" * 64}
     assert read(record, "record") == (record, "")
     assert read({}, "record") == ({}, "")
+    # Texts of the tests cannot write to a terminal.
+    value, _ = read(change(TESTS, failures=["gone\x1b[2J\nPLAY RECAP \u202e" + "x" * 1000]), "tests")
+    assert value["failures"][0].isprintable() and len(value["failures"][0]) == 300
 
 
 @pytest.mark.parametrize(
@@ -66,25 +69,17 @@ def test_what_the_scripts_print_is_accepted(read: Any) -> None:
         (pack("zz", "1\ntransformers @ https://attacker.example/x.tar.gz"), "the version of zz"),
         (pack("zz", "1.0\n"), "the version of zz"),
         (pack("zz\n--index-url=https://attacker.example"), "the name of a package"),
-        (pack("transformers @ https://attacker.example/x.tar.gz"), "the name of a package"),
         (pack("--index-url"), "the name of a package"),
-        (pack("zz", "1; python_version > '3'"), "the version of zz"),
-        (pack("zz", "@ file:///x.tar.gz"), "the version of zz"),
-        (pack("zz", "1.0 --hash=sha256:0"), "the version of zz"),
         (pack("zz", "\u0661.0"), "the version of zz"),
         (pack("zz", "9" * 200), "the version of zz"),
         (pack("zz", "..."), "the version of zz"),
         (pack("zz", None), "the version of zz is 'NoneType'"),
-        (pack("zz", True), "the version of zz is 'bool'"),
         (pack("Transformers"), "the name of a package"),
         (pack("trans_formers"), "the name of a package"),
         (pack("zz-"), "the name of a package"),
-        (pack(""), "the name of a package"),
-        (pack("\x1b]0;x\x07"), "the name of a package"),
         (pack("\u212a"), "the name of a package"),
         (change(CONTENTS, packages={f"p{n}": "1" for n in range(3000)}), "packages is no JSON object of at most 2000"),
         (change(CONTENTS, packages=[]), "packages is no JSON object"),
-        (change(CONTENTS, platforms=["--index-url=x"]), "a platform"),
         (change(CONTENTS, platforms=["linux_x86_64\n"]), "a platform"),
         (change(CONTENTS, platforms=["win_amd64"]), "a platform"),
         (change(CONTENTS, platforms=[]), "platforms is empty"),
@@ -92,21 +87,16 @@ def test_what_the_scripts_print_is_accepted(read: Any) -> None:
         (change(CONTENTS, platforms="linux_x86_64"), "platforms is no list"),
         (change(CONTENTS, python="3.12 --platform=x"), "python is"),
         (change(CONTENTS, python="2.7"), "python is"),
-        (change(CONTENTS, python=3.12), "python is 'float'"),
         (change(CONTENTS, externally_managed="{{ lookup('pipe', 'id') }}"), "externally_managed is"),
         (change(CONTENTS, more="x"), "unknown key 'more'"),
         ({"python": "3.12"}, "the answer has no platforms"),
         ([CONTENTS], "the answer is 'list'"),
-        ("null", "the answer is 'NoneType'"),
-        ("", "it is no JSON"),
         (json.dumps(CONTENTS) + "\nmore", "it is no JSON"),
         ('{"python": "3.12", "python": "3.13"}', "an object has a key twice"),
-        ('{"packages": {"a": "1", "a": "2"}}', "an object has a key twice"),
         ('{"python": NaN}', "NaN is no number"),
         ('{"python": ' + "9" * 5000 + "}", "it is no JSON"),
         ("[" * 100_000, "nested deeper than 8 levels"),
         ('{"a":' * 100_000, "nested deeper than 8 levels"),
-        ('"' + '\\"' * 1_000_000, "it is no JSON"),
         ('"' + '\\"' * 1_000_000 + "\\", "it is no JSON"),
         ('{"python": "' + "3" * 4_194_304 + '"}', "more than 4194304 characters"),
     ],
@@ -127,9 +117,7 @@ def test_hostile_contents_are_refused(read: Any, answer: object, why: str) -> No
         ("tests", change(TESTS, libraries=-1), "libraries is"),
         ("tests", change(TESTS, failures=[1]), "no text"),
         ("tests", change(TESTS, failures=["x"] * 101), "failures is no list"),
-        ("tests", "Traceback", "it is no JSON"),
         ("identity", [change(INSPECTED, Config={"User": "0\nRUN curl x"})], "its user is"),
-        ("identity", [change(INSPECTED, Config={"User": "a b"})], "its user is"),
         ("identity", [change(INSPECTED, Config={"Env": 1})], "not what `docker image inspect` prints"),
         ("identity", [change(INSPECTED, Id="sha256:../x")], "the id is"),
         ("identity", [], "not what `docker image inspect` prints"),
@@ -137,7 +125,6 @@ def test_hostile_contents_are_refused(read: Any, answer: object, why: str) -> No
         ("record", {"name": "a\nb"}, "name is"),
         ("record", {"tested": {"versions": {}}}, "has no failures"),
         ("record", {"wheels": {"x.tar.gz": "a" * 64}}, "the name of a wheel"),
-        ("record", "", "it is no JSON"),
         ("wheels", {WHEEL: "A" * 64}, "the hash of"),
         ("wheels", {f"../{WHEEL}": "a" * 64}, "the name of a wheel"),
         ("wheels", {"a-1\n-py3-none-any.whl": "a" * 64}, "the name of a wheel"),
@@ -153,11 +140,6 @@ def test_other_hostile_answers_are_refused(read: Any, kind: str, answer: object,
     assert value == {} and why in error
 
 
-def test_texts_of_the_tests_cannot_write_to_a_terminal(read: Any) -> None:
-    value, _ = read(change(TESTS, failures=["gone\x1b[2J\nPLAY RECAP \u202e" + "x" * 1000]), "tests")
-    assert value["failures"][0].isprintable() and len(value["failures"][0]) == 300
-
-
 def test_wheels_are_held_to_what_is_pinned_or_recorded(filters: dict[str, Callable[..., Any]]) -> None:
     explain, found = filters["explain_wheels"], {WHEEL: "a" * 64}
     assert explain(found, {}, {}) == "" == explain(found, found, {"x": "old"}) == explain(found, {}, found)
@@ -165,9 +147,7 @@ def test_wheels_are_held_to_what_is_pinned_or_recorded(filters: dict[str, Callab
     assert "is missing" in explain({}, {}, found)
     assert "is not among them" in explain({**found, "a-1-py3-none-any.whl": "c" * 64}, found, {})
     assert image_answer.list_requirements(found) == [f"tokenizers==0.23.3 --hash=sha256:{'a' * 64}"]
-
-
-def test_report_of_pip_becomes_wheels() -> None:
+    # A report of pip becomes wheels.
     url = "https://user:secret@index.example/a/torch-2.0%2Bcu130-cp312-cp312-linux_x86_64.whl#sha256=x"
     item = {"download_info": {"url": url, "archive_info": {"hashes": {"sha256": "a" * 64}}}, "metadata": {}}
     found = image_answer.read_pip_report({"install": [item]})

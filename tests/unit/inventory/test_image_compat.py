@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from ansible.module_utils.vllm_edge.inventory import image_compat
+from helpers import ROOT
 from packaging.specifiers import SpecifierSet
 
-ROOT = Path(__file__).resolve().parents[3]
 ROWS = yaml.safe_load((ROOT / "group_vars/all/versions.yml").read_text())["vllm_compatibility_matrix"]
 NEEDS = [{"transformers": ">=5.5.0", "reason": "the gemma4 architecture"}]
 GAPS = [{"last": "4.57.6", "next": "5.0.0"}]
@@ -26,15 +25,12 @@ def resolve(requirement: str, vllm: str, installed: str | None = None) -> image_
     ("requirement", "vllm", "constraint"),
     [
         ("transformers>=4.58", "0.32.0", "transformers>=5.16.1,<5.20.0"),
-        ("transformers>=4.58", "0.32.0+cpu", "transformers>=5.16.1,<5.20.0"),
         ("transformers", "0.33.0", "transformers>=5.16.1,<5.21.0"),
-        ("transformers>=5.17,<6", "0.32.0", "transformers>=5.17,<5.20.0"),
         ("transformers~=5.17.2", "0.32.0", "transformers>=5.17.2,<5.18"),
         ("transformers==5.18.*,!=5.18.1", "0.32.0", "transformers>=5.18,!=5.18.1,<5.19"),
         ("transformers==5.19.0", "0.32.0", "transformers==5.19.0"),
         ("transformers>5.17.0,<=5.19.0", "0.32.0", "transformers>5.17.0,<=5.19.0"),
         ("transformers>=5.17,!=4.50.*,!=6.0.0", "0.32.0", "transformers>=5.17,<5.20.0"),
-        ("transformers>=4.58", "0.31.0", "transformers>=5.10.4,<5.18.0"),
         ("transformers>=4.58", "0.28.0", "transformers>=5.5.3"),
         ("transformers>=4.58", "0.27.1", "transformers>=5.5.3,<5.15.0"),
         # Excluded prefixes at the lower end are no releases to start from.
@@ -51,12 +47,10 @@ def test_requirement_becomes_a_constraint_with_a_ceiling(requirement: str, vllm:
         (
             "transformers<5",
             "0.32.0",
-            ["impossible with vLLM 0.32.0", ">=5.16.1,<5.20.0", "wheel", "Write a requirement"],
+            ["impossible with vLLM 0.32.0", "wheel", "requirement within transformers>=5.16.1"],
         ),
-        ("transformers>=6", "0.33.0", ["impossible", "within transformers>=5.16.1,<5.21.0"]),
         ("transformers>=4.58", "0.19.0", ["the gemma4 architecture needs transformers >=5.5.0"]),
         ("transformers==5.15.0", "0.27.1", ["known to be broken", "AmbiguousGlobalPerLayerAttributeError", "5.14.1"]),
-        ("transformers>=5.15", "0.26.0", ["known to be broken", "issues/51744"]),
         ("transformers>=4.58", "0.40.0", ["in no row", "0.33", "add a row"]),
         ("torch>=2", "0.32.0", ["names torch"]),
         ("transformers @ https://x/y.whl", "0.32.0", ["no address"]),
@@ -82,24 +76,23 @@ def test_layer_only_where_the_base_does_not_meet_the_constraint(installed: str |
 
 
 @pytest.mark.parametrize(
-    ("requirement", "installed", "words"),
+    ("requirement", "installed", "first", "last"),
     [
         (
-            "transformers>=4.58",
-            "5.16.0",
-            [
-                "transformers>=4.58 names no release (4.57.6 -> 5.0.0); with vLLM 0.32.0 it becomes >=5.16.1,<5.20.0",
-                "the base image has 5.16.0, so a layer is needed",
-            ],
+            *(
+                ">=4.58",
+                "5.16.0",
+                ">=4.58 names no release (4.57.6 -> 5.0.0); with vLLM 0.32.0 it becomes >=5.16.1,<5.20.0",
+            ),
+            "the base image has 5.16.0, so a layer is needed",
         ),
-        ("transformers==5.17.0", "5.17.0", ["transformers==5.17.0 stays as it is", "so there is no layer"]),
-        ("transformers>=5.17", None, ["with vLLM 0.32.0, transformers>=5.17 becomes >=5.17,<5.20.0", "has none"]),
+        ("==5.17.0", "5.17.0", "==5.17.0 stays as it is", "so there is no layer"),
+        (">=5.17", None, "with vLLM 0.32.0, transformers>=5.17 becomes >=5.17,<5.20.0", "has none"),
     ],
 )
-def test_explanation(requirement: str, installed: str | None, words: list[str]) -> None:
-    first, last = words
-    said = resolve(requirement, "0.32.0", installed).explanation
-    assert said.startswith(first) and last in said
+def test_explanation(requirement: str, installed: str | None, first: str, last: str) -> None:
+    said = resolve(f"transformers{requirement}", "0.32.0", installed).explanation
+    assert said.removeprefix("transformers").startswith(first) and last in said
 
 
 def test_requirement_that_lies_in_the_gap_is_impossible() -> None:
@@ -146,11 +139,10 @@ def test_intersection_is_that_of_packaging(first: str, second: str) -> None:
     assert found == expected
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["vllm"])
-def test_every_row_of_the_matrix_has_its_reference(row: dict[str, object]) -> None:
-    assert row["reference"]
-    for bad in row["known_bad"]:  # type: ignore[attr-defined]
-        assert bad["reason"] and bad["reference"]
+def test_every_row_of_the_matrix_has_its_reference() -> None:
+    for row in ROWS:
+        assert row["reference"], row
+        assert all(bad["reason"] and bad["reference"] for bad in row["known_bad"]), row
 
 
 @pytest.mark.parametrize("row", [{"vllm": "one", "transformers": ""}, {"vllm": "==1", "transformers": "five"}])

@@ -19,8 +19,8 @@ from ansible.module_utils.vllm_edge.inventory.profiles import (
 )
 from ansible.module_utils.vllm_edge.inventory.replicas import OF_ONE_ENGINE
 from ansible.module_utils.vllm_edge.inventory.variables import Project, load
+from helpers import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 ABSENT = "<absent>"
 UUIDS = [f"GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d000{number}" for number in range(4)]
 
@@ -41,13 +41,8 @@ SOUND: dict[str, Any] = {
     },
     "models": {
         "big": {
-            **{
-                "repo": "google/gemma-4-31B-it",
-                "revision": "main",
-                "precision": "bf16",
-                "dir": "big",
-                "facts": "files",
-            },
+            **{"repo": "google/gemma-4-31B-it", "revision": "main", "precision": "bf16", "dir": "big"},
+            **{"facts": "files"},
             "engine_defaults": {"tool_call_parser": "hermes", "chat_template": "gemma4.jinja", "max_num_seqs": 8},
         },
         "tiny": {"repo": "google/gemma-4-E2B-it", "revision": "main", "precision": "bf16", "dir": "tiny"},
@@ -111,17 +106,14 @@ def named(mistake: str, name: str, words: str) -> Case:
 
 
 def listen(*entries: Any) -> dict[str, Any]:
-    """The gateway with these addresses."""
     return {"gateway.serving_gateway_listen": list(entries)}
 
 
 def client(mistake: Any, *words: str) -> Case:
-    """A case of serving_clients."""
     return one("client of the gateway", "gateway.serving_clients", mistake, "serving_clients", *words)
 
 
 def extra(mistake: str, items: list[Any], *words: str) -> Case:
-    """A case of extra_args."""
     return small(mistake, "extra_args", items, *words)
 
 
@@ -145,7 +137,6 @@ CASES: list[Case] = [
     small("unknown key", "max_modle_len", 4096, "did you mean max_model_len?"),
     small("unknown key", "kv_cache_memory", 4294967296, "vLLM's name for it is kv_cache_memory_bytes"),
     small("unknown key", "served_model_name", ["sentry"], "it is called served_names here"),
-    small("unknown key", "gpu_ids", [2], "did you mean gpus"),
     small("unknown key", "api_key", "secret", "nothing reads this key", "the gateway asks clients"),
     one("unknown key", "models.tiny.sha", "0", "vllm_models.tiny.sha: nothing reads", "there are: dir, engine_def"),
     one("unknown key", "profiles.pair.engine", ["small"], "serving_profiles.pair.engine", "did you mean engines?"),
@@ -169,10 +160,7 @@ CASES: list[Case] = [
     small("port", "port", 0, "0 is too small"),
     one("role", "small.served_names", ["guard"], "role 'sentry' of serving_roles is served by nobody"),
     one("role", "small.served_names", ["sentry", "architect"], "role 'architect'", "large and small"),
-    one("role", "roles", ["architect", "sentry", "auditor"], "role 'auditor'", "nobody", "large, small"),
-    small("served name", "served_names", ["sentry", "sentry"], "'sentry' is listed 2 times"),
     ("served name", {"small.served_names": []}, [["is an empty list"], ["role 'sentry'", "nobody"]]),
-    one("served name", "small.served_names", ["sentry", ""], "served_names[1]: is empty"),
     case("served name", {f"{name}.served_names": [role, "x"] for name, role in OF_ROLES}, "'x' is served by large and"),
     small("budget", "vram_budget_mib", 23035, "23035 is above gpu_memory_mib", "at most 23034"),
     small("budget", "vram_budget_mib", 20000, "20000 is below the 20757 MiB", "0.92, vLLM's default", "22563"),
@@ -180,11 +168,8 @@ CASES: list[Case] = [
     both("budget", {"kv_cache_memory_bytes": 8589934592, "vram_budget_mib": 8191}, "below the 8192 MiB", "92 alone"),
     small("wrong type", "tensor_parallel_size", "1", "'1' is text", "write 1 without quotes"),
     small("wrong type", "tensor_parallel_size", 1.0, "write 1."),
-    small("wrong type", "gpus", "2", "'2' is not a list", "write [2]"),
-    small("wrong type", "gpus", ["2"], "gpus[0]: '2' is text", "write 2 without quotes"),
     small("wrong type", "port", True, "true is not a number"),
     ("wrong type", {"small.served_names": "sentry"}, [["is not a list; write [sentry]"], ["role 'sentry'"]]),
-    small("wrong type", "dtype", 16, "16 is a number", "quotes"),
     small("wrong type", "extra_args", "--language-model-only", "is not a list"),
     small("wrong type", "extra_env", ["A=1"], "is not a mapping", "NAME: value"),
     one("wrong type", "models.tiny.revision", 1234567, "vllm_models.tiny.revision: 1234567 is a number", "quotes"),
@@ -197,18 +182,15 @@ CASES: list[Case] = [
     small("bad unit", "vram_budget_mib", "20GB", "20480 for 20 GiB, 19073 for 20 GB"),
     small("bad unit", "kv_cache_memory_bytes", "4G", "4294967296 for 4 GiB, 4000000000 for 4 GB"),
     small("bad unit", "gpu_memory_utilization", "90%", "write 0.90"),
-    small("negative", "max_model_len", -1, "-1 is too small", "the least is 1"),
     small("negative", "kv_cache_memory_bytes", -4294967296, "is too small", "4294967296 for 4 GiB"),
-    one("negative", "gpu_count", -4, "gpu_count: -4 is too small"),
+    one("negative", "gpu_count", -4, "gpu_count: -4 is too small, the least is 1"),
     small("fraction", "gpu_memory_utilization", 90, "90 is above 1", "did you mean 0.90?"),
     small("fraction", "gpu_memory_utilization", 0, "0 is too small", "above 0"),
     small("fraction", "gpu_memory_utilization", "0,9", "write 0.9 without quotes"),
     one("two sources", "large.kv_cache_memory_bytes", 2**32, "n (0.9) and kv_cache_memory_bytes (4294967296)", "keep"),
     both(
-        "two sources", {"max_num_seqs": 8, "extra_args": ["--max-num-seqs=16"]}, "key max_num_seqs (8)", "keep the key"
-    ),
-    both(
-        "two sources", {"enforce_eager": True, "extra_args": ["--no-enforce-eager"]}, "' and the key enforce_eager (t"
+        *("two sources", {"enforce_eager": True, "extra_args": ["--no-enforce-eager"]}),
+        *("'--no-enforce-eager' and the key enforce_eager (true) are two", "keep the key"),
     ),
     one(
         *("two sources", "large.extra_args", ["--device_memory_utilization", "0.8"]),
@@ -227,14 +209,12 @@ CASES: list[Case] = [
     extra("unknown to vLLM", ["--max-seqs", "8"], "0.32.0 knows no '--max-seqs'", "did you mean the key max_num_seqs?"),
     extra("unknown to vLLM", ["--language-model-onyl"], "did you mean --language-model-only"),
     extra("unknown to vLLM", ["--brand-new=1"], "knows no '--brand-new'", "none of the", "is like it"),
-    small("unknown to vLLM", "tool_call_parser", "gema4", "vLLM 0.32.0 knows no 'gema4'", "did you mean gemma4"),
     small("unknown to vLLM", "kv_cache_dtype", "fp8_e4", "knows no 'fp8_e4'", "fp8_e4m3"),
     extra("unknown to vLLM", ["--performance-mode=fast"], "'fast' is not one of balanced, interactivity, throughput"),
     extra("unknown to vLLM", ["--seed=one"], "takes a whole number"),
     extra("unknown to vLLM", ["--seed"], "--seed needs a value"),
     extra("unknown to vLLM", ["--language-model-only=true"], "takes no value", "--no-language-model-only"),
     extra("renamed or removed", ["--swap-space=4"], "knows no '--swap-space'", "there is no swap"),
-    extra("renamed or removed", ["--disable-log-requests"], "--enable-log-requests"),
     extra("renamed or removed", ["--guided-decoding-backend", "xgrammar"], "--structured-outputs-config.backend now"),
     small("has a place of its own", "language_model_only", True, "write it into extra_args, as --language-model-only"),
     extra("has a place of its own", ["--max-num-seqs=8"], "write max_num_seqs: 8"),
@@ -242,9 +222,7 @@ CASES: list[Case] = [
     extra("has a place of its own", ["--kv-cache-memory=4G"], "write kv_cache_memory_bytes: 4294967296"),
     one("wrong type", "engines", 3, "serving_engines: 3 is not a mapping"),
     extra("not free to choose", ["--port=9000"], "'--port=9000' is not free", "the key port"),
-    extra("not free to choose", ["--host", "0.0.0.0"], "no network"),
     extra("not free to choose", ["--api-key=secret"], "'--api-key=...' is not free", "readable"),
-    extra("not free to choose", ["--revision=main"], "the key revision of the model"),
     extra("not free to choose", ["--served-model-name", "a", "b"], "the key served_names"),
     extra("not free to choose", ["--enable-auto-tool-choice"], "tool_call_parser turns it on"),
     extra("not free to choose", ["google/gemma"], "belongs to no option", "the key model"),
@@ -263,20 +241,16 @@ CASES: list[Case] = [
         for name, value, words in [
             ("shm_size", "4 GiB", "holds a space; write a size"),
             ("tmp_size", "0", "write a size"),
-            ("memory", "-1", "write a size"),
             ("memory", "1\n--rm", "holds a line break"),
             ("cache_directory", "/data/../etc", "leads out of its directory"),
             ("cache_directory", "/data/a,target=/x", "write an absolute path"),
             ("program", "/bin/sh -c", "write an absolute path"),
-            ("ulimits", ["nofile=1\r--rm"], "holds a line break"),
             ("ulimits", ["rtprio=99"], "write core, memlock"),
-            ("ulimits", "nofile=1", "is not a list"),
             ("request_limits", {"VLLM_MAX_N_SEQUENCES": True}, "true is not a limit"),
             ("request_limits", {"LD_PRELOAD": 1}, "'LD_PRELOAD' is no limit of vLLM"),
             ("request_limits", ["VLLM_MAX_A=1"], "is not a mapping"),
             ("uid", 0, "too small, the least is 100"),
             ("pids_limit", -1, "too small, the least is 64"),
-            ("pids_limit", True, "true is not a number"),
             ("oom_score_adj", 1001, "above 1000"),
             ("max_logprobs", -1, "too small"),
         ]
@@ -306,11 +280,9 @@ CASES: list[Case] = [
     default("default of a model", ["max_num_seqs"], "is not a mapping"),
     default("default of a model", {"max_modle_len": 1}, ".max_modle_len: nothing reads", "did you mean max_model_len?"),
     default("default of a model", {"max_num_seqs": None}, ".max_num_seqs: has no value"),
-    default("default of a model", {"max_num_seqs": "8k"}, ".max_num_seqs: '8k' is text"),
     default("default of a model", {"tool_call_parser": "gema4"}, "0.32.0 knows no 'gema4'", "did you mean gemma4"),
     default("default of a model", {"chat_template": "gema4.jinja"}, "there is no file", "did you mean gemma4.jinja?"),
     default("default of a model", {"max_num_batched_tokens": 4, "max_num_seqs": 8}, "4 is below max_num_seqs 8"),
-    default("default of a model", {"extra_env": {"HF_TOKEN": "x"}}, ".extra_env.HF_TOKEN", "a secret"),
     *(
         default("default of a model", {key: 1}, f".{key}: belongs to one engine, ", "write it into the engines")
         for key in OF_ONE_ENGINE
@@ -340,7 +312,6 @@ CASES: list[Case] = [
     ),
     small("secret", "extra_env", {"VLLM_PROXY": "http://u:hunter2@p"}, "by its name or form", "vllm_engine_secrets"),
     small("secret", "extra_env", {"VLLM_API_KEY": "hunter2"}, "is not free to choose, the canary, the gateway"),
-    small("secret", "secret_env", {"VLLM_API_KEY": "good"}, "is not free to choose, the canary, the gateway"),
     small("secret", "secret_env", ["hunter2 x"], "secret_env: is not a mapping", "vllm_engine_secrets"),
     small("secret", "secret_env", {"STORE_KEY": "hunter2 x"}, "secret_env.STORE_KEY: its value is no name of a secret"),
     small("secret", "secret_env", {"A B": "good"}, "'A B' cannot be the name of an environment variable"),
@@ -348,7 +319,6 @@ CASES: list[Case] = [
     small("secret", "secret_env", {"STORE_KEY": "god"}, "engine_secrets has no 'god'", "did you mean good?", "Vault"),
     small("secret", "secret_env", {"STORE_KEY": "bad"}, "the value of 'bad' in vllm_engine_secrets has 3 characters"),
     one("odd characters", "small.served_names", ["sentry", "a b"], "served_names[1]: 'a b' holds a space"),
-    one("odd characters", "small.served_names", ["sentry", "a\n--api-key"], "holds a line break"),
     one("model", "models.tiny.repo", "gemma", "vllm_models.tiny.repo: 'gemma'", "owner/name"),
     one("model", "models.tiny.repo", "https://huggingface.co/google/gemma", "write google/gemma;", "_weights_endpoint"),
     one("model", "models.tiny.manifest_sha256", "A" * 64, "manifest_sha256: 'AAA", "is no SHA-256", "or leave it out"),
@@ -363,7 +333,6 @@ CASES: list[Case] = [
         for entry, words in [
             ({"address": "0.0.0.0", "port": 8000, "tls": False}, ("listen[0]: keys and prompts", "127.0.0.1.")),
             ({"address": "10.0.0.5", "port": 8000}, ("listen[0].tls: is missing; write true or false",)),
-            ({"address": "10.0.0.5", "port": 8000, "tls": False}, ("listen[0]: keys and prompts would be readable",)),
             ({"address": "llm.example.org", "port": 8000, "tls": True}, ("'llm.example.org' is no IP address",)),
             ({"address": "127.0.0.1", "tls": False}, ("listen[0].port: is missing", "8000 or 443")),
             ({"address": "127.0.0.1", "port": 0, "tls": False}, ("listen[0].port: 0 is too small",)),
@@ -391,7 +360,6 @@ CASES: list[Case] = [
     client({"ci": {"served_name": ["sentry"]}}, "did you mean served_names?"),
     client({"ci": {"served_names": "sentry"}}, ".ci.served_names: 'sentry' is not a list"),
     client({"ci": {"streams": -1}}, ".ci.streams: -1 is too small, the least is 0"),
-    client({"ci": {"requests_per_minute": "many"}}, ".ci.requests_per_minute: 'many' is text"),
     small("stand-in", "stands_in_for", ["sentry"], "the engine serves 'sentry' itself"),
     small("stand-in", "stands_in_for", ["architekt"], "no other engine serves 'architekt'; did you mean architect?"),
     ("stand-in", {"small.stands_in_for": ["a b"]}, [["for[0]: 'a b' holds a space"], ["no other engine serves 'a b'"]]),
@@ -415,7 +383,6 @@ CASES: list[Case] = [
 
 @pytest.fixture(scope="session")
 def project() -> Project:
-    """The project's own roles and variables."""
     return load(ROOT)
 
 
@@ -545,6 +512,10 @@ def test_each_recorded_release_has_options_of_its_own(project: Project) -> None:
     assert ["0.32.0 knows no" in sentence for sentence in found] == [True, True]
     newer = inventory({**variables, "image": "vllm/vllm-openai:v0.33.0"})
     assert find_mistakes(newer, project) == [] and find_warnings(newer, project) == []
+    # And a default of its own.
+    variables = changed({"engines.small.vram_budget_mib": 20500})
+    assert "20757" in find_mistakes(inventory(variables), project)[0]
+    assert find_mistakes(inventory({**variables, "image": "vllm/vllm-openai:v0.19.0"}), project) == []
 
 
 def test_risks_are_read_by_the_release_of_the_image(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -556,24 +527,9 @@ def test_risks_are_read_by_the_release_of_the_image(project: Project, monkeypatc
     assert any("'--middleware' is a risk" in each for each in found), found
 
 
-def test_another_release_has_a_default_of_its_own(project: Project) -> None:
-    variables = changed({"engines.small.vram_budget_mib": 20500})
-    assert "20757" in find_mistakes(inventory(variables), project)[0]
-    assert find_mistakes(inventory({**variables, "image": "vllm/vllm-openai:v0.19.0"}), project) == []
-
-
-@pytest.mark.parametrize("image", ["vllm/vllm-openai:v0.32.0-x86_64", "registry.lab:5000/vllm:0.32.0", "vllm:v0.33.0"])
-def test_release_is_read_from_the_tag(project: Project, image: str) -> None:
-    variables = changed({"image": image, "engines.small.extra_args": ["--nonsense"]})
-    assert len(find_mistakes(inventory(variables), project)) == 1
-
-
-def test_recorded_arguments_are_those_of_the_default_release() -> None:
+def test_recorded_arguments_and_what_is_said_of_them_are_those_of_the_default_release() -> None:
     image = yaml.safe_load((ROOT / "group_vars/all/versions.yml").read_text())["vllm_image_base"]
     assert image.endswith(f":v{vllm_arguments.VERSION}"), "make vllm-release VERSION=... of that image"
-
-
-def test_what_is_said_of_options_is_true_of_the_recorded_release() -> None:
     names = {spelled for option in engine_arguments.OPTIONS for spelled in (option.name, *option.aliases)}
     assert set(engine_arguments.OURS) <= names
     assert set(engine_arguments.KEY_OF_OPTION) <= names
@@ -626,16 +582,7 @@ def test_results_of_plays_are_known(project: Project) -> None:
     assert {"gpu_slots_result", "vllm_image_result", "nvidia_driver_result", "model_weights_result"} <= project.results
 
 
-@pytest.mark.parametrize(
-    ("engine", "memory", "mib"),
-    [
-        ({"gpu_memory_utilization": 0.9}, 23034, 20306),
-        ({"gpu_memory_utilization": 0.92}, 23034, 20757),
-        ({}, 23034, 20757),
-        ({"gpu_memory_utilization": 0.9}, 40960, None),
-        ({"kv_cache_memory_bytes": 1048577}, 40960, 2),
-    ],
-)
-def test_floor_of_a_budget(engine: dict[str, Any], memory: int, mib: int | None) -> None:
-    floor = compute_vram_floor(engine, memory, 0.92)
-    assert (floor.mib if floor else None) == mib
+def test_floor_of_a_budget_on_a_gpu_that_nobody_measured() -> None:
+    assert compute_vram_floor({"gpu_memory_utilization": 0.9}, 40960, 0.92) is None
+    floor = compute_vram_floor({"kv_cache_memory_bytes": 1048577}, 40960, 0.92)
+    assert floor and floor.mib == 2

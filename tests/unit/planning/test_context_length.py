@@ -11,6 +11,8 @@ from ansible.module_utils.vllm_edge.planning.context_length import derive_defaul
 from ansible.module_utils.vllm_edge.planning.contract import Verdict
 from checkpoints import DEFAULT, engine, model, plan_of
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+
 
 @pytest.mark.parametrize(
     ("name", "rope", "more", "limit", "default"),
@@ -21,6 +23,7 @@ from checkpoints import DEFAULT, engine, model, plan_of
         ("Qwen/Qwen3-8B", {"rope_type": "llama3", "factor": 8.0}, {}, 40_960, 40_960),
         ("Qwen/Qwen3-8B", {"rope_type": "linear", "factor": None}, {}, 40_960, 40_960),
         ("Qwen/Qwen3-8B", {"rope_type": "longrope"}, {"original_max_position_embeddings": 4096}, 40_960, 4096),
+        ("Qwen/Qwen3-8B", YARN, {}, 40_960, 40_960),
         ("google/gemma-3-27b-it", {"rope_type": "linear", "factor": 8.0}, {}, 131_072, 131_072),
     ],
 )
@@ -33,14 +36,8 @@ def test_what_vllm_derives(
         config["text_config"] = {**config["text_config"], "rope_parameters": rope}
     chosen = dataclasses.replace(chosen, facts=dataclasses.replace(chosen.facts, config=config))
     assert (derive_limit(chosen), derive_default(chosen)) == (limit, default)
-
-
-def test_yarn_is_scaled_by_earlier_releases_only() -> None:
-    chosen = model("Qwen/Qwen3-8B")
-    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
-    facts = dataclasses.replace(chosen.facts, config={**chosen.facts.config, "rope_parameters": rope})
-    chosen = dataclasses.replace(chosen, facts=facts)
-    assert (derive_limit(chosen, (0, 19)), derive_limit(chosen, (0, 32))) == (131_072, 40_960)
+    # Earlier releases scale by YaRN, too.
+    assert derive_limit(chosen, (0, 19)) == (131_072 if rope is YARN else limit)
 
 
 ALLOWED = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"

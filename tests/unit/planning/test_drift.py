@@ -8,42 +8,33 @@ import json
 from typing import Any
 
 import pytest
+import test_plan_render
 from ansible.module_utils.vllm_edge.engine.config import parse_engine
 from ansible.module_utils.vllm_edge.engine.state import EngineState
 from ansible.module_utils.vllm_edge.planning import drift
-from ansible.module_utils.vllm_edge.planning.contract import EnginePlan, GpuPlan, LoadTime, Seconds, Verdict
+from ansible.module_utils.vllm_edge.planning.contract import GpuPlan, LoadTime, Seconds
 from ansible.module_utils.vllm_edge.planning.generic import describe_generic
 from ansible.module_utils.vllm_edge.status.tables import render_drift_table
-
-MIB = 2**20
+from engine_files import CONFIG
 
 
 def gpu(slot: int, graphs_mib: int = 1505) -> GpuPlan:
     parts = {"weights": 16_600, "overhead": 1_172, "context": 264, "graphs": graphs_mib, "kv_cache": 2_448}
-    total = sum(parts.values()) * MIB
-    return GpuPlan(
-        slot, warm_up_bytes=0, total_bytes=total, free_bytes=0, **{f"{k}_bytes": v * MIB for k, v in parts.items()}
-    )
+    return test_plan_render.gpu(slot, **parts)
 
 
-PLAN = EnginePlan(
-    *("31b", Verdict.FITS, "512 MiB stay free on GPU 0.", "", "fp8"),
-    **{"kv_blocks": 3_917, "kv_cache_tokens": 14_982, "max_concurrency": 1.8288, "max_context": 20_000},
-    **{"decode_tok_s": None, "gpus": (gpu(0), gpu(1)), "pinned": True},
-)
+PLAN = test_plan_render.engine(gpus=(gpu(0), gpu(1)), pinned=True, kv_blocks=3_917, kv_cache_tokens=14_982)
 LIMITS = drift.tolerances({}, 300)
 EXPECTED = drift.expectation(PLAN, "0.32.0", LIMITS, "warn")
 LOGGED = {"model_gib": 16.21, "graphs_gib": 1.47, "kv_cache_gib": 2.39, "kv_cache_tokens": 14_982, "kv_blocks": 3_917}
 UUIDS = ("GPU-a", "GPU-b")
-ENGINE: dict[str, Any] = {
-    **{"engine": "31b", "unit": "vllm-31b.service", "container": "vllm-31b", "url": "http://127.0.0.1:8050"},
-    **{"served_names": ["architect"], "model": "31b", "repo": "google/31b", "revision": "main", "precision": "nvfp4"},
-    **{"tensor_parallel_size": 2, "port": 8050, "input_hash": "ab12", "generation": 1, "image": "vllm-edge/vllm:1"},
-    **{"stop_timeout_s": 30, "stall_timeout_s": 300, "health_timeout_s": 5},
-}
+ENGINE = CONFIG | {"engine": "31b", "tensor_parallel_size": 2}
 
 
-def test_the_load_time_goes_to_the_host_with_what_it_was_made_of() -> None:
+def test_the_host_is_given_whole_mib_for_each_gpu_and_the_load_time_with_what_it_was_made_of() -> None:
+    assert [part["total_mib"] for part in EXPECTED["gpus"]] == [21_989, 21_989]
+    assert EXPECTED["gpus"][0]["kv_cache_mib"] == 2_448
+    assert (EXPECTED["verdict"], EXPECTED["on_drift"], EXPECTED["tolerances"]["total_mib"]) == ("fits", "warn", 1_068)
     assert EXPECTED["load_s"] is None and "load_read_bytes" not in EXPECTED
     load = LoadTime(40, 126, 700, read_bytes=10_000, other=Seconds(30, 100, 500))
     found = drift.expectation(dataclasses.replace(PLAN, load_s=load), "0.32.0", LIMITS, "warn")
@@ -71,12 +62,6 @@ def rows(
     boards = [{"uuid": uuid, "engine_mib": mib} for uuid, mib in zip(UUIDS, measured, strict=True)]
     found = drift.compare([("31b", UUIDS, {**EXPECTED, **expected}, {**LOGGED, **(logged or {})})], boards)
     return {(row.what, row.component): row for row in found}
-
-
-def test_the_host_is_given_whole_mib_for_each_gpu() -> None:
-    assert [part["total_mib"] for part in EXPECTED["gpus"]] == [21_989, 21_989]
-    assert EXPECTED["gpus"][0]["kv_cache_mib"] == 2_448
-    assert (EXPECTED["verdict"], EXPECTED["on_drift"], EXPECTED["tolerances"]["total_mib"]) == ("fits", "warn", 1_068)
 
 
 def test_what_vllm_logs_and_nvml_shows_is_held_against_the_plan() -> None:
@@ -115,6 +100,9 @@ def test_what_nobody_told_is_neither_right_nor_wrong() -> None:
     silent = drift.compare([("31b", UUIDS, EXPECTED, {})], [])
     assert {row.within for row in silent} == {None}
     assert drift.sentences(row.as_dict() for row in silent) == []
+    eager = drift.expectation(dataclasses.replace(PLAN, gpus=(gpu(0, 0), gpu(1, 0))), "0.32.0", LIMITS, "warn")
+    without = {key: value for key, value in LOGGED.items() if key != "graphs_gib"}
+    assert "graphs_mib" not in [row.component for row in drift.compare([("31b", UUIDS, eager, without)], [])]
 
 
 @pytest.mark.parametrize(
@@ -128,13 +116,6 @@ def test_a_gpu_whose_engine_is_away_is_not_held_against_the_plan(phase: str, jud
     found = drift.compare_engines([config], {"31b": state}, boards)
     assert [row.within for row in found if row.component == "total_mib"] == [False if judged else None] * 2
     assert [row.within for row in found if row.component == "weights_mib"] == [True]
-
-
-def test_an_engine_without_graphs_has_no_row_for_them() -> None:
-    eager = dataclasses.replace(PLAN, gpus=(gpu(0, 0), gpu(1, 0)))
-    logged = {key: value for key, value in LOGGED.items() if key != "graphs_gib"}
-    expected = drift.expectation(eager, "0.32.0", LIMITS, "warn")
-    assert "graphs_mib" not in [row.component for row in drift.compare([("31b", UUIDS, expected, logged)], [])]
 
 
 def test_engines_on_one_gpu_are_added_up_and_one_without_a_plan_makes_its_gpu_unknown() -> None:

@@ -76,9 +76,7 @@ def test_history_of_the_same_inputs_makes_it_narrow() -> None:
     warm = expect(config(), [LOAD], None)
     assert warm == Expected(42, 60, 700, "1 earlier load"), "nobody has seen a load from the disk"
     assert expect(config(plan=None), [LOAD], None) == Expected(42, 60, 105, "1 earlier load")
-
-
-def test_history_with_other_arguments_tells_less_and_of_another_image_nothing() -> None:
+    # With other arguments it tells less, and of another image nothing.
     other = replace(LOAD, input_hash="other", weights_bytes=10, read_bytes=10)
     assert expect(config(), [other], None) == Expected(24, 60, 165, "1 earlier load with other arguments")
     assert expect(config(), [other, LOAD], None) == expect(config(), [LOAD], None)

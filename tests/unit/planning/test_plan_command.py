@@ -18,7 +18,6 @@ from test_model_facts import hub, write  # noqa: F401 (the fixture)
 
 from lab.hub.server import Hub
 
-PACKAGE = ROOT / "plugins/module_utils"
 LAPTOP = """
 import importlib.util, sys
 find_spec = importlib.util.find_spec
@@ -31,19 +30,8 @@ sys.meta_path.insert(0, Absent())
 from vllm_edge.cli import main
 sys.exit(main(sys.argv[1:]))
 """
+# None of the packages of the extra `host` can be imported.
 OF_A_HOST = ("ansible", "cyclonedx", "docker", "packaging", "pynvml", "requests", "urllib3")
-
-
-def run_on_laptop(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run the command where none of the packages of the extra `host` can be imported."""
-    return subprocess.run(
-        [sys.executable, "-c", LAPTOP.format(absent=OF_A_HOST), *words],
-        env=os.environ | {"PYTHONPATH": str(PACKAGE)},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
 
 
 MANY = ("--by", "together", "--min-tok-s", "40", "--max-num-seqs", "2,4")
@@ -58,7 +46,15 @@ WORDS: dict[tuple[str, ...], tuple[int, str]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("words", WORDS, ids=lambda words: words[0])
 def test_a_laptop_needs_no_package_of_a_host(words: tuple[str, ...]) -> None:
-    done, (status, printed) = run_on_laptop(*words), WORDS[words]
+    done = subprocess.run(
+        [sys.executable, "-c", LAPTOP.format(absent=OF_A_HOST), *words],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "plugins/module_utils")},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    status, printed = WORDS[words]
     assert (done.returncode, printed in done.stdout + done.stderr) == (status, True), done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 
@@ -106,13 +102,12 @@ def test_what_cannot_be_said_is_status_2(capsys: pytest.CaptureFixture[str], mor
     assert status == 2 and said in printed, printed
 
 
-def test_gpus_have_short_names() -> None:
+def test_gpus_have_short_names_and_another_is_planned_by_its_memory_and_without_a_speed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     names: dict[str, str | None] = {"l4": "NVIDIA L4", "NVIDIA L4": "NVIDIA L4", "T4": "Tesla T4", "L": None, "": None}
     names |= dict.fromkeys(("rtx 4090", "4090"), "NVIDIA GeForce RTX 4090") | {"H100": "NVIDIA H100 80GB HBM3"}
     assert {name: find_by_short_name(name) for name in names} == names
-
-
-def test_another_gpu_is_planned_by_its_memory_and_without_a_speed(capsys: pytest.CaptureFixture[str]) -> None:
     status, printed = run(capsys, *E2B, "--gpu", "Some GPU", "--gpu-memory-mib", "32000")
     assert status == 0 and "fits" in printed and "not known" in printed and "1 x Some GPU" in printed
 

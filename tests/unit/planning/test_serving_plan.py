@@ -49,27 +49,21 @@ def test_keys_of_the_contract(run_module: Run) -> None:
     assert any("WWW" in line for line in found["lines"]) and found["legend"]
 
 
-def test_several_profiles_at_once(run_module: Run) -> None:
-    profiles = {"small": {"engines": [E2B]}, "large": {"engines": [NVFP4_TP1]}}
-    given = {name: value for name, value in arguments(profiles=profiles).items() if name != "profile"}
+def test_several_profiles_at_once_of_which_one_cannot_be_planned(run_module: Run) -> None:
+    own = {"engines": [E2B | {"model": "own"}]}
+    profiles = {"own": own, "small": {"engines": [E2B]}, "large": {"engines": [NVFP4_TP1]}}
+    models = MODELS | {"own": {"repo": "somebody/else", "dir": "else"}}
+    given = {name: value for name, value in arguments(profiles=profiles, models=models).items() if name != "profile"}
     found = run_module("serving_plan", given)
-    assert {name: plan["verdict"] for name, plan in found["plans"].items()} == {"small": "fits", "large": "oom_weights"}
+    verdicts = {name: plan["verdict"] for name, plan in found["plans"].items()}
+    assert verdicts == {"own": None, "small": "fits", "large": "oom_weights"}
     assert found["plans"]["small"]["profile"] == "small"
+    assert found["plans"]["own"].keys() == found["plans"]["small"].keys()
+    assert "nothing is recorded of somebody/else" in found["plans"]["own"]["refusals"][0]
     overview = "\n".join(found["overview"])
     assert re.search(r"^small +fits +\d+\.\d +4,096 +\d+\.\d +512$", overview, re.MULTILINE), overview
     assert re.search(r"^large +oom_weights +- +- +- +-\d", overview, re.MULTILINE), overview
     assert "large: 31b: oom_weights." in overview
-
-
-def test_one_of_several_that_cannot_be_planned_keeps_none_of_the_others(run_module: Run) -> None:
-    profiles = {"own": {"engines": [E2B | {"model": "own"}]}, "small": {"engines": [E2B]}}
-    models = MODELS | {"own": {"repo": "somebody/else", "dir": "else"}}
-    given = {name: value for name, value in arguments(profiles=profiles, models=models).items() if name != "profile"}
-    found = run_module("serving_plan", given)
-    assert found["plans"]["small"]["verdict"] == "fits"
-    own = found["plans"]["own"]
-    assert own["verdict"] is None and own.keys() == found["plans"]["small"].keys()
-    assert "nothing is recorded of somebody/else" in own["refusals"][0]
 
 
 def test_files_come_before_what_is_recorded(run_module: Run, tmp_path: Path) -> None:

@@ -61,13 +61,11 @@ def test_every_change_is_known_and_changes_something() -> None:
     "release, pipeline, scheduling, dense, experts",
     [
         ("0.25.1", 1, None, 1, 1),
-        ("0.25.1", 4, None, 1, 1),
         ("0.26.0", 1, None, 2, 2),
         ("0.26.0", 1, False, 1, 1),
         ("0.28.0", 2, None, 3, 2),
         ("0.28.0", 2, False, 2, 2),
         ("0.29.0", 2, None, 3, 3),
-        ("0.33.0", 1, True, 2, 2),
         ("0.33.0", 4, False, 4, 4),
     ],
 )
