@@ -12,8 +12,6 @@ import pytest
 from ansible.module_utils.vllm_edge.system.docker import Container, DockerEngine
 from harness import IMAGE, docker
 
-# -- Docker
-
 
 @dataclass
 class Made:

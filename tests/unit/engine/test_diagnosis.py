@@ -268,8 +268,6 @@ def test_what_the_supervisor_ends_itself() -> None:
     )
 
 
-# ---- real logs --------------------------------------------------------------------------------------------------
-
 HEALTHY = "healthy"
 SOURCES = ("https://github.com/", "written by hand after ", "the lab's engine")
 

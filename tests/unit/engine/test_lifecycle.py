@@ -404,8 +404,6 @@ def test_how_often_health_is_asked(watchdog: float | None, interval: float) -> N
     assert compute_health_interval(watchdog) == interval
 
 
-# ---- phases and numbers from vLLM's own lines -------------------------------------------------------------------
-
 LINES = [
     ("INFO 11-21 03:00:01 [model_runner.py:425] Starting to load model /models/x...", Phase.LOADING, None),
     ("Loading safetensors checkpoint shards:   0% Completed | 0/4 [00:00<?, ?it/s]", Phase.LOADING, 0),

@@ -431,9 +431,6 @@ def test_a_state_directory_that_cannot_be_written_stops_no_engine(begin: Begin, 
     assert case.output.getvalue().count("the engine runs on without it") == 1
 
 
-# -- errors of Docker's API
-
-
 ALWAYS = 10_000
 
 
@@ -517,9 +514,6 @@ def test_a_stop_before_the_launch_takes_along_what_docker_does_not_stop(begin: B
     assert docker.container is None, "an engine of a stopped unit was left running"
 
 
-# -- logs that cannot be read
-
-
 def test_a_former_log_that_cannot_be_read_keeps_no_engine_from_starting(begin: Begin, docker: FakeDocker) -> None:
     docker.run_container(LABELS)
     leave_corpse(docker)
@@ -543,9 +537,6 @@ def test_an_engine_that_serves_is_kept_though_its_log_cannot_be_read(
     docker.fails["logs"] = errors.copy()
     begin(healthy=True).start().until_ready()
     assert docker.container is not None and docker.container.pid == pid
-
-
-# -- failures that heal
 
 
 FULL = "no space left on device"
@@ -601,8 +592,6 @@ def test_waits_grow_up_to_five_minutes(begin: Begin, docker: FakeDocker, monkeyp
     assert case.supervisor.run() == EXIT_FAILED
     assert waited == [0, 5, 10, 20, 40, 80, 160, 300, 285], "systemd's five starts in half an hour are never used up"
 
-
-# -- the GPUs after a boot
 
 UUID = CONFIG["gpus"][0]
 WITH_GPU = [*CREATE[:2], f"--device=nvidia.com/gpu={UUID}", *CREATE[2:]]
@@ -701,8 +690,6 @@ def test_an_engine_that_serves_needs_no_specification(begin: Begin, docker: Fake
     begin(create=WITH_GPU, healthy=True).start().until_ready()
     assert docker.container is not None and docker.container.pid == pid
 
-
-# -- versions of the driver
 
 LIBRARY = {"libnvidia-ml.so.1": "580.173.02"}
 REBOOT = DriverVersions("570.211.01", LIBRARY)

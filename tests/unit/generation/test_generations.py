@@ -17,8 +17,6 @@ from ansible.module_utils.vllm_edge.generation.model import GenerationError, Lim
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from generations import UUIDS, activate, engine, put, rendered
 
-# -- identity
-
 
 @pytest.mark.parametrize(
     ("change", "restarts"),
@@ -66,9 +64,6 @@ def test_the_digest_is_over_all_of_it(change: dict[str, Any]) -> None:
     assert rendered(engine()).digest == base.digest
 
 
-# -- numbers
-
-
 def test_numbers_go_up_and_what_is_known_keeps_its_own(paths: HostPaths) -> None:
     first, second = rendered(engine()), rendered(engine(), engine("e4b", 8060), profile="q")
     assert store.numbers(paths) == []
@@ -96,9 +91,6 @@ def test_a_number_of_an_older_record_is_not_given_again(paths: HostPaths) -> Non
     now = committed.committed(paths)
     assert now is not None and (now.digest, now.origin, now.previous_generation) == ("", "inventory", None)
     assert put(paths, rendered(engine())) == 8
-
-
-# -- the committed generation
 
 
 def test_commit_remembers_who_chose_and_what_was_before(paths: HostPaths) -> None:
@@ -134,9 +126,6 @@ def test_a_damaged_record_is_an_error_and_not_a_host_without_one(paths: HostPath
     with pytest.raises(GenerationError, match=r"active-profile\.json") as error:
         committed.committed(paths)
     assert told in str(error.value)
-
-
-# -- directories
 
 
 def test_what_is_written_is_what_is_read(paths: HostPaths) -> None:
@@ -225,9 +214,6 @@ def test_pruning_keeps_the_committed_and_the_one_before(paths: HostPaths) -> Non
     assert store.prune(paths, 1) == [4]
     assert store.prune(paths, 0) == [5]
     assert store.numbers(paths) == [1, 2]
-
-
-# -- live files
 
 
 FILES = ["engine.json", "container.json", "docker-create"]

@@ -122,9 +122,6 @@ def command(paths: HostPaths, capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(paths, capsys)
 
 
-# ---- what is started --------------------------------------------------------------------------------------------
-
-
 def test_the_unit_outlives_its_asker_and_is_ended_once(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_USER", "alice")
     assert command.switch("4", ended()) == Exit.OK
@@ -169,9 +166,6 @@ def test_rollback_goes_to_the_previous_one_and_says_so(command: Command) -> None
     assert started[started.index("run-switch") + 1] == "3"
     assert "--origin=host" in started and "--inventory-profile=nvfp4-tp2" in started
     assert any(word.startswith("--asked-by=vllm-edge rollback by ") for word in started)
-
-
-# ---- how it is followed -----------------------------------------------------------------------------------------
 
 
 def test_a_line_for_each_phase_once_and_the_end(command: Command) -> None:
@@ -278,9 +272,6 @@ def test_who_stops_following_is_told_how_to_go_on(
     assert all(words in command.err for words in ("vllm-edge progress", "journalctl -fu", "systemctl stop"))
 
 
-# ---- what is refused --------------------------------------------------------------------------------------------
-
-
 def test_a_second_switch_is_told_who_holds_the_first(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch_unit, "holder", lambda paths: RUNNING)
     told = command.refused(command.switch("5", output="json"), Exit.BUSY)
@@ -341,8 +332,6 @@ def test_only_root(command: Command, arguments: list[str], monkeypatch: pytest.M
     assert f"'sudo vllm-edge {' '.join(arguments)}'" in told
 
 
-# ---- what would be done -----------------------------------------------------------------------------------------
-
 MOVES = Moves(
     keep=("e4b", "e2b"),
     stop=("31b-nvfp4-tp2",),
@@ -392,9 +381,6 @@ def test_check_prints_a_line_for_each_kind_of_work(command: Command, moves: list
 def test_check_where_nothing_differs(paths: HostPaths) -> None:
     generation = Generation(4, "bf16-tp4", "d", "t", paths.state, {}, {})
     assert "nothing would be touched" in moves_lines(generation, Moves(keep=("e2b",)))[0]
-
-
-# ---- history and progress ---------------------------------------------------------------------------------------
 
 
 def run(paths: HostPaths, *arguments: str) -> int:

@@ -39,9 +39,6 @@ def role(*answers: tuple[float, bool]) -> Role:
     return made
 
 
-# -- gaps
-
-
 def test_a_role_that_always_answers_has_no_downtime() -> None:
     seen = role(*((at / 2, True) for at in range(60))).result(30, PHASES)
     assert (seen.seconds, seen.gaps, seen.phases, seen.asked) == (0, (), {}, 60)
@@ -68,9 +65,6 @@ def test_phases_of_a_rollback_have_names_of_their_own() -> None:
     phases = [record(Phase.STOP, 0, 2), record(Phase.STOP, 4, 2, "back"), record(Phase.HEALTHY, 6, None, "back")]
     assert split_by_phase([Gap(1, 9)], phases, 20) == {"stop": 1.0, "back:stop": 2.0, "back:healthy": 3.0}
     assert split_by_phase([Gap(1, None)], phases, 20)["back:healthy"] == 14.0
-
-
-# -- asking
 
 
 class Servers:

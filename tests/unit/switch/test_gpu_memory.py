@@ -75,9 +75,6 @@ def alive(pid: int) -> bool:
         return False
 
 
-# -- free
-
-
 def test_gpus_without_anything_of_ours_are_free_at_once(bench: GpuBench) -> None:
     with bench.boards.claim(3, 20_000):
         done = bench.release(0, 1).run(60)
@@ -253,9 +250,6 @@ def test_killing_spares_a_number_that_was_given_anew(bench: GpuBench) -> None:
     assert process.kill(pid, lambda pid: True) is True
 
 
-# -- through the world, and measured
-
-
 def generation_on(bench: Bench, gpu: int = 1, **config: Any) -> Generation:
     return bench.live(engine("e2b", gpus=[UUIDS[gpu]], vram_budget_mib=BUDGET, **config))
 
@@ -360,9 +354,6 @@ def test_other_people_and_a_lost_card_that_nobody_needs_are_warnings(bench: GpuB
     assert bench.world.measure(wanted).detail == "within budget: GPU 1 0 of 20900 MiB"
     bench.boards.set_module(None)
     assert "VRAM cannot be measured: The NVIDIA kernel module is not loaded" in bench.lost(wanted)
-
-
-# -- status
 
 
 def test_a_lost_gpu_hides_no_other_from_status(bench: GpuBench) -> None:

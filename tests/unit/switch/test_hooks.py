@@ -197,9 +197,6 @@ def test_a_hook_is_not_spared_when_memory_runs_out(place: Place, own: str, hook:
     assert place.out.read_text().strip() == hook
 
 
-# ---- who may change a hook --------------------------------------------------------------------------------------
-
-
 def _give_away(path: Path) -> None:
     os.chown(path, 65534, 65534)
 

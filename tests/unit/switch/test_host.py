@@ -24,8 +24,6 @@ from ansible.module_utils.vllm_edge.system.http import Answer
 from fake_host import OOM, ServingHost, failure, ok, write
 from generations import engine
 
-# -- moves
-
 
 def test_a_host_that_serves_has_no_moves(host: ServingHost) -> None:
     moves = host.world.moves(host.generation)
@@ -93,9 +91,6 @@ def test_a_live_file_that_cannot_be_read_is_named(host: ServingHost) -> None:
     place.unlink()
     place.mkdir()
     assert "engine.json cannot be read" in failure(lambda: host.world.moves(host.generation)).text
-
-
-# -- stop
 
 
 def test_units_are_stopped_side_by_side(host: ServingHost) -> None:
@@ -209,9 +204,6 @@ def test_without_docker_an_engine_takes_its_time(finishing: ServingHost) -> None
     assert finishing.docker.killed == []
 
 
-# -- clients of the gateway
-
-
 def test_without_a_gateway_nobody_is_told(host: ServingHost) -> None:
     assert host.world.away(host.generation, host.generation, Moves()).detail == "this host has no gateway"
     host.world.publish(Phase.DRAIN)
@@ -234,9 +226,6 @@ def test_names_go_away_and_come_back(host: ServingHost, tmp_path: Path) -> None:
     (paths.gateway / "models.map").unlink()
     (paths.gateway / "models.map").mkdir()
     assert "vllm-edge gateway sync" in failure(lambda: host.world.back(host.generation)).text
-
-
-# -- install and start
 
 
 def test_files_of_engines_are_installed_and_the_target_is_not(host: ServingHost) -> None:
@@ -280,9 +269,6 @@ def test_engines_start_side_by_side_and_their_failures_are_forgotten_first(host:
     host.systemctl.refuse["start"] = "Unit vllm-a.service is masked."
     text = failure(lambda: host.world.start(Moves(start=("a",)))).text
     assert text.startswith("a could not be started: ") and "Unit vllm-a.service is masked" in text
-
-
-# -- the end
 
 
 def test_clean_up_writes_the_target_and_removes_what_is_no_more(host: ServingHost) -> None:
@@ -360,9 +346,6 @@ def test_what_runs_is_said_of_every_engine(host: ServingHost) -> None:
     )
 
 
-# -- the host's life
-
-
 def test_the_hosts_life(host: ServingHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert host.world.going_down() is False
     host.systemctl.state = "stopping"
@@ -372,8 +355,6 @@ def test_the_hosts_life(host: ServingHost, tmp_path: Path, monkeypatch: pytest.M
     text = failure(host.world.boot_id).text
     assert "absent cannot be read: " in text and "Is /proc mounted" in text
 
-
-# -- healthy: how long engines are waited for, and what is said of those that do not serve ----------------------
 
 Shown = dict[str, object]
 
@@ -512,8 +493,6 @@ def test_the_way_back_does_not_try_for_ever(host: ServingHost) -> None:
     failed = failure(lambda: wait_healthy(host, "a", all_of_them=True))
     assert "Engine a ended while it was loading" in failed.text and host.clock.now == 1025
 
-
-# -- moves: what is kept, awaited, stopped and started ----------------------------------------------------------
 
 RIGHT, WRONG = "sha-right", "sha-wrong"
 

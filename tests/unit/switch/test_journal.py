@@ -68,9 +68,6 @@ def file(paths: HostPaths) -> JournalFile:
     return file
 
 
-# ---- as JSON ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("journal", [BEGUN, ENDED])
 def test_what_is_written_is_read_back(paths: HostPaths, journal: Journal) -> None:
     JournalFile(paths, journal).write()
@@ -108,9 +105,6 @@ def test_what_is_no_journal_says_why(change: dict[str, Any], words: str) -> None
     assert words in str(caught.value)
 
 
-# ---- damage -----------------------------------------------------------------------------------------------------
-
-
 def test_no_journal_is_none_and_to_ask_leaves_nothing_behind(paths: HostPaths) -> None:
     assert (read_journal(paths), history(paths), holder(paths)) == (None, [], None)
     assert not paths.state.exists()
@@ -139,9 +133,6 @@ def test_whatever_stands_there_reading_never_raises(paths: HostPaths, content: b
         place.mkdir() if content is None else place.write_bytes(content)
     assert read(paths).id == DAMAGED
     assert history(paths) == []
-
-
-# ---- phases -----------------------------------------------------------------------------------------------------
 
 
 def test_a_phase_is_on_disk_before_it_acts_and_its_end_with_the_next(paths: HostPaths) -> None:
@@ -184,9 +175,6 @@ def test_every_write_is_synced_before_and_after_the_rename(paths: HostPaths, mon
     monkeypatch.setattr(os, "rename", rename)
     JournalFile(paths, BEGUN).write()
     assert steps == ["fsync file", "rename", "fsync directory"]
-
-
-# ---- a full disk ------------------------------------------------------------------------------------------------
 
 
 def fail_to_write(monkeypatch: pytest.MonkeyPatch, file: JournalFile, error: int, *, for_good: bool = False) -> None:
@@ -247,9 +235,6 @@ def test_a_disk_that_is_really_full_takes_the_ballast_and_then_fails(small_disk:
     assert not file.ballast.exists()
 
 
-# ---- history ----------------------------------------------------------------------------------------------------
-
-
 def test_the_history_is_newest_first_and_has_an_end(paths: HostPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "HISTORY_KEPT", 3)
     for number in range(5):
@@ -269,8 +254,6 @@ def test_an_id_is_never_given_twice(paths: HostPaths) -> None:
     JournalFile(paths, replace(ENDED, id="20261121T164000Z-4-2")).write()
     assert make_id(paths, stamp, 4) == "20261121T164000Z-4-3"
 
-
-# ---- the lock ---------------------------------------------------------------------------------------------------
 
 HOLD = """
 import sys, time

@@ -114,9 +114,6 @@ def test_docker_that_does_not_answer(bench: ReadyHost) -> None:
     assert "The Docker Engine did not answer for 60 s (connection refused)" in bench.refused()
 
 
-# -- image
-
-
 def test_an_image_that_is_absent_or_another_one(bench: ReadyHost) -> None:
     bench.docker.images = {}
     assert (
@@ -130,9 +127,6 @@ def test_an_image_that_is_absent_or_another_one(bench: ReadyHost) -> None:
     assert bench.check(bench.generation())
     # An older generation does not say which image it means.
     assert bench.check(bench.generation(image_id=""))
-
-
-# -- weights
 
 
 def test_weights_by_file(bench: ReadyHost) -> None:
@@ -180,9 +174,6 @@ def test_containers_as_docker_lists_them() -> None:
     assert (bare.name, bare.engine, bare.running) == ("c" * 12, None, False)
 
 
-# -- disk
-
-
 def test_a_disk_that_is_full(bench: ReadyHost, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "cannot be used: " in preflight.check_disk(tmp_path / "absent")[0]
     wanted = bench.generation()
@@ -191,9 +182,6 @@ def test_a_disk_that_is_full(bench: ReadyHost, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(preflight.os, "statvfs", lambda path: frozen)
     text = bench.refused(wanted)
     assert f"The file system of {bench.paths.state} has 0 MiB free, a switch wants 64" in text
-
-
-# -- GPUs
 
 
 def test_a_card_that_was_exchanged_or_has_no_driver(bench: ReadyHost) -> None:

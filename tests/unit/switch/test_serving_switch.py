@@ -136,9 +136,6 @@ def paths_of(result: Result) -> set[str]:
     return {Path(row.get("after_header") or row["after"]["path"]).name for row in result["diff"]}
 
 
-# -- first run, second run
-
-
 def test_the_first_run_writes_the_generation_and_asks_for_the_switch(host: Host) -> None:
     host.journal("committed", 0, "nvfp4 serves")
     result = host.run(engine(), engine("e4b", 8060), origin="-e", inventory_profile="q", asked_by="site.yml by alice")
@@ -239,9 +236,6 @@ def test_a_change_of_the_section_unit_restarts_nothing(host: Host) -> None:
     assert (back["moves"]["start"], back["generation"]) == ([], 1)
 
 
-# -- damage
-
-
 def test_damaged_live_files_are_named_as_ansible_does(host: Host) -> None:
     host.settle(engine())
     unit, create = host.paths.unit_file("vllm-e2b.service"), host.paths.engine_dir("e2b") / "docker-create"
@@ -290,9 +284,6 @@ def test_what_systemd_does_not_know_yet_is_a_move(host: Host) -> None:
     assert result["changed"] and result["moves"]["target"] == ["needs daemon-reload"]
 
 
-# -- who chose
-
-
 @pytest.mark.parametrize(
     ("was", "now", "changes"),
     [
@@ -313,9 +304,6 @@ def test_an_inventory_that_says_the_same_becomes_the_origin(host: Host, was: str
     assert (committed.origin, committed.inventory_profile) == (("inventory", "p") if changes else (was, "other"))
     assert ("only " + was in result["msg"]) is changes
     assert all(line.startswith("status") for line in host.asked)
-
-
-# -- what does not end well
 
 
 @pytest.mark.parametrize(

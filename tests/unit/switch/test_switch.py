@@ -36,9 +36,6 @@ def recorded(bench: SwitchHost) -> Committed:
     return now
 
 
-# ---- it goes well -----------------------------------------------------------------------------------------------
-
-
 def test_a_switch_commits_and_touches_only_what_differs(bench: SwitchHost, capsys: pytest.CaptureFixture[str]) -> None:
     kept, changed = bench.pids("e4b", "e2b")
     journal = bench.ends(Result.COMMITTED)
@@ -87,9 +84,6 @@ def test_a_change_that_no_engine_notices_is_committed(bench: SwitchHost) -> None
     assert bench.pids(*OLD.engines) == before
     assert "hook before_drain" not in " ".join(bench.log), "nothing is drained where nothing stops"
     assert journal.start == ()
-
-
-# ---- every phase fails ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("phase", BEFORE_COMMIT)
@@ -149,8 +143,6 @@ def test_a_failing_hook_before_drain_goes_back_and_one_after_commit_is_a_warning
     bench.world.change(failing_hooks=["after_commit"])
     assert "10-gateway" in bench.ends(Result.COMMITTED).warnings[0]
 
-
-# ---- faults of engines and hosts --------------------------------------------------------------------------------
 
 NEW_ENGINE = f"31b-w4a16@{SMALL.input_hash}"
 OLD_ENGINE = "31b-nvfp4"
@@ -243,9 +235,6 @@ def test_a_clock_that_jumps_changes_no_duration_and_no_decision(
     ]
 
 
-# ---- the way back fails, too ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("phase", BACK_PHASES)
 def test_a_way_back_that_fails_brings_back_what_it_can(bench: SwitchHost, phase: Phase) -> None:
     old = bench.old
@@ -297,9 +286,6 @@ def test_the_ballast_makes_room_for_files_on_the_way_back(bench: SwitchHost) -> 
     bench.ends(Result.ROLLED_BACK)
 
 
-# ---- first run --------------------------------------------------------------------------------------------------
-
-
 def test_the_first_switch_of_a_host(first: SwitchHost) -> None:
     journal = first.ends(Result.COMMITTED, origin="inventory")
     assert journal.from_generation is None and journal.stop == ()
@@ -319,9 +305,6 @@ def test_a_first_switch_whose_engines_cannot_be_stopped_again_says_so(first: Swi
     first.world.change(quirks={"e4b": "cannot be stopped", "e2b": "canary wrong"})
     journal = first.ends(Result.FAILED)
     assert "e4b did not stop" in journal.message and "Nothing is committed" in journal.message
-
-
-# ---- a first switch over its budget ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -383,9 +366,6 @@ def test_a_repair_of_a_generation_over_its_budget_measures_it_again(over: Switch
     assert recorded(over).over_budget is still
 
 
-# ---- repair -----------------------------------------------------------------------------------------------------
-
-
 def test_a_repair_brings_back_what_is_missing_and_touches_nothing_that_serves(stopped: SwitchHost) -> None:
     stopped.paths.unit_file("vllm-e2b.service").unlink()
     kept = stopped.pids("31b-nvfp4", "e4b")
@@ -404,9 +384,6 @@ def test_a_repair_that_fails_rolls_nothing_back(stopped: SwitchHost) -> None:
     assert stopped.pids("31b-nvfp4", "e4b") == kept
     assert [record.phase for record in journal.phases if record.direction == "back"] == [Phase.BACK]
     assert stopped.world.load()["away"] == [], "an engine that is started by hand must be reached"
-
-
-# ---- what cannot be read ----------------------------------------------------------------------------------------
 
 
 def test_a_generation_that_is_not_there_or_damaged_is_refused(bench: SwitchHost) -> None:
@@ -492,9 +469,6 @@ def test_serving_generations_are_what_the_helper_says(tmp_path: Path) -> None:
     other = new_host(tmp_path / "other")
     serve(other, NEW)
     assert unlike(other, None) != []
-
-
-# ---- clients of the gateway -------------------------------------------------------------------------------------
 
 
 def test_names_are_away_before_requests_are_waited_for_and_back_after_the_commit(bench: SwitchHost) -> None:

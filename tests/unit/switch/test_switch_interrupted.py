@@ -52,9 +52,6 @@ def see(bench: SwitchHost) -> tuple[str | None, set[str]]:
     return view.profile, {role.name for role in view.roles if role.state == "away"}
 
 
-# ---- the disk ---------------------------------------------------------------------------------------------------
-
-
 def at_write(monkeypatch: pytest.MonkeyPatch, act: Callable[[dict[str, Any]], None]) -> None:
     """Call `act` with the journal before each time that it is written."""
     write = journal_module.write_durably
@@ -173,9 +170,6 @@ def test_a_disk_that_really_fills_up(
     assert bench.unlike(serving) == []
 
 
-# ---- two at once, and who is asked to end -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("phase", ACTIONS)
 def test_a_second_switch_is_refused_with_the_first_ones_name_and_phase(
     bench: SwitchHost, capsys: pytest.CaptureFixture[str], phase: Phase
@@ -249,9 +243,6 @@ def test_a_host_that_goes_down_on_the_way_back_leaves_it_to_the_boot(bench: Swit
     journal = read_journal(bench.paths)
     assert journal is not None and journal.result is None and journal.direction == "back"
     end_at_boot(bench)
-
-
-# ---- recovery ---------------------------------------------------------------------------------------------------
 
 
 def test_nothing_to_recover(bench: SwitchHost, systemctl: FakeSystemctl, capsys: pytest.CaptureFixture[str]) -> None:
@@ -380,9 +371,6 @@ def test_a_recovery_that_fails_says_what_runs(bench: SwitchHost) -> None:
     assert bench.recover() == Exit.FAILED
     journal = bench.journal
     assert journal.result is Result.FAILED and "31b-nvfp4 failed, e4b active, e2b active" in journal.message
-
-
-# ---- recovery at boot -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
