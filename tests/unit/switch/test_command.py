@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from ansible.module_utils.vllm_edge.cli import main
@@ -216,11 +217,7 @@ def test_the_exit_status_is_the_result(command: Command, result: Result) -> None
     assert command.switch("4", ended(result)) == STATUS[result]
 
 
-@pytest.mark.parametrize(
-    ("step", "told"),
-    [(None, "ended before it had begun"), (RUNNING, "ended in phase healthy")],
-    ids=["none", "running"],
-)
+@pytest.mark.parametrize(("step", "told"), [(None, "ended before it had begun"), (RUNNING, "ended in phase healthy")])
 def test_a_unit_that_ends_without_a_result(command: Command, step: Journal | None, told: str) -> None:
     assert command.switch("4", step, output="json") == Exit.FAILED
     assert command.out == ""
@@ -263,28 +260,25 @@ def test_the_exit_status_is_asked_before_systemd_forgets_the_unit(shown: str, st
 def test_who_stops_following_is_told_how_to_go_on(
     command: Command, signal: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
-        raise signal
-
-    monkeypatch.setattr(switch_unit, "follow", interrupted)
+    monkeypatch.setattr(switch_unit, "follow", Mock(side_effect=signal))
     assert command.switch("4") == 130
     assert "The switch goes on in vllm-edge-switch.service" in command.err
     assert all(words in command.err for words in ("vllm-edge progress", "journalctl -fu", "systemctl stop"))
 
 
-def test_a_second_switch_is_told_who_holds_the_first(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(switch_unit, "holder", lambda paths: RUNNING)
-    told = command.refused(command.switch("5", output="json"), Exit.BUSY)
-    for word in ("generation 4 (bf16-tp4)", "site.yml by alice", "phase healthy", "process 4711", "Nothing was done"):
-        assert word in told
-
-
-def test_a_second_switch_that_comes_before_the_first_has_said_anything(command: Command) -> None:
+def test_a_second_switch_is_told_of_the_first_also_before_that_has_said_anything(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command.unit.elsewhere = True
     assert "runs already" in command.refused(command.switch("5"), Exit.BUSY)
     command.unit.elsewhere = False
     command.unit.refuses = "Failed to connect to bus"
     assert "nothing was touched: Failed to connect to bus" in command.refused(command.switch("5"))
+    command.unit.refuses = None
+    monkeypatch.setattr(switch_unit, "holder", lambda paths: RUNNING)
+    told = command.refused(command.switch("5", output="json"), Exit.BUSY)
+    for word in ("generation 4 (bf16-tp4)", "site.yml by alice", "phase healthy", "process 4711", "Nothing was done"):
+        assert word in told
 
 
 @pytest.mark.parametrize(
@@ -296,8 +290,7 @@ def test_a_second_switch_that_comes_before_the_first_has_said_anything(command: 
     ],
 )
 def test_a_generation_that_is_not_there(command: Command, wanted: str, told: str) -> None:
-    if wanted == "6":
-        command.paths.generation_dir(6).mkdir()
+    command.paths.generation_dir(6).mkdir()
     assert told in command.refused(command.switch(wanted))
 
 
@@ -360,7 +353,9 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[PhaseFailed]:
     return problems
 
 
-def test_check_prints_a_line_for_each_kind_of_work(command: Command, moves: list[PhaseFailed]) -> None:
+def test_check_prints_a_line_for_each_kind_of_work(
+    command: Command, moves: list[PhaseFailed], paths: HostPaths
+) -> None:
     assert command.end(run_check("5", command.paths, output="text")) == 0
     assert command.out.splitlines() == [
         "generation 5, profile nvfp4-tp2",
@@ -376,9 +371,6 @@ def test_check_prints_a_line_for_each_kind_of_work(command: Command, moves: list
     assert json.loads(command.out)["moves"]["stop"] == ["31b-nvfp4-tp2"]
     moves.append(PhaseFailed("The Docker Engine does not answer."))
     assert "Docker" in command.refused(command.end(run_check("5", command.paths, output="text")))
-
-
-def test_check_where_nothing_differs(paths: HostPaths) -> None:
     generation = Generation(4, "bf16-tp4", "d", "t", paths.state, {}, {})
     assert "nothing would be touched" in moves_lines(generation, Moves(keep=("e2b",)))[0]
 

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from ansible.module_utils.vllm_edge.generation import committed, store
 from ansible.module_utils.vllm_edge.generation.model import Committed, GenerationError
-from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch import run as switch_run
 from ansible.module_utils.vllm_edge.switch.model import (
     BACK_PHASES,
@@ -162,16 +161,15 @@ def test_a_faulty_new_engine_is_replaced_by_the_old_one(bench: SwitchHost, quirk
     assert f"in phase {phase}" in bench.ends(Result.ROLLED_BACK).message
 
 
-def test_memory_that_an_old_engine_leaves_behind_is_a_warning(bench: SwitchHost) -> None:
-    bench.world.change(quirks={OLD_ENGINE: "leaves an orphan"})
-    assert "was killed" in bench.ends(Result.COMMITTED).warnings[0]
-
-
-def test_an_old_engine_that_cannot_be_stopped_goes_on_serving(bench: SwitchHost) -> None:
+def test_an_old_engine_that_cannot_be_stopped_goes_on_serving_and_memory_that_it_leaves_is_a_warning(
+    bench: SwitchHost,
+) -> None:
     before = bench.pids(OLD_ENGINE)
     bench.world.change(quirks={OLD_ENGINE: "cannot be stopped"})
     bench.ends(Result.ROLLED_BACK)
     assert bench.pids(OLD_ENGINE) == before
+    bench.world.change(quirks={OLD_ENGINE: "leaves an orphan"})
+    assert "was killed" in bench.ends(Result.COMMITTED).warnings[0]
 
 
 def test_a_foreign_process_that_comes_in_the_middle_is_named_and_the_rest_comes_back(bench: SwitchHost) -> None:
@@ -204,16 +202,13 @@ def test_docker_restarted_in_the_middle_is_waited_for_on_the_way_back(bench: Swi
     assert bench.ends(Result.ROLLED_BACK).warnings == (), "it was waited for, and seen"
 
 
-def test_a_docker_that_does_not_come_back_is_gone_back_without(bench: SwitchHost) -> None:
-    """What runs cannot be seen: the journal says what was moved, and its reverse is done."""
+def test_a_docker_that_is_away_at_first_refuses_and_one_that_stays_away_is_gone_back_without(bench: SwitchHost) -> None:
+    bench.world.change(docker_away=1)
+    assert "did not answer" in bench.ends(Result.REFUSED).message
+    # What runs cannot be seen: the journal says what was moved, and its reverse is done.
     bench.at("warm_up", lambda: bench.world.change(docker_away=10_000))
     bench.fail("warm_up", "The Docker Engine did not answer.")
     assert any("going by the journal" in text for text in bench.ends(Result.ROLLED_BACK).warnings)
-
-
-def test_a_docker_that_is_away_from_the_beginning_refuses(bench: SwitchHost) -> None:
-    bench.world.change(docker_away=1)
-    assert "did not answer" in bench.ends(Result.REFUSED).message
 
 
 @pytest.mark.parametrize("fault", [False, True])
@@ -268,15 +263,9 @@ def test_an_engine_that_answers_and_is_of_the_other_generation_is_no_rollback(
     assert "engines that run and should not, or otherwise: e2b" in bench.ends(Result.FAILED).message
 
 
-def test_an_engine_without_its_files_is_not_started_as_something_else(bench: SwitchHost) -> None:
-    bench.fail("canary", "wrong answer")
-    bench.fail("install", "the disk is full", bench.old)
-    assert bench.switch() == Exit.FAILED
-    assert bench.units["e2b"]["active"] == "inactive", "its live files are those of the other generation"
-    assert (bench.units["31b-nvfp4"]["active"], bench.units["e4b"]["active"]) == ("active", "active")
-
-
-def test_the_ballast_makes_room_for_files_on_the_way_back(bench: SwitchHost) -> None:
+def test_on_a_full_disk_the_ballast_makes_room_for_the_way_back_and_no_engine_starts_without_its_files(
+    bench: SwitchHost,
+) -> None:
     def full() -> None:
         if bench.ballast.exists():
             raise PhaseFailed("No space left on device")
@@ -284,6 +273,12 @@ def test_the_ballast_makes_room_for_files_on_the_way_back(bench: SwitchHost) -> 
     bench.fail("canary", "wrong answer")
     bench.at("install", full, bench.old)
     bench.ends(Result.ROLLED_BACK)
+    bench.calm()
+    bench.fail("canary", "wrong answer")
+    bench.fail("install", "the disk is full", bench.old)
+    assert bench.switch() == Exit.FAILED
+    assert bench.units["e2b"]["active"] == "inactive", "its live files are those of the other generation"
+    assert (bench.units["31b-nvfp4"]["active"], bench.units["e4b"]["active"]) == ("active", "active")
 
 
 def test_the_first_switch_of_a_host(first: SwitchHost) -> None:
@@ -315,12 +310,20 @@ def over(first: SwitchHost) -> SwitchHost:
     return first
 
 
-def test_a_first_switch_over_its_budget_serves_and_says_so(over: SwitchHost) -> None:
+def test_a_first_switch_over_its_budget_serves_and_a_raised_budget_ends_the_overrun_without_a_restart(
+    over: SwitchHost,
+) -> None:
     journal = over.journal
     assert [record.phase for record in journal.phases] == list(PHASES)
     assert journal.over_budget == ("GPU 3: 21400 MiB, budget 20900 MiB.",)
     assert journal.over_budget[0] in journal.message and "keep serving" in journal.message
     assert recorded(over).over_budget
+    before = over.pids(*OLD.engines)
+    config = {"served_names": ["sentry"], "gpus": GPUS[3:], "vram_budget_mib": 21_700}
+    raised = engine("e2b", note="--max-model-len=8192\n", **config)
+    number = put(over.paths, rendered(BIG, KEPT, raised, profile=OLD.profile))
+    over.ends(Result.COMMITTED, store.load(over.paths, number), origin="inventory")
+    assert over.pids(*OLD.engines) == before and not recorded(over).over_budget
 
 
 def test_a_lost_gpu_is_no_overrun_of_a_first_switch(first: SwitchHost) -> None:
@@ -328,15 +331,6 @@ def test_a_lost_gpu_is_no_overrun_of_a_first_switch(first: SwitchHost) -> None:
     first.at("measure", lambda: first.world.change(lost_gpus=[first.new.engines["e4b"].config.gpus[0]]))
     assert "GPU 2 is lost" in first.ends(Result.ROLLED_BACK).message
     assert committed.committed(first.paths) is None
-
-
-def test_a_raised_budget_restarts_nothing_and_ends_the_overrun(over: SwitchHost) -> None:
-    before = over.pids(*OLD.engines)
-    config = {"served_names": ["sentry"], "gpus": GPUS[3:], "vram_budget_mib": 21_700}
-    raised = engine("e2b", note="--max-model-len=8192\n", **config)
-    number = put(over.paths, rendered(BIG, KEPT, raised, profile=OLD.profile))
-    over.ends(Result.COMMITTED, store.load(over.paths, number), origin="inventory")
-    assert over.pids(*OLD.engines) == before and not recorded(over).over_budget
 
 
 @pytest.mark.parametrize("fault", ["", "canary"])
@@ -366,16 +360,7 @@ def test_a_repair_of_a_generation_over_its_budget_measures_it_again(over: Switch
     assert recorded(over).over_budget is still
 
 
-def test_a_repair_brings_back_what_is_missing_and_touches_nothing_that_serves(stopped: SwitchHost) -> None:
-    stopped.paths.unit_file("vllm-e2b.service").unlink()
-    kept = stopped.pids("31b-nvfp4", "e4b")
-    journal = stopped.ends(Result.COMMITTED, stopped.old)
-    assert stopped.pids("31b-nvfp4", "e4b") == kept
-    assert journal.start == ("e2b",) and journal.from_generation == journal.generation
-    assert recorded(stopped).previous_generation is None
-
-
-def test_a_repair_that_fails_rolls_nothing_back(stopped: SwitchHost) -> None:
+def test_a_repair_touches_nothing_that_serves_and_rolls_nothing_back_where_it_fails(stopped: SwitchHost) -> None:
     stopped.world.change(quirks={"e2b": "crashes while loading"})
     kept = stopped.pids("31b-nvfp4", "e4b")
     journal = stopped.ends(Result.FAILED, stopped.old)
@@ -384,6 +369,13 @@ def test_a_repair_that_fails_rolls_nothing_back(stopped: SwitchHost) -> None:
     assert stopped.pids("31b-nvfp4", "e4b") == kept
     assert [record.phase for record in journal.phases if record.direction == "back"] == [Phase.BACK]
     assert stopped.world.load()["away"] == [], "an engine that is started by hand must be reached"
+    stopped.world.change(quirks={})
+    stopped.paths.unit_file("vllm-e2b.service").unlink()
+    kept = stopped.pids("31b-nvfp4", "e4b")
+    journal = stopped.ends(Result.COMMITTED, stopped.old)
+    assert stopped.pids("31b-nvfp4", "e4b") == kept
+    assert journal.start == ("e2b",) and journal.from_generation == journal.generation
+    assert recorded(stopped).previous_generation is None
 
 
 def test_a_generation_that_is_not_there_or_damaged_is_refused(bench: SwitchHost) -> None:
@@ -428,10 +420,7 @@ def test_a_damaged_record_of_what_is_committed_is_refused(bench: SwitchHost) -> 
 
 
 def test_a_watch_that_breaks_costs_its_numbers_only(bench: SwitchHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    def watch(*generations: object) -> None:
-        raise OSError("no sockets left")
-
-    monkeypatch.setattr(bench.world, "watch", watch)
+    monkeypatch.setattr(bench.world, "watch", Mock(side_effect=OSError("no sockets left")))
     journal = bench.ends(Result.COMMITTED)
     assert journal.downtime == {} and "no sockets left" in journal.warnings[0]
 
@@ -441,20 +430,14 @@ def test_a_world_that_cannot_be_opened_is_no_rollback(
 ) -> None:
     """An exception that nobody catches would end Python with status 1, which says `rolled back`."""
 
-    def broken(paths: HostPaths) -> None:
-        raise ImportError("no docker")
-
-    monkeypatch.setattr(switch_run, "_open_world", broken)
+    monkeypatch.setattr(switch_run, "_open_world", Mock(side_effect=ImportError("no docker")))
     assert bench.switch() == Exit.FAILED
     assert "no docker" in capsys.readouterr().err
 
 
 def test_a_reader_that_is_gone_does_not_end_the_switch(bench: SwitchHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(*arguments: Any, **named: Any) -> None:
-        raise BrokenPipeError
-
     with monkeypatch.context() as patch:
-        patch.setattr("builtins.print", gone)
+        patch.setattr("builtins.print", Mock(side_effect=BrokenPipeError))
         status = bench.switch()
     assert status == Exit.OK and bench.unlike(bench.new) == []
 

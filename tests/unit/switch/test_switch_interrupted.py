@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from ansible.module_utils.vllm_edge.gateway.view import build_view
@@ -121,10 +122,7 @@ def test_a_phase_that_cannot_be_journalled_does_not_act(
 
 
 def test_without_room_for_the_ballast_nothing_begins(bench: SwitchHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    def allocate(handle: int, offset: int, length: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=OSError(errno.ENOSPC, "")))
     assert "df -h" in bench.ends(Result.REFUSED).message and bench.log == []
 
 
@@ -245,11 +243,18 @@ def test_a_host_that_goes_down_on_the_way_back_leaves_it_to_the_boot(bench: Swit
     end_at_boot(bench)
 
 
-def test_nothing_to_recover(bench: SwitchHost, systemctl: FakeSystemctl, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_recover_but_a_copy_that_is_missing_in_the_history(
+    bench: SwitchHost, systemctl: FakeSystemctl, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert bench.recover() == Exit.OK
     assert "there was no switch" in capsys.readouterr().out
     assert bench.recover(boot=True) == Exit.OK
     assert systemctl.calls == [] and bench.log == [] and bench.unlike(bench.old) == []
+    bench.switch()
+    for path in bench.paths.history.iterdir():
+        path.unlink()
+    assert bench.recover() == Exit.OK
+    assert history(bench.paths) == [read_journal(bench.paths)]
 
 
 def recover_verified(bench: SwitchHost, result: Result) -> None:
@@ -302,14 +307,6 @@ def test_a_killed_first_switch(first: SwitchHost, phase: Phase, moment: str) -> 
     first.kill(phase, moment=moment)
     assert first.recover() == Exit.OK
     assert first.journal.result is Result.ROLLED_BACK and first.unlike(None) == []
-
-
-def test_a_copy_that_is_missing_in_the_history_is_made(bench: SwitchHost) -> None:
-    bench.switch()
-    for path in bench.paths.history.iterdir():
-        path.unlink()
-    assert bench.recover() == Exit.OK
-    assert history(bench.paths) == [read_journal(bench.paths)]
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"id": "x"}', "\x00\x00"])
