@@ -39,24 +39,15 @@ def role(*answers: tuple[float, bool]) -> Role:
     return made
 
 
-def test_a_role_that_always_answers_has_no_downtime() -> None:
+def test_a_gap_is_from_the_last_good_answer_to_the_next_good_one() -> None:
     seen = role(*((at / 2, True) for at in range(60))).result(30, PHASES)
     assert (seen.seconds, seen.gaps, seen.phases, seen.asked) == (0, (), {}, 60)
-
-
-def test_a_gap_is_from_the_last_good_answer_to_the_next_good_one() -> None:
     seen = role((2.5, True), (3.0, True), (3.5, False), (20.0, False), (24.0, True), (24.5, True)).result(30, PHASES)
     assert seen.gaps == (Gap(3.0, 24.0),) and seen.seconds == 21.0
     assert seen.phases == {"stop": 2.0, "healthy": 19.0}
-
-
-def test_several_gaps_and_one_that_lasts() -> None:
     seen = role((1, True), (2, False), (3, True), (4, True), (26, False)).result(30, PHASES)
     assert seen.gaps == (Gap(1, 3), Gap(4, None)) and seen.seconds == 2 + 26
     assert seen.phases == {"drain": 1.0, "stop": 2.0, "healthy": 20.0, "canary": 5.0}
-
-
-def test_a_role_that_was_never_up_counts_from_the_beginning() -> None:
     assert role((1, False), (6, True)).result(30, PHASES).gaps == (Gap(0, 6),)
     assert role((1, False)).result(30, PHASES).gaps == (Gap(0, None),)
 
@@ -127,16 +118,15 @@ def until(what: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.005)
 
 
-def test_where_each_role_may_be(wanted: Generation, former: Generation) -> None:
+def test_a_role_is_up_while_one_of_its_addresses_answers(
+    wanted: Generation, former: Generation, tmp_path: Path
+) -> None:
     assert addresses(wanted, former) == {
         "architect": (URL(8050),),
         "worker": (URL(8050),),
         "sentry": (URL(8070), URL(8050)),
     }
     assert addresses(wanted, None)["sentry"] == (URL(8050),)
-
-
-def test_a_role_with_two_engines_is_up_while_one_answers(tmp_path: Path, former: Generation) -> None:
     wanted = generation(tmp_path, ("one-0", 8050, ["architect"]), ("one-1", 8051, ["architect"]))
     assert addresses(wanted, former)["architect"] == (URL(8050), URL(8051))
     servers = Servers()

@@ -52,8 +52,12 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def test_no_hooks(place: Place) -> None:
+def test_no_hooks_and_a_directory_that_cannot_be_read(place: Place) -> None:
     assert place.run().detail == f"no hook in {place.paths.hook_dir('before_drain')}"
+
+    write(place.paths.hook_dir("before_drain"), "a file")
+    done = place.run()
+    assert "cannot be read: " in done.warnings[0] and "no hook was run" in done.warnings[0]
 
 
 def test_hooks_run_in_order_and_are_told_where_the_switch_goes(place: Place) -> None:
@@ -129,10 +133,13 @@ def test_a_child_in_the_background_is_not_waited_for(place: Place) -> None:
     os.kill(int(place.out.read_text()), 9)
 
 
-def test_only_the_end_of_a_long_output_is_shown(place: Place) -> None:
+def test_the_end_of_a_long_output_is_shown_and_no_token_of_it(place: Place) -> None:
     place.hook("10-talks", "#!/bin/sh\nseq 1 100000\nexit 1\n")
     text = place.fails()
     assert "It printed: ..." in text and "\n100000. No engine" in text and len(text) < 3000
+    place.hook("10-talks", "#!/bin/sh\necho 'Authorization: Bearer marked-secret-1234'; echo gateway is down; exit 1\n")
+    text = place.fails()
+    assert "marked" not in text and "gateway is down" in text
 
 
 @pytest.mark.slow
@@ -155,13 +162,6 @@ def test_a_signal_to_the_switch_ends_the_hook_too(place: Place, monkeypatch: pyt
     with pytest.raises(Asked):
         place.run()
     assert gone(int(place.out.read_text()))
-
-
-def test_a_directory_that_cannot_be_read(place: Place) -> None:
-
-    write(place.paths.hook_dir("before_drain"), "a file")
-    done = place.run()
-    assert "cannot be read: " in done.warnings[0] and "no hook was run" in done.warnings[0]
 
 
 def gone(pid: int) -> bool:
@@ -239,12 +239,6 @@ def test_a_hook_has_a_fixed_environment(place: Place, monkeypatch: pytest.Monkey
     found = dict(line.split("=", 1) for line in place.out.read_text().splitlines())
     assert "LD_PRELOAD_OF_SOMEBODY" not in found and found["PATH"].startswith("/usr/local/sbin:")
     assert (found["VLLM_EDGE_STATE"], found["VLLM_EDGE_HOOK"]) == ("/elsewhere", "before_drain")
-
-
-def test_a_token_that_a_hook_prints_is_not_recorded(place: Place) -> None:
-    place.hook("10-talks", "#!/bin/sh\necho 'Authorization: Bearer marked-secret-1234'; echo gateway is down; exit 1\n")
-    text = place.fails()
-    assert "marked" not in text and "gateway is down" in text
 
 
 def test_what_a_hook_prints_does_not_fill_the_memory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,18 +145,14 @@ def test_a_phase_is_on_disk_before_it_acts_and_its_end_with_the_next(paths: Host
     assert read(paths).phases[0].seconds == 0.5 and read(paths).phases[0].detail == "nothing ran"
 
 
-def test_the_end_is_in_the_history_and_the_ballast_is_given_back(paths: HostPaths, file: JournalFile) -> None:
+def test_the_ballast_is_taken_over_and_given_back_at_the_end(paths: HostPaths, file: JournalFile) -> None:
     assert file.ballast.stat().st_blocks * 512 >= BALLAST_BYTES, "a hole holds no room"
+    JournalFile(paths, BEGUN).take_ballast()
+    assert file.ballast.stat().st_size == BALLAST_BYTES
     file.finish(result=Result.COMMITTED, ended_at="2026-11-21T16:41:00Z", seconds=60.0, message="done")
     assert read_journal(paths) == file.journal
     assert history(paths) == [file.journal]
     assert not file.ballast.exists()
-
-
-def test_a_former_programs_ballast_is_taken_over(paths: HostPaths, file: JournalFile) -> None:
-    again = JournalFile(paths, BEGUN)
-    again.take_ballast()
-    assert again.ballast.stat().st_size == BALLAST_BYTES
 
 
 def test_every_write_is_synced_before_and_after_the_rename(paths: HostPaths, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,13 +185,6 @@ def fail_to_write(monkeypatch: pytest.MonkeyPatch, file: JournalFile, error: int
     monkeypatch.setattr(journal_module, "write_durably", write)
 
 
-def test_a_full_disk_takes_the_ballast(paths: HostPaths, file: JournalFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_to_write(monkeypatch, file, errno.ENOSPC)
-    file.enter(Phase.STOP, "forward", "2026-11-21T16:40:02Z", 1.5)
-    assert not file.ballast.exists()
-    assert read(paths).phase is Phase.STOP
-
-
 def test_a_disk_that_stays_full_is_said_and_leaves_the_former_journal(
     paths: HostPaths, file: JournalFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,11 +196,17 @@ def test_a_disk_that_stays_full_is_said_and_leaves_the_former_journal(
     assert file.journal.phase is Phase.STOP, "what is known in memory is not forgotten"
 
 
-def test_other_errors_do_not_cost_the_ballast(file: JournalFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_takes_the_ballast_and_other_errors_do_not(
+    file: JournalFile, monkeypatch: pytest.MonkeyPatch, paths: HostPaths
+) -> None:
     fail_to_write(monkeypatch, file, errno.EIO)
     with pytest.raises(JournalLost, match="Input/output error"):
         file.write()
     assert file.ballast.exists()
+    fail_to_write(monkeypatch, file, errno.ENOSPC)
+    file.enter(Phase.STOP, "forward", "2026-11-21T16:40:02Z", 1.5)
+    assert not file.ballast.exists()
+    assert read(paths).phase is Phase.STOP
 
 
 @pytest.mark.slow
@@ -283,7 +278,12 @@ def other(paths: HostPaths) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.slow
-def test_the_second_is_refused_with_the_holders_name_and_phase(paths: HostPaths, other: subprocess.Popen[str]) -> None:
+def test_who_holds_the_lock_is_named_and_frees_it_when_killed(paths: HostPaths, other: subprocess.Popen[str]) -> None:
+    JournalFile(paths, ENDED).write()
+    running = holder(paths)
+    assert running is not None and running.asked_by == "another vllm-edge" and running.phase is None
+    with pytest.raises(Busy, match="has not written its journal yet"), Lock(paths):
+        pass
     file = JournalFile(paths, BEGUN)
     file.enter(Phase.HEALTHY, "back", "2026-11-21T16:40:01Z", 1.0)
     with pytest.raises(Busy) as caught, Lock(paths):
@@ -292,19 +292,6 @@ def test_the_second_is_refused_with_the_holders_name_and_phase(paths: HostPaths,
         caught.value
     )
     assert holder(paths) == caught.value.journal == file.journal
-
-
-@pytest.mark.slow
-def test_a_holder_that_has_written_nothing_yet_is_a_holder(paths: HostPaths, other: subprocess.Popen[str]) -> None:
-    JournalFile(paths, ENDED).write()
-    running = holder(paths)
-    assert running is not None and running.asked_by == "another vllm-edge" and running.phase is None
-    with pytest.raises(Busy, match="has not written its journal yet"), Lock(paths):
-        pass
-
-
-@pytest.mark.slow
-def test_a_killed_holder_frees_the_lock(paths: HostPaths, other: subprocess.Popen[str]) -> None:
     JournalFile(paths, BEGUN).write()
     other.kill()
     other.wait(10)
@@ -314,8 +301,7 @@ def test_a_killed_holder_frees_the_lock(paths: HostPaths, other: subprocess.Pope
     assert holder(paths) is None
 
 
-@pytest.mark.slow
-def test_no_child_inherits_the_lock(paths: HostPaths) -> None:
+def test_neither_a_child_nor_who_asks_looks_like_a_switch(paths: HostPaths) -> None:
     with Lock(paths):
         child = subprocess.Popen(["sleep", "60"], close_fds=False)
     try:
@@ -325,10 +311,7 @@ def test_no_child_inherits_the_lock(paths: HostPaths) -> None:
     finally:
         child.kill()
         child.wait(10)
-
-
-def test_who_asks_does_not_look_like_a_switch(paths: HostPaths) -> None:
-    """`holder` has the lock for a moment, shared: a switch that begins just then waits for it."""
+    # `holder` has the lock for a moment, shared: a switch that begins just then waits for it.
     with Lock(paths):
         pass
     asking = os.open(paths.switch_lock, os.O_RDONLY)

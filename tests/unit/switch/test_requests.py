@@ -38,7 +38,7 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def test_answers_keep_the_order_of_the_questions_and_run_at_once() -> None:
+def test_questions_are_asked_at_once_and_what_one_raises_is_raised_after_all_have_ended() -> None:
     together = threading.Barrier(3, timeout=60)
 
     def answer(item: int) -> int:
@@ -48,9 +48,6 @@ def test_answers_keep_the_order_of_the_questions_and_run_at_once() -> None:
 
     assert call_in_parallel(answer, [0, 1, 2]) == [0, 2, 4]
     assert call_in_parallel(answer, []) == []
-
-
-def test_what_one_raises_is_raised_after_all_have_ended() -> None:
     ended = []
 
     def answer(item: int) -> None:

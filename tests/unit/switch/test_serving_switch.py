@@ -254,16 +254,6 @@ def test_damaged_live_files_are_named_as_ansible_does(host: Host) -> None:
     assert host.asked[-1].startswith("switch 1 ")
 
 
-def test_a_switch_that_touched_nothing_changed_nothing(host: Host) -> None:
-    """An engine was still loading when the module looked, and served when the switch did."""
-    host.settle(engine())
-    host.status([])
-    host.journal("unchanged", 0, "Generation 1 serves already; nothing was touched.")
-    result = host.run(engine())
-    assert (result["changed"], result["result"]) == (False, "unchanged") and "nothing was touched" in result["msg"]
-    assert "journal" not in result, "the report would take its answers, of which it has none"
-
-
 def test_a_damaged_generation_is_written_again_without_a_switch(host: Host) -> None:
     host.settle(engine())
     damaged = host.paths.generation_dir(1) / "units" / "vllm-e2b.service"
@@ -277,11 +267,18 @@ def test_a_damaged_generation_is_written_again_without_a_switch(host: Host) -> N
     assert not host.run(engine())["changed"]
 
 
-def test_what_systemd_does_not_know_yet_is_a_move(host: Host) -> None:
+def test_what_systemd_does_not_know_yet_is_a_move_and_a_switch_that_touched_nothing_changed_nothing(host: Host) -> None:
     host.settle(engine())
     host.status(["e2b"], need_reload=True)
     result = host.run(engine(), check=True)
     assert result["changed"] and result["moves"]["target"] == ["needs daemon-reload"]
+    # An engine was still loading when the module looked, and served when the switch did.
+    host.settle(engine())
+    host.status([])
+    host.journal("unchanged", 0, "Generation 1 serves already; nothing was touched.")
+    result = host.run(engine())
+    assert (result["changed"], result["result"]) == (False, "unchanged") and "nothing was touched" in result["msg"]
+    assert "journal" not in result, "the report would take its answers, of which it has none"
 
 
 @pytest.mark.parametrize(
@@ -360,16 +357,12 @@ def test_what_was_rendered_wrongly_is_refused_before_anything_is_written(
     assert not (host.paths.state / "generations").exists()
 
 
-def test_a_unit_that_systemd_refuses_leaves_nothing(host: Host) -> None:
+def test_a_unit_that_systemd_refuses_leaves_nothing_and_a_record_that_cannot_be_read_is_kept(host: Host) -> None:
     broken = engine()
     broken["unit"] += "BROKEN\n"
     said = host.run(broken)
     assert said["rc"] == 1 and "systemd does not accept vllm-e2b.service: unit is broken" in said["msg"]
     assert list((host.paths.state / "generations").iterdir()) == []
-
-
-def test_a_record_that_cannot_be_read_is_refused_and_kept(host: Host) -> None:
-    host.paths.state.mkdir()
     host.paths.active_profile.write_text("{")
     said = host.run(engine())
     assert said["rc"] == 1 and "does not say which generation is committed" in said["msg"]

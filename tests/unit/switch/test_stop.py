@@ -83,14 +83,6 @@ def test_a_second_time_there_is_nothing_to_stop(bench: SwitchHost, stop: Stop) -
     assert len(actions(bench)) == entries
 
 
-def test_a_hook_that_says_no_keeps_every_engine(bench: SwitchHost, stop: Stop) -> None:
-    bench.world.change(failing_hooks=["before_drain"])
-    status, told = stop()
-    assert (status, told["status"], told["engines"]) == (Exit.REFUSED, "refused", [])
-    assert "10-gateway ended with status 1" in told["message"]
-    assert bench.unlike(bench.old) == []
-
-
 @pytest.mark.parametrize(("action", "moment"), [("drain", "before"), ("away", "after")])
 def test_clients_of_the_gateway_come_back_where_nothing_was_stopped(
     bench: SwitchHost, stop: Stop, action: str, moment: str
@@ -113,18 +105,20 @@ def test_a_target_that_does_not_stop(stop: Stop) -> None:
     assert status == Exit.FAILED and f"{TARGET} did not stop: Job timed out." in told["message"]
 
 
-def test_a_docker_that_is_away_before_anything_was_stopped(bench: SwitchHost, stop: Stop) -> None:
-    bench.world.change(docker_away=1)
-    status, told = stop()
-    assert (status, told["message"]) == (Exit.REFUSED, "The Docker Engine did not answer.")
-    assert bench.unlike(bench.old) == []
-
-
-def test_while_a_switch_runs(bench: SwitchHost, stop: Stop) -> None:
+def test_what_refuses_to_stop_leaves_every_engine(bench: SwitchHost, stop: Stop) -> None:
     with Lock(bench.paths):
         status, told = stop()
     assert (status, told["status"]) == (Exit.BUSY, "busy")
     assert told["message"].endswith("Nothing was stopped.")
+    assert bench.unlike(bench.old) == []
+    bench.world.change(docker_away=1)
+    status, told = stop()
+    assert (status, told["message"]) == (Exit.REFUSED, "The Docker Engine did not answer.")
+    assert bench.unlike(bench.old) == []
+    bench.world.change(failing_hooks=["before_drain"])
+    status, told = stop()
+    assert (status, told["status"], told["engines"]) == (Exit.REFUSED, "refused", [])
+    assert "10-gateway ended with status 1" in told["message"]
     assert bench.unlike(bench.old) == []
 
 

@@ -161,7 +161,7 @@ def test_a_faulty_new_engine_is_replaced_by_the_old_one(bench: SwitchHost, quirk
     assert f"in phase {phase}" in bench.ends(Result.ROLLED_BACK).message
 
 
-def test_an_old_engine_that_cannot_be_stopped_goes_on_serving_and_memory_that_it_leaves_is_a_warning(
+def test_an_old_engine_that_cannot_be_stopped_goes_on_serving_and_one_that_leaves_memory_warns(
     bench: SwitchHost,
 ) -> None:
     before = bench.pids(OLD_ENGINE)
