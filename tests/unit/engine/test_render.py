@@ -88,7 +88,7 @@ def test_every_argument_of_an_engine() -> None:
 
 def test_what_may_be_absent_is_absent() -> None:
     words = "\n".join(render({**ONE, "enforce_eager": False}, shutdown_timeout_s=0, ulimits=[]))
-    for word in [
+    for word in (
         "--memory",
         "--env-file",
         "chat-template",
@@ -96,7 +96,7 @@ def test_what_may_be_absent_is_absent() -> None:
         "--shutdown",
         "--enable-auto",
         "--ulimit",
-    ]:
+    ):
         assert word not in words
 
 
