@@ -58,11 +58,11 @@ def judged(world: FakeWorld, expected: Result) -> None:
 @pytest.mark.parametrize(
     ("first", "then", "result"),
     [
-        ({"kill": ["prepare", 2, "journalled"]}, {}, Result.REFUSED),
-        ({"kill": ["stop", 2, "acted"]}, {}, Result.ROLLED_BACK),
-        ({"kill": ["commit", 2, "acted"]}, {}, Result.COMMITTED),
-        ({"kill": ["healthy", 1, "journalled"], "fault": "measure"}, {}, Result.ROLLED_BACK),
-        ({"kill": ["healthy", 2, "journalled"]}, {"kill": ["free", 1, "acted"]}, Result.ROLLED_BACK),
+        ({"kill": ["prepare", 2, "before"]}, {}, Result.REFUSED),
+        ({"kill": ["stop", 2, "after"]}, {}, Result.ROLLED_BACK),
+        ({"kill": ["commit", 2, "after"]}, {}, Result.COMMITTED),
+        ({"kill": ["healthy", 1, "before"], "fault": "measure"}, {}, Result.ROLLED_BACK),
+        ({"kill": ["healthy", 2, "before"]}, {"kill": ["free", 1, "after"]}, Result.ROLLED_BACK),
     ],
     ids=["before anything", "forward", "after the commit", "on the way back", "and in the recovery"],
 )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -209,13 +210,6 @@ def test_a_load_is_recorded_with_its_phases(begin: Begin, docker: FakeDocker) ->
     assert sum(state["load_phases"].values()) == pytest.approx(state["load_seconds"], abs=0.2)
     assert (load.seconds, load.phases) == (state["load_seconds"], state["load_phases"])
     assert (load.input_hash, load.times) == ("ab12", {"weights_s": 24.1})
-
-
-def test_a_load_that_cannot_be_recorded_costs_only_the_record(begin: Begin, docker: FakeDocker) -> None:
-    case = begin()
-    case.paths.engine_loads("e2b").mkdir(parents=True)
-    case.start().until_ready()
-    case.until_logged("the load cannot be recorded: ")
 
 
 def test_a_load_that_fails_is_not_recorded(begin: Begin, docker: FakeDocker) -> None:
@@ -428,6 +422,7 @@ def test_a_state_directory_that_cannot_be_written_stops_no_engine(begin: Begin, 
     case = begin()
     case.paths.state.write_text("a file where a directory should be")
     case.start().until_ready()
+    case.until_logged("the load cannot be recorded: ")
     assert case.output.getvalue().count("the engine runs on without it") == 1
 
 
@@ -527,21 +522,21 @@ REFUSED = DockerRefused("logs: 500 Server Error")
 
 @pytest.mark.parametrize(
     "errors",
-    [[REFUSED] * ALWAYS, [None, *[DockerAway("connection reset by peer")] * 20], [None, *[REFUSED] * 20]],
-    ids=["never a log", "away after one answer", "refused after one answer"],
+    [[], [REFUSED] * ALWAYS, [None, *[DockerAway("connection reset by peer")] * 20], [None, *[REFUSED] * 20]],
+    ids=["none", "never a log", "away after one answer", "refused after one answer"],
 )
-def test_an_engine_that_serves_is_kept_though_its_log_cannot_be_read(
+def test_an_engine_that_serves_is_kept_though_no_other_could_start(
     begin: Begin, docker: FakeDocker, errors: list[Exception | None]
 ) -> None:
+    """Its log cannot be read, there is no CDI specification, and the driver was upgraded underneath it."""
     pid = docker.run_container(LABELS).pid
     docker.fails["logs"] = errors.copy()
-    begin(healthy=True).start().until_ready()
+    case = begin(healthy=True, create=WITH_GPU, driver=REBOOT).start().until_ready()
     assert docker.container is not None and docker.container.pid == pid
+    assert "create" not in docker.calls and case.thread.is_alive()
 
 
 FULL = "no space left on device"
-
-
 UNMOUNTED = 'invalid mount config for type "bind": bind source path does not exist: /data/vllm/weights/e2b'
 
 
@@ -664,18 +659,13 @@ def test_a_module_that_loads_late_uses_up_no_start(
     assert case.ordered == ["systemctl start --no-block -- nvidia-cdi-refresh.service"] * 2
 
 
-def test_the_wait_for_the_gpus_has_an_end(begin: Begin, docker: FakeDocker) -> None:
-    failure = begin(create=WITH_GPU, patience_s=0.5).start().fails_with("gpus_not_ready")
-    assert "no CDI specification" in failure["reason"] and "create-device-nodes" in failure["remedy"]
-
-
-def test_a_switch_learns_soon_that_the_gpus_are_missing(
-    begin: Begin, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("patience_s", [0.5, 900], ids=["without a switch", "in a switch"])
+def test_the_wait_for_the_gpus_has_an_end(begin: Begin, monkeypatch: pytest.MonkeyPatch, patience_s: float) -> None:
     monkeypatch.setattr(launch, "GPU_WAIT_IN_SWITCH_S", 0.3)
-    case = begin(create=WITH_GPU, patience_s=900)
-    with Lock(case.paths):
-        case.start().fails_with("gpus_not_ready")
+    case = begin(create=WITH_GPU, patience_s=patience_s)
+    with Lock(case.paths) if patience_s == 900 else contextlib.nullcontext():
+        failure = case.start().fails_with("gpus_not_ready")
+    assert "no CDI specification" in failure["reason"] and "create-device-nodes" in failure["remedy"]
 
 
 def test_a_stop_ends_the_wait_for_the_gpus(begin: Begin, docker: FakeDocker) -> None:
@@ -683,12 +673,6 @@ def test_a_stop_ends_the_wait_for_the_gpus(begin: Begin, docker: FakeDocker) -> 
     case.until_told("waiting for the GPUs")
     case.stop()
     assert case.ends(5) == EXIT_OK
-
-
-def test_an_engine_that_serves_needs_no_specification(begin: Begin, docker: FakeDocker) -> None:
-    pid = docker.run_container(LABELS).pid
-    begin(create=WITH_GPU, healthy=True).start().until_ready()
-    assert docker.container is not None and docker.container.pid == pid
 
 
 LIBRARY = {"libnvidia-ml.so.1": "580.173.02"}
@@ -715,21 +699,10 @@ def test_no_container_is_started(
     assert reason in case.output.getvalue().replace("The loaded", "the loaded")
 
 
-@pytest.mark.parametrize(
-    "found",
-    [DriverVersions(), DriverVersions("", LIBRARY), DriverVersions("580.173.02", LIBRARY)],
-    ids=["nothing known", "module not known", "one version"],
-)
+@pytest.mark.parametrize("found", [DriverVersions("", LIBRARY), DriverVersions("580.173.02", LIBRARY)])
 def test_what_is_not_known_is_no_reason(begin: Begin, docker: FakeDocker, found: DriverVersions) -> None:
     begin(driver=found).start().until_ready()
     assert docker.calls.count("create") == 1
-
-
-def test_an_engine_that_runs_already_is_kept(begin: Begin, docker: FakeDocker) -> None:
-    """The driver was upgraded underneath it: it works until it is stopped."""
-    docker.run_container(LABELS)
-    case = begin(driver=REBOOT, healthy=True).start().until_ready()
-    assert "create" not in docker.calls and case.thread.is_alive()
 
 
 def test_container_of_another_image_is_refused(begin: Begin, docker: FakeDocker) -> None:
