@@ -82,7 +82,7 @@ def test_a_budget_may_be_absent_and_seconds_are_numbers_with_a_point() -> None:
     assert repr((config.stop_timeout_s, config.shutdown_timeout_s)) == "(30.0, 7.0)"
 
 
-def test_what_is_no_object_and_what_is_no_engine(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_or_belong_to_another_engine_are_named(tmp_path: Path) -> None:
     for text, told in (("{", "not JSON"), ("[]", "holds list")):
         with pytest.raises(EngineConfigError, match=told):
             parse_engine(text, "engine.json")
@@ -94,6 +94,15 @@ def test_what_is_no_object_and_what_is_no_engine(tmp_path: Path) -> None:
     ):
         with pytest.raises(EngineConfigError, match=told):
             load_engine(name, paths)
+    paths = written(tmp_path)
+    file = paths.engine_dir("e2b") / "container.json"
+    for text, told in (("{", "not JSON"), ('{"arguments": [""]}', "a list of at least one name")):
+        file.write_text(text)
+        with pytest.raises(EngineConfigError, match=told):
+            load_engine("e2b", paths)
+    file.unlink()
+    with pytest.raises(EngineConfigError, match=r"container\.json does not exist"):
+        load_engine("e2b", paths)
 
 
 def test_where_the_trees_are() -> None:
@@ -111,15 +120,3 @@ def test_the_socket_is_the_one_in_its_url(tmp_path: Path) -> None:
     read = load_engine("e2b", written(tmp_path, {**config, "url": SOCKET, "stands_in_for": ["architect"]})).config
     assert read.socket == HostPaths().engine_socket("e2b") and f"unix:{read.socket}" == SOCKET
     assert (read.port, read.stands_in_for) == (None, ("architect",))
-
-
-def test_arguments_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    paths = written(tmp_path)
-    file = paths.engine_dir("e2b") / "container.json"
-    for text, told in (("{", "not JSON"), ('{"arguments": [""]}', "a list of at least one name")):
-        file.write_text(text)
-        with pytest.raises(EngineConfigError, match=told):
-            load_engine("e2b", paths)
-    file.unlink()
-    with pytest.raises(EngineConfigError, match=r"container\.json does not exist"):
-        load_engine("e2b", paths)

@@ -100,16 +100,13 @@ def test_what_may_be_absent_is_absent() -> None:
         assert word not in words
 
 
-def test_what_the_bus_wants_goes_to_engines_over_several_gpus() -> None:
+def test_what_the_bus_wants_and_what_an_engine_states_itself_stands_once() -> None:
     words = render(TWO)
     assert words.index("--env=NCCL_P2P_DISABLE=1") < words.index(IMAGE) < words.index("--disable-custom-all-reduce")
     assert [word for word in words if word.startswith("--device=")] == [
         f"--device=nvidia.com/gpu={uuid}" for uuid in UUIDS[:2]
     ]
     assert not [word for word in render() if "P2P" in word or "all-reduce" in word]
-
-
-def test_what_an_engine_states_itself_stands_once() -> None:
     stated = ["--disable-custom-all-reduce", "--max_logprobs=5", "--allowed-media-d=pictures.example"]
     words = render({**TWO, "extra_env": {"NCCL_P2P_DISABLE": "0", "VLLM_MAX_N_SEQUENCES": 2}, "extra_args": stated})
     assert words[-3:] == stated

@@ -307,18 +307,15 @@ def test_stop_while_docker_is_away_ends_the_process(begin: Begin, docker: FakeDo
     assert "next start removes" in case.output.getvalue()
 
 
-def test_the_start_waits_for_docker(begin: Begin, docker: FakeDocker) -> None:
+def test_the_start_waits_for_docker_and_not_for_ever(begin: Begin, docker: FakeDocker) -> None:
+    docker.away.set()
+    begin(patience_s=3).start().fails_with("docker_away")
     docker.away.set()
     case = begin().start()
     case.until_told("STATUS=waiting for the Docker Engine")
     assert any("EXTEND_TIMEOUT_USEC=" in text for text in case.told)
     docker.away.clear()
     case.until_ready()
-
-
-def test_the_wait_for_docker_has_an_end(begin: Begin, docker: FakeDocker) -> None:
-    docker.away.set()
-    begin(patience_s=3).start().fails_with("docker_away")
 
 
 def test_a_stopped_docker_service_is_not_woken_through_its_socket(begin: Begin, docker: FakeDocker) -> None:

@@ -90,7 +90,7 @@ def test_what_is_no_hook_is_left_out_and_what_could_be_one_is_named(place: Place
     assert done.warnings == (f"{forgotten} is not executable and was not run: 'chmod +x {forgotten}', or remove it.",)
 
 
-def test_a_failing_hook_before_the_drain_fails_the_switch_with_its_words(place: Place) -> None:
+def test_a_failing_hook_fails_the_switch_before_the_drain_and_warns_after_the_commit(place: Place) -> None:
     bad = place.hook("10-bad", "#!/bin/sh\necho to stdout\necho to stderr >&2\nexit 3\n")
     place.hook("20-next", place.touch)
     assert place.fails() == (
@@ -98,19 +98,11 @@ def test_a_failing_hook_before_the_drain_fails_the_switch_with_its_words(place: 
         f"stopped. Correct or remove {bad}, then begin again."
     )
     assert not place.marker.exists()
-
-
-def test_a_failing_hook_after_the_commit_is_a_warning_and_the_next_one_runs(place: Place) -> None:
     bad = place.hook("10-bad", "#!/bin/sh\nkill -KILL $$\n", "after_commit")
     place.hook("20-next", place.touch, "after_commit")
     done = place.run("after_commit")
     assert done.warnings == (f"Hook after_commit failed: {bad} was ended by signal 9. It printed nothing.",)
     assert place.marker.exists()
-
-
-def test_a_file_that_the_kernel_cannot_run(place: Place) -> None:
-    place.hook("10-empty", "no interpreter is named here\n")
-    assert re.search(r"10-empty cannot be run: .*A script begins with a line such as '#!/bin/sh'", place.fails())
 
 
 @pytest.mark.slow
@@ -133,13 +125,15 @@ def test_a_child_in_the_background_is_not_waited_for(place: Place) -> None:
     os.kill(int(place.out.read_text()), 9)
 
 
-def test_the_end_of_a_long_output_is_shown_and_no_token_of_it(place: Place) -> None:
+def test_what_a_failing_hook_printed_is_shown_and_why_one_cannot_run(place: Place) -> None:
     place.hook("10-talks", "#!/bin/sh\nseq 1 100000\nexit 1\n")
     text = place.fails()
     assert "It printed: ..." in text and "\n100000. No engine" in text and len(text) < 3000
     place.hook("10-talks", "#!/bin/sh\necho 'Authorization: Bearer marked-secret-1234'; echo gateway is down; exit 1\n")
     text = place.fails()
     assert "marked" not in text and "gateway is down" in text
+    place.hook("10-empty", "no interpreter is named here\n")
+    assert re.search(r"10-empty cannot be run: .*A script begins with a line such as '#!/bin/sh'", place.fails())
 
 
 @pytest.mark.slow

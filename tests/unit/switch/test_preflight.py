@@ -73,21 +73,18 @@ def test_a_limit_below_the_planned_load_is_a_warning(bench: ReadyHost) -> None:
     )
 
 
-def test_everything_that_is_wrong_is_said_at_once(bench: ReadyHost, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_that_is_wrong_is_said_at_once_and_what_does_not_start_is_not_looked_at(
+    bench: ReadyHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.docker.images = {}
     (bench.directory / SHARD).unlink()
+    with bench.boards.claim(1, 20_000):
+        assert bench.world.preflight(bench.generation(foreign="fail"), Moves(keep=("e2b",))).warnings == ()
     bench.boards.set_fault(1, "gpu-lost")
     monkeypatch.setattr(preflight, "STATE_MIB", 10**12)
     text = bench.refused()
     for part in ("Image vllm-edge/vllm:1", f"{SHARD} is missing", "fallen off", "MiB free"):
         assert part in text
-
-
-def test_what_does_not_start_is_not_looked_at(bench: ReadyHost) -> None:
-    bench.docker.images = {}
-    (bench.directory / SHARD).unlink()
-    with bench.boards.claim(1, 20_000):
-        assert bench.world.preflight(bench.generation(foreign="fail"), Moves(keep=("e2b",))).warnings == ()
 
 
 @pytest.mark.parametrize("point", ["before_drain", "after_commit"])
@@ -136,7 +133,7 @@ def test_weights_by_file(bench: ReadyHost) -> None:
     assert f"{SHARD} is missing" in bench.refused()
 
 
-def test_weights_without_a_record_or_with_another_one(bench: ReadyHost, tmp_path: Path) -> None:
+def test_weights_without_a_record_behind_a_link_or_unreadable(bench: ReadyHost, tmp_path: Path) -> None:
     absent = tmp_path / "absent.json"
     assert f"are not recorded in {absent}: 'ansible-playbook playbooks/weights.yml'" in bench.refused(
         bench.generation(weights_record=str(absent))
@@ -145,10 +142,7 @@ def test_weights_without_a_record_or_with_another_one(bench: ReadyHost, tmp_path
     assert f"are recorded at {bench.directory}, the engine reads /data/other: run site.yml" in bench.refused(other)
     done = bench.check(bench.generation(weights_record=""))
     assert "were not looked at: the generation names no record" in done.warnings[0]
-
-
-def test_weights_behind_a_link_count_and_unreadable_ones_do_not(bench: ReadyHost, tmp_path: Path) -> None:
-    """The record has the directory itself, the engine the path of the inventory."""
+    # The record has the directory itself, the engine the path of the inventory.
     link = tmp_path / "data"
     link.symlink_to(bench.directory.parent, target_is_directory=True)
     wanted = bench.generation(weights_path=str(link / bench.directory.name))
@@ -184,7 +178,7 @@ def test_a_card_that_was_exchanged_or_has_no_driver(bench: ReadyHost) -> None:
     assert "The GPUs cannot be read: The NVIDIA kernel module is not loaded." in bench.refused()
 
 
-def test_other_peoples_processes_by_policy(bench: ReadyHost) -> None:
+def test_other_peoples_processes_by_policy_and_memory_of_engines_that_stop(bench: ReadyHost) -> None:
     with bench.boards.claim(1, 1_000) as pid:
         who = f"GPU 1 (NVIDIA L4, {UUIDS[1]}), which engine e2b is to use, is used by others: pid {pid} ("
         text = bench.refused(bench.generation(foreign="fail"))
@@ -198,9 +192,7 @@ def test_other_peoples_processes_by_policy(bench: ReadyHost) -> None:
         assert bench.check().warnings[0].endswith("NVML does not say how much they hold.")
     with bench.boards.claim(2, 20_000):
         assert bench.check(bench.generation(foreign="fail")).warnings == ()
-
-
-def test_memory_of_engines_that_stop_counts_as_free(bench: ReadyHost) -> None:
+    bench.boards.clear_fault(1, "no-process-memory")
     with bench.boards.claim(1, 20_000) as pid:
         bench.kinds[pid] = Owner("ours", "vllm-old", "vllm-old.service")
         done = bench.check(bench.generation(foreign="fail"), stop=("old",))
