@@ -150,13 +150,7 @@ class Host:
         assert isinstance(failure, dict)
         return failure
 
-    def configure(
-        self,
-        *arguments: str,
-        options: tuple[str, ...] = (),
-        image: str = IMAGE,
-        **changes: object,
-    ) -> None:
+    def configure(self, *arguments: str, options: tuple[str, ...] = (), image: str = IMAGE, **changes: object) -> None:
         directory = self.root / "etc" / "engines" / self.engine
         directory.mkdir(parents=True, exist_ok=True)
         config: dict[str, object] = CONFIG | {

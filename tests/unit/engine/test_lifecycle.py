@@ -78,9 +78,7 @@ LINE = "INFO Loading safetensors checkpoint shards:  50% Completed | 1/2"
         (OURS, Found(SILENT, True, 900.0, "computes"), Existing.STOP_AND_REMOVE, "served before"),
     ],
 )
-def test_a_container_that_is_already_there(
-    container: Container | None, found: Found | None, what: Existing, told: str
-) -> None:
+def test_a_container_that_is_there(container: Container | None, found: Found | None, what: Existing, told: str) -> None:
     decision = decide_existing(container, ENGINE, found)
     assert decision.what is what
     assert told in decision.why

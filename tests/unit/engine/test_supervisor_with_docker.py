@@ -357,9 +357,7 @@ def test_a_refused_start_leaves_no_container(begin: Begin, docker: FakeDocker, r
     ],
     ids=["full disk", "unknown", "one error of the API"],
 )
-def test_within_a_switch_a_refusal_ends_the_engine_at_once(
-    begin: Begin, docker: FakeDocker, refusal: str, cause: str, tries: int
-) -> None:
+def test_in_a_switch_a_refusal_ends_it(begin: Begin, docker: FakeDocker, refusal: str, cause: str, tries: int) -> None:
     docker.refuse_start = refusal
     case = begin(patience_s=900)
     with Lock(case.paths):
@@ -438,9 +436,7 @@ def test_an_error_of_dockers_api_is_no_death(begin: Begin, docker: FakeDocker, c
 
 
 @pytest.mark.parametrize("times", [3, ALWAYS], ids=["a moment", "for good"])
-def test_an_error_of_dockers_api_does_not_mean_that_somebody_removed_it(
-    begin: Begin, docker: FakeDocker, times: int
-) -> None:
+def test_an_error_of_dockers_api_does_not_mean_it_was_removed(begin: Begin, docker: FakeDocker, times: int) -> None:
     case = begin().start().until_ready()
     docker.refuse("find", times)
     docker.kill_container(9)
@@ -522,9 +518,7 @@ REFUSED = DockerRefused("logs: 500 Server Error")
     [[], [REFUSED] * ALWAYS, [None, *[DockerAway("connection reset by peer")] * 20], [None, *[REFUSED] * 20]],
     ids=["none", "never a log", "away after one answer", "refused after one answer"],
 )
-def test_an_engine_that_serves_is_kept_though_no_other_could_start(
-    begin: Begin, docker: FakeDocker, errors: list[Exception | None]
-) -> None:
+def test_an_engine_that_serves_is_kept(begin: Begin, docker: FakeDocker, errors: list[Exception | None]) -> None:
     """Its log cannot be read, there is no CDI specification, and the driver was upgraded underneath it."""
     pid = docker.run_container(LABELS).pid
     docker.fails["logs"] = errors.copy()
@@ -545,7 +539,7 @@ UNMOUNTED = 'invalid mount config for type "bind": bind source path does not exi
     ],
     ids=["full disk", "mounted late"],
 )
-def test_a_refusal_that_heals_is_tried_again_without_systemd(
+def test_after_what_heals_it_tries_again(
     begin: Begin, docker: FakeDocker, refusal: str, words: str, cause: str
 ) -> None:
     docker.refuse_start = refusal
@@ -558,9 +552,7 @@ def test_a_refusal_that_heals_is_tried_again_without_systemd(
     case.until_ready()
 
 
-def test_the_wait_for_what_heals_is_seen_and_obeys(
-    begin: Begin, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_wait_to_heal_is_seen_and_obeys(begin: Begin, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "RETRY_FIRST_S", 300)
     docker.refuse_start = FULL
     case = begin(patience_s=900).start()
@@ -638,9 +630,7 @@ def test_the_start_waits_for_the_gpus(
     case.until_ready()
 
 
-def test_a_module_that_loads_late_uses_up_no_start(
-    begin: Begin, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_module_uses_up_no_start(begin: Begin, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> None:
     case, now = begin(create=WITH_GPU, patience_s=900), [0.0]
 
     def pause(seconds: float) -> None:

@@ -161,9 +161,7 @@ LOOSE = ["--privileged" if word == "--read-only" else word for word in engine().
         ("engines/e2b/container.json", "[]", "not JSON with a list"),
     ],
 )
-def test_a_damaged_generation_is_named_and_written_again(
-    paths: HostPaths, damaged: str, text: str | None, told: str
-) -> None:
+def test_a_damaged_generation_is_written_again(paths: HostPaths, damaged: str, text: str | None, told: str) -> None:
     value = rendered(engine(chat="{{ messages }}"))
     activate(paths, value)
     now = committed.committed(paths)
@@ -289,9 +287,7 @@ def test_engines_that_are_not_in_it(paths: HostPaths) -> None:
     assert live.remove_engine("e4b", paths) == [str(paths.engine_dir("e4b"))]
 
 
-def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(
-    paths: HostPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_written_is_named_and_stays(paths: HostPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     activate(paths, rendered(engine()))
     before = paths.active_profile.read_text()
 

@@ -63,12 +63,7 @@ class SwitchHost:
                 act()
 
     def at(
-        self,
-        action: str,
-        act: Callable[[], object],
-        towards: Generation | None = None,
-        *,
-        moment: str = "before",
+        self, action: str, act: Callable[[], object], towards: Generation | None = None, *, moment: str = "before"
     ) -> None:
         """Do something each time before (or `after`) an action towards the new generation (or another one)."""
         self._events.append((moment, action, (towards or self.new).number, act))

@@ -266,9 +266,7 @@ def test_who_stops_following_is_told_how_to_go_on(
     assert all(words in command.err for words in ("vllm-edge progress", "journalctl -fu", "systemctl stop"))
 
 
-def test_a_second_switch_is_told_of_the_first_also_before_that_has_said_anything(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_switch_is_told_of_the_first(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     command.unit.elsewhere = True
     assert "runs already" in command.refused(command.switch("5"), Exit.BUSY)
     command.unit.elsewhere = False
@@ -308,9 +306,7 @@ def test_a_profile_is_its_newest_generation_and_one_damaged_hides_no_other(comma
         (replace(COMMITTED, previous_generation=2), "generations/2 does not exist"),
     ],
 )
-def test_a_rollback_to_nothing(
-    command: Command, now: Committed | None, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_way_back(command: Command, now: Committed | None, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch_unit, "committed", lambda paths: now)
     assert told in command.refused(command.rollback())
 
@@ -353,9 +349,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[PhaseFailed]:
     return problems
 
 
-def test_check_prints_a_line_for_each_kind_of_work(
-    command: Command, moves: list[PhaseFailed], paths: HostPaths
-) -> None:
+def test_check_prints_a_line_for_each_kind_of_work(command: Command, moves: list[PhaseFailed]) -> None:
     assert command.end(run_check("5", command.paths, output="text")) == 0
     assert command.out.splitlines() == [
         "generation 5, profile nvfp4-tp2",
@@ -371,7 +365,7 @@ def test_check_prints_a_line_for_each_kind_of_work(
     assert json.loads(command.out)["moves"]["stop"] == ["31b-nvfp4-tp2"]
     moves.append(PhaseFailed("The Docker Engine does not answer."))
     assert "Docker" in command.refused(command.end(run_check("5", command.paths, output="text")))
-    generation = Generation(4, "bf16-tp4", "d", "t", paths.state, {}, {})
+    generation = Generation(4, "bf16-tp4", "d", "t", command.paths.state, {}, {})
     assert "nothing would be touched" in moves_lines(generation, Moves(keep=("e2b",)))[0]
 
 

@@ -118,9 +118,7 @@ def until(what: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.005)
 
 
-def test_a_role_is_up_while_one_of_its_addresses_answers(
-    wanted: Generation, former: Generation, tmp_path: Path
-) -> None:
+def test_a_role_is_up_while_one_address_of_it_answers(wanted: Generation, former: Generation, tmp_path: Path) -> None:
     assert addresses(wanted, former) == {
         "architect": (URL(8050),),
         "worker": (URL(8050),),

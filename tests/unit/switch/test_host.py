@@ -146,9 +146,7 @@ def finishing(host: ServingHost, monkeypatch: pytest.MonkeyPatch) -> ServingHost
 
 
 @pytest.mark.parametrize(("running", "killed"), [([2, 1, 0, 0, 0], True), ([2, 0, 0, 1, 0, 0, 3], False)])
-def test_an_engine_that_has_finished_its_requests_need_not_take_its_time(
-    finishing: ServingHost, running: list[int], killed: bool
-) -> None:
+def test_an_idle_engine_need_not_take_its_time(finishing: ServingHost, running: list[int], killed: bool) -> None:
     """vLLM with --shutdown-timeout spends all of it after SIGTERM, whether requests run or not."""
     neighbour = finishing.docker.engine("e4b")
     counts = iter(running)

@@ -180,9 +180,7 @@ def fail_to_write(monkeypatch: pytest.MonkeyPatch, file: JournalFile, error: int
     monkeypatch.setattr(journal_module, "write_durably", write)
 
 
-def test_a_disk_that_stays_full_is_said_and_leaves_the_former_journal(
-    paths: HostPaths, file: JournalFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_stays_full_is_said(paths: HostPaths, file: JournalFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write()
     fail_to_write(monkeypatch, file, errno.ENOSPC, for_good=True)
     with pytest.raises(JournalLost, match=r"switch\.json cannot be written: No space left on device.*df -h"):
@@ -191,9 +189,7 @@ def test_a_disk_that_stays_full_is_said_and_leaves_the_former_journal(
     assert file.journal.phase is Phase.STOP, "what is known in memory is not forgotten"
 
 
-def test_a_full_disk_takes_the_ballast_and_other_errors_do_not(
-    file: JournalFile, monkeypatch: pytest.MonkeyPatch, paths: HostPaths
-) -> None:
+def test_only_a_full_disk_takes_ballast(file: JournalFile, monkeypatch: pytest.MonkeyPatch, paths: HostPaths) -> None:
     fail_to_write(monkeypatch, file, errno.EIO)
     with pytest.raises(JournalLost, match="Input/output error"):
         file.write()

@@ -73,9 +73,7 @@ def test_a_limit_below_the_planned_load_is_a_warning(bench: ReadyHost) -> None:
     )
 
 
-def test_everything_that_is_wrong_is_said_at_once_and_what_does_not_start_is_not_looked_at(
-    bench: ReadyHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_that_is_wrong_with_what_starts_is_said_at_once(bench: ReadyHost, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.docker.images = {}
     (bench.directory / SHARD).unlink()
     with bench.boards.claim(1, 20_000):

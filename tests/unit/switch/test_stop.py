@@ -80,17 +80,13 @@ def test_every_engine_leaves_after_its_requests_and_a_switch_brings_them_back(be
 
 
 @pytest.mark.parametrize(("action", "moment"), [("drain", "before"), ("away", "after")])
-def test_clients_of_the_gateway_come_back_where_nothing_was_stopped(
-    bench: SwitchHost, stop: Stop, action: str, moment: str
-) -> None:
+def test_clients_come_back_where_nothing_was_stopped(bench: SwitchHost, stop: Stop, action: str, moment: str) -> None:
     bench.fail(action, "no", bench.old, moment=moment)
     assert stop()[0] == Exit.REFUSED
     assert bench.unlike(bench.old) == []
 
 
-def test_an_engine_that_does_not_stop_is_named_also_for_people(
-    bench: SwitchHost, stop: Stop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_engine_that_does_not_stop(bench: SwitchHost, stop: Stop, capsys: pytest.CaptureFixture[str]) -> None:
     bench.world.change(quirks={"e4b": "cannot be stopped"})
     status, told = stop()
     assert (status, told["status"]) == (Exit.FAILED, "failed")

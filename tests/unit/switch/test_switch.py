@@ -67,7 +67,7 @@ def test_a_switch_commits_and_touches_only_what_differs(bench: SwitchHost, capsy
         ("host", "inventory", "2026-11-20T00:00:00Z"),
     ],
 )
-def test_what_is_active_already_is_not_touched_and_who_chose_it_is_remembered(
+def test_what_is_active_already_is_kept_and_its_origin(
     bench: SwitchHost, origin: str, kept: str, chosen_at: str
 ) -> None:
     journal = bench.ends(Result.UNCHANGED, bench.old, origin=origin)
@@ -110,7 +110,7 @@ def test_a_phase_that_fails(bench: SwitchHost, phase: Phase, when: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ROLLS_BACK)
-def test_what_nobody_expected_is_a_failed_phase_with_a_traceback(
+def test_an_unexpected_error_is_a_failed_phase(
     bench: SwitchHost, capsys: pytest.CaptureFixture[str], phase: Phase
 ) -> None:
     bench.fail(phase, KeyError("unheard of"))
@@ -122,9 +122,7 @@ def test_what_nobody_expected_is_a_failed_phase_with_a_traceback(
     ("phase", "words", "then"),
     [("clean_up", "vllm-edge switch 2", Result.COMMITTED), ("back", "Phase back failed", Result.UNCHANGED)],
 )
-def test_a_failure_after_the_commit_leaves_the_new_generation_serving_and_says_what_is_left(
-    bench: SwitchHost, phase: str, words: str, then: Result
-) -> None:
+def test_a_failure_after_the_commit_says_what_is_left(bench: SwitchHost, phase: str, words: str, then: Result) -> None:
     bench.fail(phase, "systemd did not answer.")
     journal = bench.ends(Result.FAILED)
     assert "is committed and serves" in journal.message and words in journal.message
@@ -161,9 +159,7 @@ def test_a_faulty_new_engine_is_replaced_by_the_old_one(bench: SwitchHost, quirk
     assert f"in phase {phase}" in bench.ends(Result.ROLLED_BACK).message
 
 
-def test_an_old_engine_that_cannot_be_stopped_goes_on_serving_and_one_that_leaves_memory_warns(
-    bench: SwitchHost,
-) -> None:
+def test_an_old_engine_that_cannot_be_stopped_goes_on_serving_and_one_leaving_memory_warns(bench: SwitchHost) -> None:
     before = bench.pids(OLD_ENGINE)
     bench.world.change(quirks={OLD_ENGINE: "cannot be stopped"})
     bench.ends(Result.ROLLED_BACK)
@@ -212,9 +208,7 @@ def test_a_docker_that_is_away_at_first_refuses_and_one_that_stays_away_is_gone_
 
 
 @pytest.mark.parametrize("fault", [False, True])
-def test_a_clock_that_jumps_changes_no_duration_and_no_decision(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: bool
-) -> None:
+def test_a_clock_that_jumps_changes_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: bool) -> None:
     stamps = [f"20{60 - year:02}-01-01T00:00:00Z" for year in range(60)]
 
     def once(root: Path, **jumps: list[str]) -> Journal:
@@ -253,9 +247,7 @@ def test_a_way_back_that_fails_brings_back_what_it_can(bench: SwitchHost, phase:
     bench.ends(Result.COMMITTED if bench.unlike(old) and phase is not Phase.BACK else Result.UNCHANGED, old)
 
 
-def test_an_engine_that_answers_and_is_of_the_other_generation_is_no_rollback(
-    bench: SwitchHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_of_the_other_generation_is_no_rollback(bench: SwitchHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """A canary asks a served name, and cannot know whose it is."""
     bench.world.change(quirks={f"e2b@{bench.new.hashes['e2b']}": "cannot be stopped"})
     bench.fail("measure", "over budget")
@@ -263,9 +255,7 @@ def test_an_engine_that_answers_and_is_of_the_other_generation_is_no_rollback(
     assert "engines that run and should not, or otherwise: e2b" in bench.ends(Result.FAILED).message
 
 
-def test_on_a_full_disk_the_ballast_makes_room_for_the_way_back_and_no_engine_starts_without_its_files(
-    bench: SwitchHost,
-) -> None:
+def test_the_ballast_makes_room_for_the_way_back_and_no_engine_starts_without_its_files(bench: SwitchHost) -> None:
     def full() -> None:
         if bench.ballast.exists():
             raise PhaseFailed("No space left on device")
@@ -310,9 +300,7 @@ def over(first: SwitchHost) -> SwitchHost:
     return first
 
 
-def test_a_first_switch_over_its_budget_serves_and_a_raised_budget_ends_the_overrun_without_a_restart(
-    over: SwitchHost,
-) -> None:
+def test_a_first_switch_over_its_budget_serves_and_a_raised_one_ends_that_without_a_restart(over: SwitchHost) -> None:
     journal = over.journal
     assert [record.phase for record in journal.phases] == list(PHASES)
     assert journal.over_budget == ("GPU 3: 21400 MiB, budget 20900 MiB.",)
@@ -393,9 +381,7 @@ def test_no_switch_without_a_way_back_where_the_committed_generation_is_damaged(
 
 
 @pytest.mark.parametrize("fails", ["", "before the stop", "after it"])
-def test_a_committed_generation_without_a_directory_is_left_with_a_warning(
-    tmp_path: Path, bench: SwitchHost, fails: str
-) -> None:
+def test_leaving_a_committed_generation_without_files_warns(tmp_path: Path, bench: SwitchHost, fails: str) -> None:
     """As an older release has set the host up."""
     bench.paths.generation_dir(1).rename(tmp_path / "elsewhere")
     if fails == "before the stop":

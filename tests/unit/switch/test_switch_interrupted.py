@@ -86,7 +86,7 @@ def end_at_boot(bench: SwitchHost) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_full_disk_takes_the_ballast_and_the_switch_goes_on(
+def test_a_full_disk_takes_the_ballast_and_no_more(
     bench: SwitchHost, monkeypatch: pytest.MonkeyPatch, phase: Phase
 ) -> None:
     fill_disk(monkeypatch, bench, phase, ballast_helps=True)
@@ -169,7 +169,7 @@ def test_a_disk_that_really_fills_up(
 
 
 @pytest.mark.parametrize("phase", ACTIONS)
-def test_a_second_switch_is_refused_with_the_first_ones_name_and_phase(
+def test_a_second_switch_is_told_of_the_first(
     bench: SwitchHost, capsys: pytest.CaptureFixture[str], phase: Phase
 ) -> None:
     seen: list[tuple[int, str]] = []
@@ -198,17 +198,13 @@ def test_sigterm_goes_back(bench: SwitchHost, phase: Phase) -> None:
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "handlers are given back"
 
 
-def test_sigterm_between_two_phases_is_obeyed_before_the_commit(
-    bench: SwitchHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sigterm_between_phases_is_obeyed_before_the_commit(bench: SwitchHost, monkeypatch: pytest.MonkeyPatch) -> None:
     at_write(monkeypatch, lambda journal: terminate() if journal["phase"] == Phase.COMMIT else None)
     assert "in phase commit" in bench.ends(Result.ROLLED_BACK).message
 
 
 @pytest.mark.parametrize("phase", BACK_PHASES)
-def test_a_second_sigterm_is_ignored_on_the_way_back(
-    bench: SwitchHost, phase: Phase, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_way_back_ignores_sigterm(bench: SwitchHost, phase: Phase, capsys: pytest.CaptureFixture[str]) -> None:
     bench.at("healthy", terminate)
     bench.at(phase, terminate, bench.old)
     bench.ends(Result.ROLLED_BACK)
@@ -322,9 +318,7 @@ def test_a_damaged_journal_is_recovered_from_and_kept(stopped: SwitchHost, damag
     assert kept.read_text() == damage
 
 
-def test_a_switch_goes_back_first_where_the_former_one_did_not_end(
-    bench: SwitchHost, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_switch_first_goes_back_where_one_did_not_end(bench: SwitchHost, capsys: pytest.CaptureFixture[str]) -> None:
     bench.kill("healthy")
     bench.ends(Result.COMMITTED, by="bob")
     assert sorted(str(journal.result) for journal in history(bench.paths)) == ["committed", "rolled_back"]
@@ -379,9 +373,7 @@ def systemctl(monkeypatch: pytest.MonkeyPatch) -> FakeSystemctl:
 
 
 @pytest.mark.parametrize("phase", [phase for phase in PHASES if phase not in HARMLESS and phase is not Phase.COMMIT])
-def test_at_boot_files_and_target_are_put_back_and_nothing_is_waited_for(
-    bench: SwitchHost, systemctl: FakeSystemctl, phase: Phase
-) -> None:
+def test_at_boot_files_and_target_are_only_put_back(bench: SwitchHost, systemctl: FakeSystemctl, phase: Phase) -> None:
     bench.kill(phase)
     log = bench.log
     bench.world.change(boot_id="boot-2", now=5.0, docker_away=10_000)
