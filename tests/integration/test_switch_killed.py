@@ -43,18 +43,6 @@ def kill(world: FakeWorld, what: str, **asked: Any) -> None:
     assert holder(world.paths) is None, "the kernel frees the lock"
 
 
-def judged(world: FakeWorld, expected: Result) -> None:
-    """The journal is finished, in the history, once; the lock is free; what is committed serves, and nothing else."""
-    journal = read_journal(world.paths)
-    assert journal is not None and journal.result is expected, journal
-    assert [item.id for item in history(world.paths)] == [journal.id]
-    assert holder(world.paths) is None
-    assert not (world.paths.state / ".switch.ballast").exists()
-    now = generation_committed.committed(world.paths)
-    serving = store.load(world.paths, now.generation) if now else None
-    assert unlike(world, serving) == []
-
-
 @pytest.mark.parametrize(
     ("first", "then", "result"),
     [
@@ -74,4 +62,10 @@ def test_killed(tmp_path: Path, first: dict[str, Any], then: dict[str, Any], res
     if result is not Result.REFUSED:
         assert unlike(world, old) != [], "else the recovery would show nothing"
     assert drive(world, "recover") == 0
-    judged(world, result)
+    journal = read_journal(world.paths)
+    assert journal is not None and journal.result is result, journal
+    assert [item.id for item in history(world.paths)] == [journal.id]
+    assert holder(world.paths) is None
+    assert not (world.paths.state / ".switch.ballast").exists()
+    now = generation_committed.committed(world.paths)
+    assert now is not None and unlike(world, store.load(world.paths, now.generation)) == []

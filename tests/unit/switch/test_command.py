@@ -373,12 +373,6 @@ def run(paths: HostPaths, *arguments: str) -> int:
     return main([f"--etc={paths.etc}", f"--state={paths.state}", *arguments])
 
 
-def keep(paths: HostPaths, *journals: Journal) -> None:
-    paths.history.mkdir()
-    for journal in journals:
-        (paths.history / f"{journal.id}.json").write_text(json.dumps(to_json(journal)))
-
-
 FIRST = ended(
     id="20261120T100000Z-3",
     started_at="2026-11-20T10:00:00Z",
@@ -396,7 +390,9 @@ def test_history_is_newest_first_and_says_why(paths: HostPaths, capsys: pytest.C
     for outputs in ("no switch was made on this host\n", "[]\n"):
         assert run(paths, "history", *(["--format=json"] if outputs == "[]\n" else [])) == 0
         assert capsys.readouterr().out == outputs
-    keep(paths, FIRST, FAILED)
+    paths.history.mkdir()
+    for journal in (FIRST, FAILED):
+        (paths.history / f"{journal.id}.json").write_text(json.dumps(to_json(journal)))
     assert run(paths, "history") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [" ".join(line.split()) for line in lines[2:4]] == [
@@ -410,41 +406,29 @@ def test_history_is_newest_first_and_says_why(paths: HostPaths, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("direction", "states", "told"),
+    ("direction", "loads", "others", "told"),
     [
-        ("forward", {"31b-bf16-tp4": "activating"}, ["healthy", "31b-bf16-tp4: loading weights, 40 %"]),
-        ("forward", {"31b-bf16-tp4": "active"}, ["healthy"]),
-        (
-            "back",
-            {"31b-bf16-tp4": "inactive", "31b-nvfp4-tp2": "activating"},
-            ["going back, healthy", "31b-nvfp4-tp2: loading weights, 40 %"],
-        ),
+        ("forward", "31b-bf16-tp4", "", ["healthy", "31b-bf16-tp4: loading weights, 40 %"]),
+        ("forward", "none", "active", ["healthy"]),
+        ("back", "31b-nvfp4-tp2", "inactive", ["going back, healthy", "31b-nvfp4-tp2: loading weights, 40 %"]),
     ],
-    ids=["loading", "up", "going back"],
 )
 def test_progress_of_the_running_switch(
-    paths: HostPaths,
-    direction: Direction,
-    states: dict[str, str],
-    told: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: Command, monkeypatch: pytest.MonkeyPatch, direction: Direction, loads: str, others: str, told: list[str]
 ) -> None:
-    units = {
-        f"vllm-{name}.service": {"ActiveState": state, "StatusText": "loading weights, 40 %"}
-        for name, state in states.items()
-    }
-    monkeypatch.setattr(
-        history, "ask_units", lambda names: ({name: units[name] for name in names if name in units}, None)
-    )
-    paths.switch_journal.write_text(json.dumps(to_json(replace(RUNNING, direction=direction))))
-    assert run(paths, "progress") == 0
-    assert capsys.readouterr().out == "", "a journal was left unfinished, and nothing goes on"
-    with Lock(paths):
-        assert run(paths, "progress") == 0
-    first, *others = capsys.readouterr().out.splitlines()
+    def ask(names: Sequence[str]) -> tuple[dict[str, dict[str, str]], None]:
+        states = {name: "activating" if loads in name else others for name in names}
+        return {name: {"ActiveState": states[name], "StatusText": "loading weights, 40 %"} for name in names}, None
+
+    monkeypatch.setattr(history, "ask_units", ask)
+    command.paths.switch_journal.write_text(json.dumps(to_json(replace(RUNNING, direction=direction))))
+    assert command.end(run(command.paths, "progress")) == 0
+    assert command.out == "", "a journal was left unfinished, and nothing goes on"
+    with Lock(command.paths):
+        assert command.end(run(command.paths, "progress")) == 0
+    first, *engines = command.out.splitlines()
     assert first.startswith(f"generation 4 (bf16-tp4): {told[0]} for ") and first.endswith(" s")
-    assert others == told[1:]
+    assert engines == told[1:]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from ansible.module_utils.vllm_edge.switch import downtime
 from ansible.module_utils.vllm_edge.switch.downtime import Role, RoleWatch, addresses, split_by_phase
 from ansible.module_utils.vllm_edge.switch.model import Gap, Phase, PhaseRecord
 from ansible.module_utils.vllm_edge.system.http import Answer
-from fake_host import models, ok
+from fake_host import models, ok, until
 from generations import engine, put, rendered
 
 
@@ -109,13 +109,6 @@ URL = "http://127.0.0.1:{}".format
 
 def watch(wanted: Generation, former: Generation | None, servers: Servers) -> RoleWatch:
     return RoleWatch(wanted, former, clock=time.monotonic, ask=servers, every_s=0.02)
-
-
-def until(what: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_a_role_is_up_while_one_address_of_it_answers(wanted: Generation, former: Generation, tmp_path: Path) -> None:

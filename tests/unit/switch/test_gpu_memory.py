@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +24,7 @@ from ansible.module_utils.vllm_edge.switch import gpu_memory
 from ansible.module_utils.vllm_edge.switch.gpu_memory import Release
 from ansible.module_utils.vllm_edge.switch.model import Done, Moves, PhaseFailed
 from ansible.module_utils.vllm_edge.system import process
-from fake_host import Bench, failure
+from fake_host import Bench, alive, failure, until
 from generations import engine
 
 from lab.nvidia.testing import UUIDS, LabRoot
@@ -58,21 +57,12 @@ class GpuBench(Bench):
             return self.world.measure(wanted, accept=accept)
 
     def lost(self, wanted: Generation) -> str:
-        """Why memory cannot be measured."""
         return failure(lambda: self.world.measure(wanted)).text
 
 
 @pytest.fixture
 def bench(gpus: LabRoot, tmp_path: Path) -> GpuBench:
     return GpuBench(gpus, tmp_path)
-
-
-def alive(pid: int) -> bool:
-    """A zombie has ended."""
-    try:
-        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
 
 
 def test_gpus_without_anything_of_what_ends_are_free_at_once(bench: GpuBench) -> None:
@@ -94,8 +84,7 @@ def test_an_engine_that_ends_is_waited_for(bench: GpuBench) -> None:
 
         def ends() -> None:
             os.kill(pid, 9)
-            while alive(pid):
-                time.sleep(0.01)
+            until(lambda: not alive(pid))
 
         bench.clock.at(7, ends)
         done = bench.release(0).run(60)
@@ -219,9 +208,7 @@ def test_a_lost_gpu_is_named_where_it_is_needed_and_hides_no_other(bench: GpuBen
 def test_a_command_is_shown_on_one_line() -> None:
     script = subprocess.Popen([sys.executable, "-c", "import time\ntime.sleep(60)"])
     try:
-        deadline = time.monotonic() + 60
-        while "import time" not in process.command_of(script.pid) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: "import time" in process.command_of(script.pid))
         assert process.command_of(script.pid).endswith("-c import time time.sleep(60)")
     finally:
         script.kill()

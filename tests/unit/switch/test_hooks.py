@@ -17,7 +17,7 @@ from ansible.module_utils.vllm_edge.generation.model import Generation, Limits
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch import hooks
 from ansible.module_utils.vllm_edge.switch.model import Done
-from fake_host import failure, write
+from fake_host import alive, failure, until, write
 from generations import engine, put, rendered
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -114,7 +114,7 @@ def test_a_hook_that_hangs_is_ended_with_its_children(place: Place, ignoring: st
     assert "did not end within 2 s and was ended, with its children. It printed: waiting" in text
     assert "A larger vllm_engine_hook_timeout_s" in text
     assert time.monotonic() - began < 60
-    assert gone(int(place.out.read_text()))
+    until(lambda: not alive(int(place.out.read_text())), 2)
 
 
 def test_a_child_in_the_background_is_not_waited_for(place: Place) -> None:
@@ -147,27 +147,14 @@ def test_a_signal_to_the_switch_ends_the_hook_too(place: Place, monkeypatch: pyt
 
     def interrupted(self: object, timeout: float | None = None) -> int:
         if timeout == hooks.POLL_S:
-            while not place.out.exists() or not place.out.read_text().strip():
-                time.sleep(0.01)
+            until(lambda: place.out.exists() and place.out.read_text().strip() != "")
             raise Asked
         return wait(self, timeout)  # type: ignore[arg-type]
 
     monkeypatch.setattr(hooks.subprocess.Popen, "wait", interrupted)
     with pytest.raises(Asked):
         place.run()
-    assert gone(int(place.out.read_text()))
-
-
-def gone(pid: int) -> bool:
-    """Within a moment; a zombie is gone."""
-    for _ in range(100):
-        try:
-            if " Z " in Path(f"/proc/{pid}/stat").read_text():
-                return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.02)
-    return False
+    until(lambda: not alive(int(place.out.read_text())), 2)
 
 
 # A program that the kernel's out-of-memory killer would rather end: to be spared takes a right that tests may lack.
