@@ -114,22 +114,14 @@ def test_a_program_that_takes_too_long_or_for_which_nobody_waits_is_ended(run: R
         run("import time\ntime.sleep(600)", attended=lambda: not long_run.is_lost())
 
 
-def test_a_signal_ends_the_program(run: Runner) -> None:
-    def interrupt(line: str) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(KeyboardInterrupt, match="SIGTERM"), interruptible():
-        run("import time\nprint('runs')\ntime.sleep(600)", on_line=interrupt)
-
-
-def test_a_second_signal_does_not_stop_the_removal(run: Runner) -> None:
+def test_a_signal_ends_the_program_and_a_second_one_does_not_stop_its_removal(run: Runner) -> None:
     removed = threading.Event()
 
     def interrupt(line: str) -> None:
         while not removed.wait(0.001):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(KeyboardInterrupt), interruptible():
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"), interruptible():
         try:
             run("import time\nprint('runs')\ntime.sleep(600)", on_line=interrupt)
         finally:

@@ -630,7 +630,7 @@ def test_the_start_waits_for_the_gpus(
     case.until_ready()
 
 
-def test_a_late_module_uses_up_no_start(begin: Begin, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_module_uses_up_no_start(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     case, now = begin(create=WITH_GPU, patience_s=900), [0.0]
 
     def pause(seconds: float) -> None:

@@ -31,6 +31,7 @@ class SwitchHost:
     """
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, *, first: bool = False) -> None:
+        self.monkeypatch = monkeypatch
         self.old: Generation | None = None
         if first:
             self.world = new_host(root)

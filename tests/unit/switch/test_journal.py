@@ -47,11 +47,7 @@ ENDED = ended(
     warnings=("hook 10-notify said no",),
     downtime={"architect": Downtime(91.5, (Gap(2.0, 93.5), Gap(99.0, None)), {"stop": 3.0, "back:healthy": 1.0}, 240)},
 )
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": str(ROOT / "plugins" / "module_utils"),
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "plugins" / "module_utils"), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def read(paths: HostPaths) -> Journal:
@@ -255,17 +251,11 @@ with Lock(HostPaths(state=Path(sys.argv[1]))):
 @pytest.fixture
 def other(paths: HostPaths) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the lock."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(paths.state)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-    )
-    assert process.stdout is not None and process.stdout.readline() == "held\n"
-    yield process
-    process.kill()
-    process.wait(10)
-    process.stdout.close()
+    command = [sys.executable, "-c", HOLD, str(paths.state)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
 
 
 @pytest.mark.slow

@@ -247,11 +247,11 @@ def test_a_way_back_that_fails_brings_back_what_it_can(bench: SwitchHost, phase:
     bench.ends(Result.COMMITTED if bench.unlike(old) and phase is not Phase.BACK else Result.UNCHANGED, old)
 
 
-def test_an_answer_of_the_other_generation_is_no_rollback(bench: SwitchHost, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_of_the_other_generation_is_no_rollback(bench: SwitchHost) -> None:
     """A canary asks a served name, and cannot know whose it is."""
     bench.world.change(quirks={f"e2b@{bench.new.hashes['e2b']}": "cannot be stopped"})
     bench.fail("measure", "over budget")
-    monkeypatch.setattr(bench.world, "silent", lambda state, wanted, name: False)
+    bench.monkeypatch.setattr(bench.world, "silent", lambda state, wanted, name: False)
     assert "engines that run and should not, or otherwise: e2b" in bench.ends(Result.FAILED).message
 
 
@@ -405,24 +405,22 @@ def test_a_damaged_record_of_what_is_committed_is_refused(bench: SwitchHost) -> 
     assert bench.log == []
 
 
-def test_a_watch_that_breaks_costs_its_numbers_only(bench: SwitchHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.world, "watch", Mock(side_effect=OSError("no sockets left")))
+def test_a_watch_that_breaks_costs_its_numbers_only(bench: SwitchHost) -> None:
+    bench.monkeypatch.setattr(bench.world, "watch", Mock(side_effect=OSError("no sockets left")))
     journal = bench.ends(Result.COMMITTED)
     assert journal.downtime == {} and "no sockets left" in journal.warnings[0]
 
 
-def test_a_world_that_cannot_be_opened_is_no_rollback(
-    bench: SwitchHost, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_world_that_cannot_be_opened_is_no_rollback(bench: SwitchHost, capsys: pytest.CaptureFixture[str]) -> None:
     """An exception that nobody catches would end Python with status 1, which says `rolled back`."""
 
-    monkeypatch.setattr(switch_run, "_open_world", Mock(side_effect=ImportError("no docker")))
+    bench.monkeypatch.setattr(switch_run, "_open_world", Mock(side_effect=ImportError("no docker")))
     assert bench.switch() == Exit.FAILED
     assert "no docker" in capsys.readouterr().err
 
 
-def test_a_reader_that_is_gone_does_not_end_the_switch(bench: SwitchHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
+def test_a_reader_that_is_gone_does_not_end_the_switch(bench: SwitchHost) -> None:
+    with bench.monkeypatch.context() as patch:
         patch.setattr("builtins.print", Mock(side_effect=BrokenPipeError))
         status = bench.switch()
     assert status == Exit.OK and bench.unlike(bench.new) == []
