@@ -194,13 +194,8 @@ class Host:
         env = {**self.environment(), "NOTIFY_SOCKET": str(address)}
         if watchdog_s is not None:
             env["WATCHDOG_USEC"] = str(int(watchdog_s * 1_000_000))
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, "run-engine", self.engine],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=env,
-        )
+        words = [sys.executable, "-c", PROGRAM, "run-engine", self.engine]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
         run = Run(process, sock)
         for target in (run.listen, run.read):
             threading.Thread(target=target, daemon=True).start()

@@ -233,13 +233,8 @@ def test_a_load_that_reads_without_a_line_goes_on(host: Host) -> None:
     with weights.open("wb") as file:
         file.write(os.urandom(64 * 1024 * 1024))
         os.fsync(file.fileno())
-    host.configure(
-        "--mode=read",
-        "--file=/weights",
-        "--load=6",
-        options=(f"--mount=type=bind,source={weights},target=/weights,readonly",),
-        stall_timeout_s=2,
-    )
+    mount = f"--mount=type=bind,source={weights},target=/weights,readonly"
+    host.configure("--mode=read", "--file=/weights", "--load=6", options=(mount,), stall_timeout_s=2)
     run = host.start()
     run.until(lambda: "it reads no more" in run.text or run.process.poll() is not None)
     assert run.process.poll() is None, run.text

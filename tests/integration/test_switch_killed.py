@@ -25,13 +25,8 @@ DRIVER = Path(__file__).with_name("switch_driver.py")
 
 def drive(world: FakeWorld, what: str, **asked: Any) -> int:
     """A process of its own; its exit status, negative where a signal ended it."""
-    done = subprocess.run(
-        [sys.executable, str(DRIVER), str(world.file.parent), what, json.dumps(asked)],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
+    words = [sys.executable, str(DRIVER), str(world.file.parent), what, json.dumps(asked)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=50, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode
 

@@ -36,13 +36,8 @@ from ansible.module_utils.vllm_edge.system.usage import Usage
 from engine_files import CONFIG
 
 ENGINE: EngineConfig = parse_engine(json.dumps(CONFIG | {"image_id": "sha256:11"}), "engine.json")
-OURS = Container(
-    id="c" * 64,
-    name="vllm-e2b",
-    status="running",
-    labels={"vllm-edge.engine": "e2b", "vllm-edge.input-hash": "ab12"},
-    image="vllm:1",
-)
+LABELS = {"vllm-edge.engine": "e2b", "vllm-edge.input-hash": "ab12"}
+OURS = Container(id="c" * 64, name="vllm-e2b", status="running", labels=LABELS, image="vllm:1")
 OK, SILENT = Answer(200), Answer(None, error="no answer within 5 s")
 LINE = "INFO Loading safetensors checkpoint shards:  50% Completed | 1/2"
 
