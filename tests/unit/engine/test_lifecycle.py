@@ -74,15 +74,10 @@ LINE = "INFO Loading safetensors checkpoint shards:  50% Completed | 1/2"
     ],
 )
 def test_a_container_that_is_there(container: Container | None, found: Found | None, what: Existing, told: str) -> None:
+    assert needs_look(container, ENGINE) is (found is not None or container is OURS), "only the right running one"
     decision = decide_existing(container, ENGINE, found)
     assert decision.what is what
     assert told in decision.why
-
-
-def test_only_the_right_running_container_is_looked_at() -> None:
-    assert needs_look(OURS, ENGINE)
-    for other in (None, replace(OURS, status="exited"), replace(OURS, labels={"vllm-edge.engine": "e2b"})):
-        assert not needs_look(other, ENGINE)
 
 
 @pytest.mark.parametrize(

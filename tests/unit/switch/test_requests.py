@@ -50,13 +50,13 @@ def test_questions_are_asked_at_once_and_what_one_raises_is_raised_after_all_hav
     assert call_in_parallel(answer, []) == []
     ended = []
 
-    def answer(item: int) -> None:
+    def end(item: int) -> None:
         if item == 0:
             raise PhaseFailed("no")
         time.sleep(0.05)
         ended.append(item)
 
-    assert "no" in failure(lambda: call_in_parallel(answer, [0, 1])).text
+    assert "no" in failure(lambda: call_in_parallel(end, [0, 1])).text
     assert ended == [1]
 
 
