@@ -54,7 +54,7 @@ def render(engine: dict[str, Any] = ONE, chat: bool = False, **settings: Any) ->
     return list_create_arguments(engine, model, given, HostPaths(), chat_template=chat)
 
 
-def test_every_argument_of_an_engine() -> None:
+def test_every_argument_of_an_engine_and_json_that_keeps_its_types() -> None:
     engine = {
         **{**ONE, "max_model_len": 4096, "gpu_memory_utilization": 0.85, "tool_call_parser": "gemma4"},
         **{"enforce_eager": True, "dtype": "bfloat16", "stands_in_for": ["architect"], "secret_env": {"KEY": "store"}},
@@ -84,6 +84,8 @@ def test_every_argument_of_an_engine() -> None:
         *("--enable-auto-tool-choice", "--shutdown-timeout=20", "--chat-template=/chat-template.jinja"),
         *("--max-logprobs=20", "--allowed-media-domains=none.invalid", "--seed=1"),
     ]
+    (line,) = [word for word in render({**ONE, "limit_mm_per_prompt": {"video": {"count": 0}}}) if "limit-mm" in word]
+    assert json.loads(line.partition("=")[2]) == {"video": {"count": 0}}
 
 
 def test_what_may_be_absent_is_absent() -> None:
@@ -209,8 +211,3 @@ def test_a_setting_that_reaches_further_than_an_engine_may_is_refused(setting: d
 def test_weights_come_from_a_directory_of_their_own(path: str) -> None:
     with pytest.raises(EngineConfigError, match="path of the model m is"):
         render({**ONE, "path": path})
-
-
-def test_json_of_an_argument_keeps_its_types() -> None:
-    (line,) = [word for word in render({**ONE, "limit_mm_per_prompt": {"video": {"count": 0}}}) if "limit-mm" in word]
-    assert json.loads(line.partition("=")[2]) == {"video": {"count": 0}}

@@ -39,7 +39,7 @@ def role(*answers: tuple[float, bool]) -> Role:
     return made
 
 
-def test_a_gap_is_from_the_last_good_answer_to_the_next_good_one() -> None:
+def test_gaps_are_from_the_last_good_answer_to_the_next_good_one_by_phase() -> None:
     seen = role(*((at / 2, True) for at in range(60))).result(30, PHASES)
     assert (seen.seconds, seen.gaps, seen.phases, seen.asked) == (0, (), {}, 60)
     seen = role((2.5, True), (3.0, True), (3.5, False), (20.0, False), (24.0, True), (24.5, True)).result(30, PHASES)
@@ -50,9 +50,7 @@ def test_a_gap_is_from_the_last_good_answer_to_the_next_good_one() -> None:
     assert seen.phases == {"drain": 1.0, "stop": 2.0, "healthy": 20.0, "canary": 5.0}
     assert role((1, False), (6, True)).result(30, PHASES).gaps == (Gap(0, 6),)
     assert role((1, False)).result(30, PHASES).gaps == (Gap(0, None),)
-
-
-def test_phases_of_a_rollback_have_names_of_their_own() -> None:
+    # Those of a rollback have names of their own.
     phases = [record(Phase.STOP, 0, 2), record(Phase.STOP, 4, 2, "back"), record(Phase.HEALTHY, 6, None, "back")]
     assert split_by_phase([Gap(1, 9)], phases, 20) == {"stop": 1.0, "back:stop": 2.0, "back:healthy": 3.0}
     assert split_by_phase([Gap(1, None)], phases, 20)["back:healthy"] == 14.0
