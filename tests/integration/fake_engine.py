@@ -26,10 +26,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--mode", default="good")
 parser.add_argument("--load", type=float, default=0.5)
 parser.add_argument("--say", default="")
-parser.add_argument("--exit", type=int, default=1)
 parser.add_argument("--hang-after", type=float, default=2.0)
 parser.add_argument("--file", default="")
-parser.add_argument("--name", default="sentry")
 options = parser.parse_args()
 
 hanging = threading.Event()
@@ -115,7 +113,7 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/health":
             self.answer(200, {})
         elif path == "/v1/models":
-            self.answer(200, {"object": "list", "data": [{"id": options.name, "object": "model"}]})
+            self.answer(200, {"object": "list", "data": [{"id": "sentry", "object": "model"}]})
         elif path == "/metrics":
             self.answer(200, core.metrics())
         else:
@@ -152,7 +150,7 @@ for step in range(steps):
     time.sleep(options.load / steps)
 if options.mode == "crash":
     say(options.say)
-    sys.exit(options.exit)
+    sys.exit(1)
 say("INFO 11-21 03:00:00 [gpu_model_runner.py:4821] Model loading took 9.9 GiB memory and 1.5 seconds")
 say("INFO 11-21 03:00:00 [gpu_worker.py:773] Available KV cache memory: 5.25 GiB")
 say(

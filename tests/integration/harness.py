@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import socket
 import subprocess
 import sys
@@ -65,7 +64,6 @@ class Run:
     socket: socket.socket
     messages: list[Message] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
-    arrived: queue.SimpleQueue[Message] = field(default_factory=queue.SimpleQueue)
 
     def listen(self) -> None:
         self.socket.settimeout(0.2)
@@ -79,9 +77,7 @@ class Run:
             except OSError:
                 return
             pairs = dict(line.split("=", 1) for line in data.decode().splitlines())
-            message = Message(time.monotonic(), pairs)
-            self.messages.append(message)
-            self.arrived.put(message)
+            self.messages.append(Message(time.monotonic(), pairs))
 
     def read(self) -> None:
         assert self.process.stdout is not None
@@ -145,12 +141,8 @@ class Host:
     def url(self) -> str:
         return f"unix:{self.place}"
 
-    @property
-    def state_file(self) -> Path:
-        return self.root / "state" / "engines" / f"{self.engine}.json"
-
     def state(self) -> dict[str, object]:
-        data: dict[str, object] = json.loads(self.state_file.read_text())
+        data: dict[str, object] = json.loads((self.root / "state" / "engines" / f"{self.engine}.json").read_text())
         return data
 
     def failure(self) -> dict[str, object]:
@@ -158,14 +150,7 @@ class Host:
         assert isinstance(failure, dict)
         return failure
 
-    def configure(
-        self,
-        *arguments: str,
-        input_hash: str = "a" * 64,
-        options: tuple[str, ...] = (),
-        image: str = IMAGE,
-        **changes: object,
-    ) -> None:
+    def configure(self, *arguments: str, options: tuple[str, ...] = (), image: str = IMAGE, **changes: object) -> None:
         directory = self.root / "etc" / "engines" / self.engine
         directory.mkdir(parents=True, exist_ok=True)
         config: dict[str, object] = CONFIG | {
@@ -173,7 +158,6 @@ class Host:
             "unit": f"vllm-{self.engine}.service",
             "container": self.container,
             "url": self.url,
-            "input_hash": input_hash,
             "image": image,
             "stop_timeout_s": 2,
             "stall_timeout_s": 30,
@@ -203,20 +187,15 @@ class Host:
             "VLLM_EDGE_RUN": str(self.root / "run"),
         }
 
-    def start(self, *, watchdog_s: float | None = None, **environment: str) -> Run:
+    def start(self, *, watchdog_s: float | None = None) -> Run:
         address = self.root / f"notify-{uuid.uuid4().hex[:6]}"
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         sock.bind(str(address))
-        env = {**self.environment(), "NOTIFY_SOCKET": str(address), **environment}
+        env = {**self.environment(), "NOTIFY_SOCKET": str(address)}
         if watchdog_s is not None:
             env["WATCHDOG_USEC"] = str(int(watchdog_s * 1_000_000))
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, "run-engine", self.engine],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=env,
-        )
+        words = [sys.executable, "-c", PROGRAM, "run-engine", self.engine]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
         run = Run(process, sock)
         for target in (run.listen, run.read):
             threading.Thread(target=target, daemon=True).start()

@@ -3,17 +3,17 @@
 
 `python switch_driver.py <root> switch|recover <arguments as JSON>`; the keys: `number` (of the generation to switch
 to), `fault` (a phase that fails on the way forward) and `kill`: `[phase, generation it is towards, moment]`. The moment
-`journalled` is right after the phase was written to the journal, before it acts; `acted` is right after it acted,
-before the journal is written again. The product has no hook for that: journal, world and commit are wrapped here.
+`before` is after the phase was written to the journal, before it acts; `after` is right after it acted, before the
+journal is written again.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,58 +24,35 @@ ansible.module_utils.__path__.append(str(ROOT / "plugins" / "module_utils"))
 sys.path.insert(0, str(ROOT / "tests"))
 
 from ansible.module_utils.vllm_edge.generation import committed as generation_committed
-from ansible.module_utils.vllm_edge.generation.model import Choice
+from ansible.module_utils.vllm_edge.generation.model import Choice, Generation
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch import run
-from ansible.module_utils.vllm_edge.switch import run as switch_run
-from ansible.module_utils.vllm_edge.switch.journal import JournalFile
-from ansible.module_utils.vllm_edge.switch.model import Phase, PhaseFailed
+from ansible.module_utils.vllm_edge.switch.model import PhaseFailed
 from fake_world import FakeWorld
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)  # never reached: the signal is not handled
 
 
 def main(root: Path, what: str, asked: dict[str, Any]) -> int:
     paths = HostPaths(etc=root / "etc", state=root / "state", units=root / "units")
     world = FakeWorld(paths, root / "host.json")
-    phase, number, moment = asked.get("kill") or (None, None, None)
-    fault = asked.get("fault")
 
-    enter = JournalFile.enter
-
-    def entered(self: JournalFile, now: Phase, *arguments: Any) -> None:
-        enter(self, now, *arguments)
-        if (now.value, moment) == (phase, "journalled") and world.towards == number:
-            die()
-
-    def before(name: str, towards: int | None) -> None:
-        if name == fault and towards == asked.get("number"):
+    def reach(moment: str, name: str, towards: int | None) -> None:
+        if [name, towards, moment] == asked.get("kill"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if (moment, name, towards) == ("before", asked.get("fault"), asked.get("number")):
             raise PhaseFailed("the fault of this test")
-
-    def after(name: str, towards: int | None) -> None:
-        # A hook is part of a phase: after_commit is the last thing that CLEAN_UP does.
-        done = {"hook after_commit": "clean_up"}.get(name, name)
-        last = name != "clean_up" or what == "recover" or towards != asked.get("number")
-        if (done, towards, moment) == (phase, number, "acted") and last:
-            die()
 
     commit = generation_committed.commit
 
-    def committed(*arguments: Any, **named: Any) -> None:
-        commit(*arguments, **named)
-        if (phase, moment) == ("commit", "acted"):
-            die()
+    def committed(generation: Generation, *arguments: Any, **named: Any) -> None:
+        commit(generation, *arguments, **named)
+        reach("after", "commit", generation.number)
 
-    JournalFile.enter = entered  # type: ignore[method-assign]
     generation_committed.commit = committed
-    world.before, world.after = before, after
-    switch_run._open_world = lambda paths: world  # type: ignore[assignment]
+    world.before, world.after = functools.partial(reach, "before"), functools.partial(reach, "after")
+    run._open_world = lambda paths: world  # type: ignore[assignment]
     if what == "recover":
         return run.run_recover(paths, boot=False)
-    return switch_run.run_switch(paths, asked["number"], Choice("-e", "nvfp4-tp2", "test_switch_killed"))
+    return run.run_switch(paths, asked["number"], Choice("-e", "nvfp4-tp2", "test_switch_killed"))
 
 
 if __name__ == "__main__":

@@ -102,12 +102,9 @@ def test_a_socket_of_a_read_only_directory_answers(run: Runner, tmp_path: Path) 
     assert ended.lines == ("hello",)
 
 
-def test_a_program_that_takes_too_long_is_ended(run: Runner) -> None:
+def test_a_program_that_takes_too_long_or_for_which_nobody_waits_is_ended(run: Runner, tmp_path: Path) -> None:
     with pytest.raises(CompanionError, match="did not finish within 2 s"):
         run("import time\ntime.sleep(600)", timeout_s=2)
-
-
-def test_a_program_for_which_nobody_waits_is_ended(run: Runner, tmp_path: Path) -> None:
     long_run = LongRun(tmp_path, "test", attended=True)
     long_run.follow()
     assert not long_run.is_lost()
@@ -117,22 +114,14 @@ def test_a_program_for_which_nobody_waits_is_ended(run: Runner, tmp_path: Path) 
         run("import time\ntime.sleep(600)", attended=lambda: not long_run.is_lost())
 
 
-def test_a_signal_ends_the_program(run: Runner) -> None:
-    def interrupt(line: str) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(KeyboardInterrupt, match="SIGTERM"), interruptible():
-        run("import time\nprint('runs')\ntime.sleep(600)", on_line=interrupt)
-
-
-def test_a_second_signal_does_not_stop_the_removal(run: Runner) -> None:
+def test_a_signal_ends_the_program_and_a_second_one_does_not_stop_its_removal(run: Runner) -> None:
     removed = threading.Event()
 
     def interrupt(line: str) -> None:
         while not removed.wait(0.001):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(KeyboardInterrupt), interruptible():
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"), interruptible():
         try:
             run("import time\nprint('runs')\ntime.sleep(600)", on_line=interrupt)
         finally:
@@ -140,13 +129,10 @@ def test_a_second_signal_does_not_stop_the_removal(run: Runner) -> None:
             time.sleep(0.1)
 
 
-def test_what_a_killed_run_left_is_removed_by_the_next(run: Runner) -> None:
+def test_what_a_killed_run_left_is_removed_by_the_next_and_an_absent_image_is_named(run: Runner) -> None:
     docker("create", "--name=vllm-edge-test", "--label=vllm-edge.companion=test", IMAGE, "true")
     assert run("print(1)").status == 0
     docker("create", "--name=vllm-edge-test", "--label=vllm-edge.companion=test", IMAGE, "true")
     assert remove_companions(DockerEngine()) == ["vllm-edge-test"]
-
-
-def test_an_image_that_is_not_there_is_named(run: Runner) -> None:
     with pytest.raises(CompanionError, match=r"Container vllm-edge-test could not run: .*nothing/of/it"):
         run("print(1)", image="nothing/of/it:1")

@@ -25,13 +25,8 @@ DRIVER = Path(__file__).with_name("switch_driver.py")
 
 def drive(world: FakeWorld, what: str, **asked: Any) -> int:
     """A process of its own; its exit status, negative where a signal ended it."""
-    done = subprocess.run(
-        [sys.executable, str(DRIVER), str(world.file.parent), what, json.dumps(asked)],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
+    words = [sys.executable, str(DRIVER), str(world.file.parent), what, json.dumps(asked)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=50, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode
 
@@ -43,26 +38,14 @@ def kill(world: FakeWorld, what: str, **asked: Any) -> None:
     assert holder(world.paths) is None, "the kernel frees the lock"
 
 
-def judged(world: FakeWorld, expected: Result) -> None:
-    """The journal is finished, in the history, once; the lock is free; what is committed serves, and nothing else."""
-    journal = read_journal(world.paths)
-    assert journal is not None and journal.result is expected, journal
-    assert [item.id for item in history(world.paths)] == [journal.id]
-    assert holder(world.paths) is None
-    assert not (world.paths.state / ".switch.ballast").exists()
-    now = generation_committed.committed(world.paths)
-    serving = store.load(world.paths, now.generation) if now else None
-    assert unlike(world, serving) == []
-
-
 @pytest.mark.parametrize(
     ("first", "then", "result"),
     [
-        ({"kill": ["prepare", 2, "journalled"]}, {}, Result.REFUSED),
-        ({"kill": ["stop", 2, "acted"]}, {}, Result.ROLLED_BACK),
-        ({"kill": ["commit", 2, "acted"]}, {}, Result.COMMITTED),
-        ({"kill": ["healthy", 1, "journalled"], "fault": "measure"}, {}, Result.ROLLED_BACK),
-        ({"kill": ["healthy", 2, "journalled"]}, {"kill": ["free", 1, "acted"]}, Result.ROLLED_BACK),
+        ({"kill": ["prepare", 2, "before"]}, {}, Result.REFUSED),
+        ({"kill": ["stop", 2, "after"]}, {}, Result.ROLLED_BACK),
+        ({"kill": ["commit", 2, "after"]}, {}, Result.COMMITTED),
+        ({"kill": ["healthy", 1, "before"], "fault": "measure"}, {}, Result.ROLLED_BACK),
+        ({"kill": ["healthy", 2, "before"]}, {"kill": ["free", 1, "after"]}, Result.ROLLED_BACK),
     ],
     ids=["before anything", "forward", "after the commit", "on the way back", "and in the recovery"],
 )
@@ -74,4 +57,10 @@ def test_killed(tmp_path: Path, first: dict[str, Any], then: dict[str, Any], res
     if result is not Result.REFUSED:
         assert unlike(world, old) != [], "else the recovery would show nothing"
     assert drive(world, "recover") == 0
-    judged(world, result)
+    journal = read_journal(world.paths)
+    assert journal is not None and journal.result is result, journal
+    assert [item.id for item in history(world.paths)] == [journal.id]
+    assert holder(world.paths) is None
+    assert not (world.paths.state / ".switch.ballast").exists()
+    now = generation_committed.committed(world.paths)
+    assert now is not None and unlike(world, store.load(world.paths, now.generation)) == []

@@ -18,7 +18,7 @@ from ansible.module_utils.vllm_edge.paths import HostPaths, host_paths
 from engine_files import CONFIG, CREATE, written
 
 
-def test_both_files_as_rendered(tmp_path: Path) -> None:
+def test_both_files_as_rendered_and_a_socket_in_the_url(tmp_path: Path) -> None:
     paths = written(tmp_path)
     engine = load_engine("e2b", paths)
     assert engine.config.served_names == ("sentry",)
@@ -30,6 +30,11 @@ def test_both_files_as_rendered(tmp_path: Path) -> None:
     assert list_engine_names(paths) == ["e2b"]
     assert (engine.config.image_id, engine.config.max_model_len, engine.config.shutdown_timeout_s) == ("", None, None)
     assert list_engine_names(HostPaths(etc=tmp_path / "absent")) == []
+    config = {key: value for key, value in CONFIG.items() if key != "port"}
+    config |= {"url": "unix:/run/vllm-edge/engines/e2b/api.sock", "stands_in_for": ["architect"]}
+    read = load_engine("e2b", written(tmp_path / "other", config)).config
+    assert read.socket == HostPaths().engine_socket("e2b") and f"unix:{read.socket}" == config["url"]
+    assert (read.port, read.stands_in_for) == (None, ("architect",))
 
 
 @pytest.mark.parametrize(
@@ -68,21 +73,18 @@ def test_a_bad_value_is_named(change: dict[str, Any], told: str) -> None:
     assert told in str(caught.value)
 
 
-def test_all_defects_at_once() -> None:
+def test_all_defects_at_once_and_what_may_be_absent() -> None:
     data = {key: value for key, value in CONFIG.items() if key not in ("unit", "image")}
     with pytest.raises(EngineConfigError) as caught:
         parse_engine(json.dumps({**data, "precision": ""}), "engine.json")
     for told in ("unit is missing", "image is missing", "precision is ''"):
         assert told in str(caught.value)
-
-
-def test_a_budget_may_be_absent_and_seconds_are_numbers_with_a_point() -> None:
     config = parse_engine(json.dumps({**CONFIG, "vram_budget_mib": None, "shutdown_timeout_s": 7}), "x")
     assert config.vram_budget_mib is None
     assert repr((config.stop_timeout_s, config.shutdown_timeout_s)) == "(30.0, 7.0)"
 
 
-def test_what_is_no_object_and_what_is_no_engine(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_or_belong_to_another_engine_are_named(tmp_path: Path) -> None:
     for text, told in (("{", "not JSON"), ("[]", "holds list")):
         with pytest.raises(EngineConfigError, match=told):
             parse_engine(text, "engine.json")
@@ -94,26 +96,6 @@ def test_what_is_no_object_and_what_is_no_engine(tmp_path: Path) -> None:
     ):
         with pytest.raises(EngineConfigError, match=told):
             load_engine(name, paths)
-
-
-def test_where_the_trees_are() -> None:
-    assert host_paths(environ={}) == HostPaths()
-    env = {"VLLM_EDGE_ETC": "/a", "VLLM_EDGE_STATE": "/b"}
-    assert host_paths(environ=env) == HostPaths(Path("/a"), Path("/b"))
-    assert host_paths(etc="/c", environ=env).etc == Path("/c")
-
-
-SOCKET = "unix:/run/vllm-edge/engines/e2b/api.sock"
-
-
-def test_the_socket_is_the_one_in_its_url(tmp_path: Path) -> None:
-    config = {key: value for key, value in CONFIG.items() if key != "port"}
-    read = load_engine("e2b", written(tmp_path, {**config, "url": SOCKET, "stands_in_for": ["architect"]})).config
-    assert read.socket == HostPaths().engine_socket("e2b") and f"unix:{read.socket}" == SOCKET
-    assert (read.port, read.stands_in_for) == (None, ("architect",))
-
-
-def test_arguments_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     paths = written(tmp_path)
     file = paths.engine_dir("e2b") / "container.json"
     for text, told in (("{", "not JSON"), ('{"arguments": [""]}', "a list of at least one name")):
@@ -123,3 +105,10 @@ def test_arguments_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(EngineConfigError, match=r"container\.json does not exist"):
         load_engine("e2b", paths)
+
+
+def test_where_the_trees_are() -> None:
+    assert host_paths(environ={}) == HostPaths()
+    env = {"VLLM_EDGE_ETC": "/a", "VLLM_EDGE_STATE": "/b"}
+    assert host_paths(environ=env) == HostPaths(Path("/a"), Path("/b"))
+    assert host_paths(etc="/c", environ=env).etc == Path("/c")

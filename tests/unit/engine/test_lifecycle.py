@@ -36,13 +36,8 @@ from ansible.module_utils.vllm_edge.system.usage import Usage
 from engine_files import CONFIG
 
 ENGINE: EngineConfig = parse_engine(json.dumps(CONFIG | {"image_id": "sha256:11"}), "engine.json")
-OURS = Container(
-    id="c" * 64,
-    name="vllm-e2b",
-    status="running",
-    labels={"vllm-edge.engine": "e2b", "vllm-edge.input-hash": "ab12"},
-    image="vllm:1",
-)
+LABELS = {"vllm-edge.engine": "e2b", "vllm-edge.input-hash": "ab12"}
+OURS = Container(id="c" * 64, name="vllm-e2b", status="running", labels=LABELS, image="vllm:1")
 OK, SILENT = Answer(200), Answer(None, error="no answer within 5 s")
 LINE = "INFO Loading safetensors checkpoint shards:  50% Completed | 1/2"
 
@@ -78,18 +73,11 @@ LINE = "INFO Loading safetensors checkpoint shards:  50% Completed | 1/2"
         (OURS, Found(SILENT, True, 900.0, "computes"), Existing.STOP_AND_REMOVE, "served before"),
     ],
 )
-def test_a_container_that_is_already_there(
-    container: Container | None, found: Found | None, what: Existing, told: str
-) -> None:
+def test_a_container_that_is_there(container: Container | None, found: Found | None, what: Existing, told: str) -> None:
+    assert needs_look(container, ENGINE) is (found is not None or container is OURS), "only the right running one"
     decision = decide_existing(container, ENGINE, found)
     assert decision.what is what
     assert told in decision.why
-
-
-def test_only_the_right_running_container_is_looked_at() -> None:
-    assert needs_look(OURS, ENGINE)
-    for other in (None, replace(OURS, status="exited"), replace(OURS, labels={"vllm-edge.engine": "e2b"})):
-        assert not needs_look(other, ENGINE)
 
 
 @pytest.mark.parametrize(
@@ -128,29 +116,23 @@ def test_from_start_to_ready() -> None:
     assert life.on_log(LINE, 140.0).phase_changed is False, "a line does not bring a serving engine back to loading"
 
 
-@pytest.mark.parametrize(
-    ("phase", "line"), [(Phase.KV_CACHE, "Available KV cache memory: 5.2 GiB"), (Phase.LOADING, LINE)]
-)
-def test_starting_phases_show_seconds(phase: Phase, line: str) -> None:
+def test_starting_phases_show_seconds() -> None:
     life = begun()
-    life.on_log(line, 100.0)
-    assert life.phase is phase and phase in STARTING_PHASES
+    life.on_log("Available KV cache memory: 5.2 GiB", 100.0)
+    assert life.phase is Phase.KV_CACHE and {Phase.KV_CACHE, Phase.LOADING} < STARTING_PHASES
     assert life.status_text(230.0).endswith("2 min 10 s")
 
 
-def test_the_status_is_not_sent_with_every_line() -> None:
-    life = begun()
-    life.on_log(LINE, 100.0)
-    sent = [life.on_log(f"line {n}", 100.0 + n / 10).status for n in range(1, 50)]
-    assert 1 <= sum(text is not None for text in sent) <= 3
-
-
-def test_the_start_timeout_is_extended_while_it_loads() -> None:
+def test_how_often_the_status_and_more_time_are_sent_while_it_loads() -> None:
     life = begun()
     extensions = [life.on_tick(100.0 + second).extend_s for second in range(20)]
     assert extensions.count(60.0) == 4
     life.on_health(OK, 121.0, "")
     assert all(life.on_tick(121.0 + second).extend_s is None for second in range(20))
+    life = begun()
+    life.on_log(LINE, 100.0)
+    sent = [life.on_log(f"line {n}", 100.0 + n / 10).status for n in range(1, 50)]
+    assert 1 <= sum(text is not None for text in sent) <= 3
 
 
 def test_a_log_that_stands_still() -> None:
@@ -207,22 +189,13 @@ def test_waiting_is_no_computing() -> None:
     assert life.on_tick(420.0).give_up is not None
 
 
-def test_a_serving_engine_may_be_silent() -> None:
-    life = begun()
-    life.on_health(OK, 110.0, "")
-    assert life.on_tick(99_999.0).give_up is None
-
-
-def test_silence_while_docker_is_away_is_not_the_engines() -> None:
+def test_silence_is_not_the_engines_while_docker_is_away_or_its_log_cannot_be_read() -> None:
     life = begun()
     assert "away" in (life.on_docker(True, 120.0).say or "")
     assert life.on_tick(500.0).give_up is None
     assert "back after 6 min 20 s" in (life.on_docker(False, 500.0).say or "")
     assert life.on_tick(501.0).give_up is None
     assert life.on_tick(800.0).give_up is not None
-
-
-def test_silence_of_a_log_that_cannot_be_read_is_not_the_engines() -> None:
     life = begun()
     life.on_tick(110.0)
     lost = life.on_log_lost("logs: 500 Server Error", 120.0)
@@ -287,13 +260,10 @@ def test_requests_that_stand_still(stuck: str) -> None:
     assert life.explain_end_by_watchdog(461.0).cause == "hung"
 
 
-def test_a_long_prefill_moves_the_share_of_the_kv_cache() -> None:
+def test_what_metrics_do_not_tell_or_what_moves_in_them_is_no_standstill() -> None:
     life = serving()
     for chunk in range(1, 20):
         assert life.on_health(OK, 110.0 + 290 * chunk, "", metrics(1, 7, usage=chunk / 100)).watchdog
-
-
-def test_what_metrics_do_not_tell_is_no_standstill() -> None:
     life = serving()
     life.on_health(OK, 120.0, "", metrics(1, 9))
     assert life.on_health(OK, 5000.0, "").watchdog, "/metrics could not be read"
@@ -321,11 +291,7 @@ def test_no_probe_while_somebodys_request_runs_or_where_it_is_turned_off() -> No
     assert not any(off.on_health(OK, 110.0 + n, "", metrics(0, 7)).probe for n in range(0, 3000, 100))
 
 
-@pytest.mark.parametrize(
-    ("answer", "again_after"),
-    [(Answer(404), 300), (Answer(503), 300), (Answer(None, error="connection closed"), 0)],
-    ids=["refused", "overloaded", "no answer"],
-)
+@pytest.mark.parametrize(("answer", "again_after"), [(Answer(404), 300), (Answer(503), 300), (SILENT, 0)])
 def test_a_refused_probe_is_no_standstill(answer: Answer, again_after: float) -> None:
     life = serving()
     assert life.on_health(OK, 500.0, "", metrics(0, 7)).probe
@@ -344,12 +310,13 @@ def test_a_status_while_docker_is_away() -> None:
     assert back.status == "serving sentry at http://127.0.0.1:8070 (e2b bf16), loaded in 10 s"
 
 
-def test_lines_of_the_start_explain_no_later_death() -> None:
+def test_after_the_first_answer_silence_and_lines_of_the_start_count_no_more() -> None:
     life = begun()
     life.on_log("RuntimeError: No available memory for the cache blocks", 101.0)
     assert list(life.scan)
     life.on_health(OK, 110.0, "")
     assert not life.scan and list(life.tail)
+    assert life.on_tick(99_999.0).give_up is None
 
 
 def test_an_attached_engine_keeps_its_load_time() -> None:
@@ -404,8 +371,6 @@ def test_how_often_health_is_asked(watchdog: float | None, interval: float) -> N
     assert compute_health_interval(watchdog) == interval
 
 
-# ---- phases and numbers from vLLM's own lines -------------------------------------------------------------------
-
 LINES = [
     ("INFO 11-21 03:00:01 [model_runner.py:425] Starting to load model /models/x...", Phase.LOADING, None),
     ("Loading safetensors checkpoint shards:   0% Completed | 0/4 [00:00<?, ?it/s]", Phase.LOADING, 0),
@@ -425,21 +390,17 @@ LINES = [
     ("INFO Starting vLLM server on http://0.0.0.0:8000", Phase.HEALTH, None),
     ("INFO:     Application startup complete.", Phase.HEALTH, None),
 ]
+TELL_NOTHING = [
+    "INFO Enforce eager set, disabling torch.compile and CUDAGraphs. This is equivalent to setting",
+    "INFO Initializing a V1 LLM engine (v0.32.0) with config: model='/models/x'",
+    "INFO Automatically detected platform cpu.",
+    "",
+]
 
 
-@pytest.mark.parametrize(("line", "phase", "percent"), LINES)
-def test_phase_of_a_line(line: str, phase: Phase, percent: int | None) -> None:
-    assert parse_phase(line) == (phase, percent)
-
-
-def test_lines_that_tell_nothing() -> None:
-    for line in (
-        "INFO Enforce eager set, disabling torch.compile and CUDAGraphs. This is equivalent to setting",
-        "INFO Initializing a V1 LLM engine (v0.32.0) with config: model='/models/x'",
-        "INFO Automatically detected platform cpu.",
-        "",
-    ):
-        assert parse_phase(line) is None, line
+@pytest.mark.parametrize(("line", "phase", "percent"), [*LINES, *((line, None, None) for line in TELL_NOTHING)])
+def test_phase_of_a_line(line: str, phase: Phase | None, percent: int | None) -> None:
+    assert parse_phase(line) == ((phase, percent) if phase else None)
 
 
 def test_the_furthest_phase_counts() -> None:

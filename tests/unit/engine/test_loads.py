@@ -56,9 +56,7 @@ def test_a_damaged_entry_does_not_cost_the_others(tmp_path: Path) -> None:
     ("read_bytes", "cached", "rate"),
     [(0, True, None), (1_000, True, None), (5_000, None, None), (9_000, False, 1_000.0), (None, None, None)],
 )
-def test_whether_the_weights_were_in_the_page_cache(
-    read_bytes: int | None, cached: bool | None, rate: float | None
-) -> None:
+def test_if_the_weights_were_in_the_page_cache(read_bytes: int | None, cached: bool | None, rate: float | None) -> None:
     load = replace(LOAD, read_bytes=read_bytes)
     assert (load.cached, load.disk_bytes_per_s) == (cached, rate)
     assert replace(load, weights_bytes=None).cached is None

@@ -54,7 +54,7 @@ def render(engine: dict[str, Any] = ONE, chat: bool = False, **settings: Any) ->
     return list_create_arguments(engine, model, given, HostPaths(), chat_template=chat)
 
 
-def test_every_argument_of_an_engine() -> None:
+def test_every_argument_of_an_engine_and_json_that_keeps_its_types() -> None:
     engine = {
         **{**ONE, "max_model_len": 4096, "gpu_memory_utilization": 0.85, "tool_call_parser": "gemma4"},
         **{"enforce_eager": True, "dtype": "bfloat16", "stands_in_for": ["architect"], "secret_env": {"KEY": "store"}},
@@ -84,11 +84,13 @@ def test_every_argument_of_an_engine() -> None:
         *("--enable-auto-tool-choice", "--shutdown-timeout=20", "--chat-template=/chat-template.jinja"),
         *("--max-logprobs=20", "--allowed-media-domains=none.invalid", "--seed=1"),
     ]
+    (line,) = [word for word in render({**ONE, "limit_mm_per_prompt": {"video": {"count": 0}}}) if "limit-mm" in word]
+    assert json.loads(line.partition("=")[2]) == {"video": {"count": 0}}
 
 
 def test_what_may_be_absent_is_absent() -> None:
     words = "\n".join(render({**ONE, "enforce_eager": False}, shutdown_timeout_s=0, ulimits=[]))
-    for word in [
+    for word in (
         "--memory",
         "--env-file",
         "chat-template",
@@ -96,20 +98,17 @@ def test_what_may_be_absent_is_absent() -> None:
         "--shutdown",
         "--enable-auto",
         "--ulimit",
-    ]:
+    ):
         assert word not in words
 
 
-def test_what_the_bus_wants_goes_to_engines_over_several_gpus() -> None:
+def test_what_the_bus_wants_and_what_an_engine_states_itself_stands_once() -> None:
     words = render(TWO)
     assert words.index("--env=NCCL_P2P_DISABLE=1") < words.index(IMAGE) < words.index("--disable-custom-all-reduce")
     assert [word for word in words if word.startswith("--device=")] == [
         f"--device=nvidia.com/gpu={uuid}" for uuid in UUIDS[:2]
     ]
     assert not [word for word in render() if "P2P" in word or "all-reduce" in word]
-
-
-def test_what_an_engine_states_itself_stands_once() -> None:
     stated = ["--disable-custom-all-reduce", "--max_logprobs=5", "--allowed-media-d=pictures.example"]
     words = render({**TWO, "extra_env": {"NCCL_P2P_DISABLE": "0", "VLLM_MAX_N_SEQUENCES": 2}, "extra_args": stated})
     assert words[-3:] == stated
@@ -212,8 +211,3 @@ def test_a_setting_that_reaches_further_than_an_engine_may_is_refused(setting: d
 def test_weights_come_from_a_directory_of_their_own(path: str) -> None:
     with pytest.raises(EngineConfigError, match="path of the model m is"):
         render({**ONE, "path": path})
-
-
-def test_json_of_an_argument_keeps_its_types() -> None:
-    (line,) = [word for word in render({**ONE, "limit_mm_per_prompt": {"video": {"count": 0}}}) if "limit-mm" in word]
-    assert json.loads(line.partition("=")[2]) == {"video": {"count": 0}}

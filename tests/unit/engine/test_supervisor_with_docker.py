@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -211,13 +212,6 @@ def test_a_load_is_recorded_with_its_phases(begin: Begin, docker: FakeDocker) ->
     assert (load.input_hash, load.times) == ("ab12", {"weights_s": 24.1})
 
 
-def test_a_load_that_cannot_be_recorded_costs_only_the_record(begin: Begin, docker: FakeDocker) -> None:
-    case = begin()
-    case.paths.engine_loads("e2b").mkdir(parents=True)
-    case.start().until_ready()
-    case.until_logged("the load cannot be recorded: ")
-
-
 def test_a_load_that_fails_is_not_recorded(begin: Begin, docker: FakeDocker) -> None:
     case = begin().start()
     case.until(lambda: docker.process is not None and any("starting container, 0 s" in text for text in case.told))
@@ -313,18 +307,15 @@ def test_stop_while_docker_is_away_ends_the_process(begin: Begin, docker: FakeDo
     assert "next start removes" in case.output.getvalue()
 
 
-def test_the_start_waits_for_docker(begin: Begin, docker: FakeDocker) -> None:
+def test_the_start_waits_for_docker_and_not_for_ever(begin: Begin, docker: FakeDocker) -> None:
+    docker.away.set()
+    begin(patience_s=3).start().fails_with("docker_away")
     docker.away.set()
     case = begin().start()
     case.until_told("STATUS=waiting for the Docker Engine")
     assert any("EXTEND_TIMEOUT_USEC=" in text for text in case.told)
     docker.away.clear()
     case.until_ready()
-
-
-def test_the_wait_for_docker_has_an_end(begin: Begin, docker: FakeDocker) -> None:
-    docker.away.set()
-    begin(patience_s=3).start().fails_with("docker_away")
 
 
 def test_a_stopped_docker_service_is_not_woken_through_its_socket(begin: Begin, docker: FakeDocker) -> None:
@@ -366,9 +357,7 @@ def test_a_refused_start_leaves_no_container(begin: Begin, docker: FakeDocker, r
     ],
     ids=["full disk", "unknown", "one error of the API"],
 )
-def test_within_a_switch_a_refusal_ends_the_engine_at_once(
-    begin: Begin, docker: FakeDocker, refusal: str, cause: str, tries: int
-) -> None:
+def test_in_a_switch_a_refusal_ends_it(begin: Begin, docker: FakeDocker, refusal: str, cause: str, tries: int) -> None:
     docker.refuse_start = refusal
     case = begin(patience_s=900)
     with Lock(case.paths):
@@ -428,10 +417,8 @@ def test_a_state_directory_that_cannot_be_written_stops_no_engine(begin: Begin, 
     case = begin()
     case.paths.state.write_text("a file where a directory should be")
     case.start().until_ready()
+    case.until_logged("the load cannot be recorded: ")
     assert case.output.getvalue().count("the engine runs on without it") == 1
-
-
-# -- errors of Docker's API
 
 
 ALWAYS = 10_000
@@ -449,9 +436,7 @@ def test_an_error_of_dockers_api_is_no_death(begin: Begin, docker: FakeDocker, c
 
 
 @pytest.mark.parametrize("times", [3, ALWAYS], ids=["a moment", "for good"])
-def test_an_error_of_dockers_api_does_not_mean_that_somebody_removed_it(
-    begin: Begin, docker: FakeDocker, times: int
-) -> None:
+def test_an_error_of_dockers_api_does_not_mean_it_was_removed(begin: Begin, docker: FakeDocker, times: int) -> None:
     case = begin().start().until_ready()
     docker.refuse("find", times)
     docker.kill_container(9)
@@ -517,9 +502,6 @@ def test_a_stop_before_the_launch_takes_along_what_docker_does_not_stop(begin: B
     assert docker.container is None, "an engine of a stopped unit was left running"
 
 
-# -- logs that cannot be read
-
-
 def test_a_former_log_that_cannot_be_read_keeps_no_engine_from_starting(begin: Begin, docker: FakeDocker) -> None:
     docker.run_container(LABELS)
     leave_corpse(docker)
@@ -533,24 +515,19 @@ REFUSED = DockerRefused("logs: 500 Server Error")
 
 @pytest.mark.parametrize(
     "errors",
-    [[REFUSED] * ALWAYS, [None, *[DockerAway("connection reset by peer")] * 20], [None, *[REFUSED] * 20]],
-    ids=["never a log", "away after one answer", "refused after one answer"],
+    [[], [REFUSED] * ALWAYS, [None, *[DockerAway("connection reset by peer")] * 20], [None, *[REFUSED] * 20]],
+    ids=["none", "never a log", "away after one answer", "refused after one answer"],
 )
-def test_an_engine_that_serves_is_kept_though_its_log_cannot_be_read(
-    begin: Begin, docker: FakeDocker, errors: list[Exception | None]
-) -> None:
+def test_an_engine_that_serves_is_kept(begin: Begin, docker: FakeDocker, errors: list[Exception | None]) -> None:
+    """Its log cannot be read, there is no CDI specification, and the driver was upgraded underneath it."""
     pid = docker.run_container(LABELS).pid
     docker.fails["logs"] = errors.copy()
-    begin(healthy=True).start().until_ready()
+    case = begin(healthy=True, create=WITH_GPU, driver=REBOOT).start().until_ready()
     assert docker.container is not None and docker.container.pid == pid
-
-
-# -- failures that heal
+    assert "create" not in docker.calls and case.thread.is_alive()
 
 
 FULL = "no space left on device"
-
-
 UNMOUNTED = 'invalid mount config for type "bind": bind source path does not exist: /data/vllm/weights/e2b'
 
 
@@ -562,7 +539,7 @@ UNMOUNTED = 'invalid mount config for type "bind": bind source path does not exi
     ],
     ids=["full disk", "mounted late"],
 )
-def test_a_refusal_that_heals_is_tried_again_without_systemd(
+def test_after_what_heals_it_tries_again(
     begin: Begin, docker: FakeDocker, refusal: str, words: str, cause: str
 ) -> None:
     docker.refuse_start = refusal
@@ -575,9 +552,7 @@ def test_a_refusal_that_heals_is_tried_again_without_systemd(
     case.until_ready()
 
 
-def test_the_wait_for_what_heals_is_seen_and_obeys(
-    begin: Begin, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_wait_to_heal_is_seen_and_obeys(begin: Begin, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "RETRY_FIRST_S", 300)
     docker.refuse_start = FULL
     case = begin(patience_s=900).start()
@@ -601,8 +576,6 @@ def test_waits_grow_up_to_five_minutes(begin: Begin, docker: FakeDocker, monkeyp
     assert case.supervisor.run() == EXIT_FAILED
     assert waited == [0, 5, 10, 20, 40, 80, 160, 300, 285], "systemd's five starts in half an hour are never used up"
 
-
-# -- the GPUs after a boot
 
 UUID = CONFIG["gpus"][0]
 WITH_GPU = [*CREATE[:2], f"--device=nvidia.com/gpu={UUID}", *CREATE[2:]]
@@ -657,9 +630,7 @@ def test_the_start_waits_for_the_gpus(
     case.until_ready()
 
 
-def test_a_module_that_loads_late_uses_up_no_start(
-    begin: Begin, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_module_uses_up_no_start(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     case, now = begin(create=WITH_GPU, patience_s=900), [0.0]
 
     def pause(seconds: float) -> None:
@@ -675,18 +646,13 @@ def test_a_module_that_loads_late_uses_up_no_start(
     assert case.ordered == ["systemctl start --no-block -- nvidia-cdi-refresh.service"] * 2
 
 
-def test_the_wait_for_the_gpus_has_an_end(begin: Begin, docker: FakeDocker) -> None:
-    failure = begin(create=WITH_GPU, patience_s=0.5).start().fails_with("gpus_not_ready")
-    assert "no CDI specification" in failure["reason"] and "create-device-nodes" in failure["remedy"]
-
-
-def test_a_switch_learns_soon_that_the_gpus_are_missing(
-    begin: Begin, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("patience_s", [0.5, 900], ids=["without a switch", "in a switch"])
+def test_the_wait_for_the_gpus_has_an_end(begin: Begin, monkeypatch: pytest.MonkeyPatch, patience_s: float) -> None:
     monkeypatch.setattr(launch, "GPU_WAIT_IN_SWITCH_S", 0.3)
-    case = begin(create=WITH_GPU, patience_s=900)
-    with Lock(case.paths):
-        case.start().fails_with("gpus_not_ready")
+    case = begin(create=WITH_GPU, patience_s=patience_s)
+    with Lock(case.paths) if patience_s == 900 else contextlib.nullcontext():
+        failure = case.start().fails_with("gpus_not_ready")
+    assert "no CDI specification" in failure["reason"] and "create-device-nodes" in failure["remedy"]
 
 
 def test_a_stop_ends_the_wait_for_the_gpus(begin: Begin, docker: FakeDocker) -> None:
@@ -695,14 +661,6 @@ def test_a_stop_ends_the_wait_for_the_gpus(begin: Begin, docker: FakeDocker) -> 
     case.stop()
     assert case.ends(5) == EXIT_OK
 
-
-def test_an_engine_that_serves_needs_no_specification(begin: Begin, docker: FakeDocker) -> None:
-    pid = docker.run_container(LABELS).pid
-    begin(create=WITH_GPU, healthy=True).start().until_ready()
-    assert docker.container is not None and docker.container.pid == pid
-
-
-# -- versions of the driver
 
 LIBRARY = {"libnvidia-ml.so.1": "580.173.02"}
 REBOOT = DriverVersions("570.211.01", LIBRARY)
@@ -728,21 +686,10 @@ def test_no_container_is_started(
     assert reason in case.output.getvalue().replace("The loaded", "the loaded")
 
 
-@pytest.mark.parametrize(
-    "found",
-    [DriverVersions(), DriverVersions("", LIBRARY), DriverVersions("580.173.02", LIBRARY)],
-    ids=["nothing known", "module not known", "one version"],
-)
+@pytest.mark.parametrize("found", [DriverVersions("", LIBRARY), DriverVersions("580.173.02", LIBRARY)])
 def test_what_is_not_known_is_no_reason(begin: Begin, docker: FakeDocker, found: DriverVersions) -> None:
     begin(driver=found).start().until_ready()
     assert docker.calls.count("create") == 1
-
-
-def test_an_engine_that_runs_already_is_kept(begin: Begin, docker: FakeDocker) -> None:
-    """The driver was upgraded underneath it: it works until it is stopped."""
-    docker.run_container(LABELS)
-    case = begin(driver=REBOOT, healthy=True).start().until_ready()
-    assert "create" not in docker.calls and case.thread.is_alive()
 
 
 def test_container_of_another_image_is_refused(begin: Begin, docker: FakeDocker) -> None:

@@ -21,12 +21,12 @@ FIRST, SECOND = "marked-secret-one", "marked-secret-two"
 Run = Callable[..., dict[str, Any]]
 
 
-def arrange(paths: HostPaths, value: str, run_module: Run, **more: Any) -> Any:
+def arrange(paths: HostPaths, value: str, run_module: Run) -> Any:
     """A generation whose engine has a secret, which is staged as the role does it."""
     given = {"secrets": {"e2b": {"STORE": value}}, "configuration_directory": str(paths.etc)}
     result = run_module("engine_secrets", given)
     assert result["rc"] == 0, result
-    return rendered(engine(secrets_hash=result["hashes"]["e2b"], **more))
+    return rendered(engine(secrets_hash=result["hashes"]["e2b"]))
 
 
 def read(paths: HostPaths) -> str:
@@ -75,7 +75,6 @@ def test_a_second_run_changes_nothing_and_check_mode_writes_nothing(paths: HostP
 
 
 def test_nothing_but_the_files_of_root_has_the_secret(paths: HostPaths, run_module: Run) -> None:
-    """Case 7 in small: what is rendered, stored, live, compared and printed."""
     one = store.load(paths, activate(paths, arrange(paths, FIRST, run_module)))
     two = store.load(paths, put(paths, arrange(paths, SECOND, run_module)))
     changes = live.live_changes(two, paths)
@@ -134,19 +133,15 @@ def test_a_link_in_place_of_a_secret_is_neither_read_nor_written(paths: HostPath
     assert victim.read_text() == "precious"
 
 
-@pytest.mark.parametrize("wrong", [0o644, 0o640, 0o666])
-def test_an_open_file_is_closed_again(paths: HostPaths, run_module: Run, wrong: int) -> None:
+def test_an_open_file_is_closed_again_and_a_missing_one_is_found(paths: HostPaths, run_module: Run) -> None:
     generation = store.load(paths, activate(paths, arrange(paths, FIRST, run_module)))
-    paths.secret_file("e2b").chmod(wrong)
-    (change,) = live.live_changes(generation, paths)
-    assert change.attributes == f"mode {wrong:04o}, wanted 0600"
-    live.install(generation, paths, ["e2b"], target=False)
-    assert paths.secret_file("e2b").stat().st_mode & 0o777 == 0o600
-    assert live.live_changes(generation, paths) == []
-
-
-def test_a_missing_file_is_found_before_a_switch(paths: HostPaths, run_module: Run) -> None:
-    generation = store.load(paths, activate(paths, arrange(paths, FIRST, run_module)))
+    for wrong in (0o644, 0o640, 0o666):
+        paths.secret_file("e2b").chmod(wrong)
+        (change,) = live.live_changes(generation, paths)
+        assert change.attributes == f"mode {wrong:04o}, wanted 0600"
+        live.install(generation, paths, ["e2b"], target=False)
+        assert paths.secret_file("e2b").stat().st_mode & 0o777 == 0o600
+        assert live.live_changes(generation, paths) == []
     assert secrets.find_missing(generation, ["e2b"], paths) == []
     paths.secret_file("e2b").unlink()
     assert secrets.find_missing(generation, ["e2b"], paths) == ["e2b"]
@@ -157,7 +152,3 @@ def test_a_difference_shows_no_secret_of_an_argument(paths: HostPaths) -> None:
     row = live.difference(FileChange("/x", lines.format(FIRST, SECOND), lines.format(SECOND, SECOND)))
     assert "marked" not in json.dumps(row) and "--shm-size=4g" in row["before"]
     assert row["before"] != row["after"], "that something differs is still said"
-
-
-def test_the_hash_of_the_secrets_is_part_of_the_input_hash() -> None:
-    assert engine().input_hash != engine(secrets_hash="x").input_hash

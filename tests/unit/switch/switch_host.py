@@ -31,6 +31,7 @@ class SwitchHost:
     """
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, *, first: bool = False) -> None:
+        self.monkeypatch = monkeypatch
         self.old: Generation | None = None
         if first:
             self.world = new_host(root)
@@ -63,12 +64,7 @@ class SwitchHost:
                 act()
 
     def at(
-        self,
-        action: str,
-        act: Callable[[], object],
-        towards: Generation | None = None,
-        *,
-        moment: str = "before",
+        self, action: str, act: Callable[[], object], towards: Generation | None = None, *, moment: str = "before"
     ) -> None:
         """Do something each time before (or `after`) an action towards the new generation (or another one)."""
         self._events.append((moment, action, (towards or self.new).number, act))

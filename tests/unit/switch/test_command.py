@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from ansible.module_utils.vllm_edge.cli import main
@@ -122,9 +123,6 @@ def command(paths: HostPaths, capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(paths, capsys)
 
 
-# ---- what is started --------------------------------------------------------------------------------------------
-
-
 def test_the_unit_outlives_its_asker_and_is_ended_once(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_USER", "alice")
     assert command.switch("4", ended()) == Exit.OK
@@ -169,9 +167,6 @@ def test_rollback_goes_to_the_previous_one_and_says_so(command: Command) -> None
     assert started[started.index("run-switch") + 1] == "3"
     assert "--origin=host" in started and "--inventory-profile=nvfp4-tp2" in started
     assert any(word.startswith("--asked-by=vllm-edge rollback by ") for word in started)
-
-
-# ---- how it is followed -----------------------------------------------------------------------------------------
 
 
 def test_a_line_for_each_phase_once_and_the_end(command: Command) -> None:
@@ -222,11 +217,7 @@ def test_the_exit_status_is_the_result(command: Command, result: Result) -> None
     assert command.switch("4", ended(result)) == STATUS[result]
 
 
-@pytest.mark.parametrize(
-    ("step", "told"),
-    [(None, "ended before it had begun"), (RUNNING, "ended in phase healthy")],
-    ids=["none", "running"],
-)
+@pytest.mark.parametrize(("step", "told"), [(None, "ended before it had begun"), (RUNNING, "ended in phase healthy")])
 def test_a_unit_that_ends_without_a_result(command: Command, step: Journal | None, told: str) -> None:
     assert command.switch("4", step, output="json") == Exit.FAILED
     assert command.out == ""
@@ -269,31 +260,23 @@ def test_the_exit_status_is_asked_before_systemd_forgets_the_unit(shown: str, st
 def test_who_stops_following_is_told_how_to_go_on(
     command: Command, signal: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
-        raise signal
-
-    monkeypatch.setattr(switch_unit, "follow", interrupted)
+    monkeypatch.setattr(switch_unit, "follow", Mock(side_effect=signal))
     assert command.switch("4") == 130
     assert "The switch goes on in vllm-edge-switch.service" in command.err
     assert all(words in command.err for words in ("vllm-edge progress", "journalctl -fu", "systemctl stop"))
 
 
-# ---- what is refused --------------------------------------------------------------------------------------------
-
-
-def test_a_second_switch_is_told_who_holds_the_first(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(switch_unit, "holder", lambda paths: RUNNING)
-    told = command.refused(command.switch("5", output="json"), Exit.BUSY)
-    for word in ("generation 4 (bf16-tp4)", "site.yml by alice", "phase healthy", "process 4711", "Nothing was done"):
-        assert word in told
-
-
-def test_a_second_switch_that_comes_before_the_first_has_said_anything(command: Command) -> None:
+def test_a_second_switch_is_told_of_the_first(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     command.unit.elsewhere = True
     assert "runs already" in command.refused(command.switch("5"), Exit.BUSY)
     command.unit.elsewhere = False
     command.unit.refuses = "Failed to connect to bus"
     assert "nothing was touched: Failed to connect to bus" in command.refused(command.switch("5"))
+    command.unit.refuses = None
+    monkeypatch.setattr(switch_unit, "holder", lambda paths: RUNNING)
+    told = command.refused(command.switch("5", output="json"), Exit.BUSY)
+    for word in ("generation 4 (bf16-tp4)", "site.yml by alice", "phase healthy", "process 4711", "Nothing was done"):
+        assert word in told
 
 
 @pytest.mark.parametrize(
@@ -305,8 +288,7 @@ def test_a_second_switch_that_comes_before_the_first_has_said_anything(command: 
     ],
 )
 def test_a_generation_that_is_not_there(command: Command, wanted: str, told: str) -> None:
-    if wanted == "6":
-        command.paths.generation_dir(6).mkdir()
+    command.paths.generation_dir(6).mkdir()
     assert told in command.refused(command.switch(wanted))
 
 
@@ -324,9 +306,7 @@ def test_a_profile_is_its_newest_generation_and_one_damaged_hides_no_other(comma
         (replace(COMMITTED, previous_generation=2), "generations/2 does not exist"),
     ],
 )
-def test_a_rollback_to_nothing(
-    command: Command, now: Committed | None, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_way_back(command: Command, now: Committed | None, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch_unit, "committed", lambda paths: now)
     assert told in command.refused(command.rollback())
 
@@ -340,8 +320,6 @@ def test_only_root(command: Command, arguments: list[str], monkeypatch: pytest.M
     told = command.refused(command.end(main([f"--state={command.paths.state}", *arguments])))
     assert f"'sudo vllm-edge {' '.join(arguments)}'" in told
 
-
-# ---- what would be done -----------------------------------------------------------------------------------------
 
 MOVES = Moves(
     keep=("e4b", "e2b"),
@@ -387,24 +365,12 @@ def test_check_prints_a_line_for_each_kind_of_work(command: Command, moves: list
     assert json.loads(command.out)["moves"]["stop"] == ["31b-nvfp4-tp2"]
     moves.append(PhaseFailed("The Docker Engine does not answer."))
     assert "Docker" in command.refused(command.end(run_check("5", command.paths, output="text")))
-
-
-def test_check_where_nothing_differs(paths: HostPaths) -> None:
-    generation = Generation(4, "bf16-tp4", "d", "t", paths.state, {}, {})
+    generation = Generation(4, "bf16-tp4", "d", "t", command.paths.state, {}, {})
     assert "nothing would be touched" in moves_lines(generation, Moves(keep=("e2b",)))[0]
-
-
-# ---- history and progress ---------------------------------------------------------------------------------------
 
 
 def run(paths: HostPaths, *arguments: str) -> int:
     return main([f"--etc={paths.etc}", f"--state={paths.state}", *arguments])
-
-
-def keep(paths: HostPaths, *journals: Journal) -> None:
-    paths.history.mkdir()
-    for journal in journals:
-        (paths.history / f"{journal.id}.json").write_text(json.dumps(to_json(journal)))
 
 
 FIRST = ended(
@@ -424,7 +390,9 @@ def test_history_is_newest_first_and_says_why(paths: HostPaths, capsys: pytest.C
     for outputs in ("no switch was made on this host\n", "[]\n"):
         assert run(paths, "history", *(["--format=json"] if outputs == "[]\n" else [])) == 0
         assert capsys.readouterr().out == outputs
-    keep(paths, FIRST, FAILED)
+    paths.history.mkdir()
+    for journal in (FIRST, FAILED):
+        (paths.history / f"{journal.id}.json").write_text(json.dumps(to_json(journal)))
     assert run(paths, "history") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [" ".join(line.split()) for line in lines[2:4]] == [
@@ -438,41 +406,29 @@ def test_history_is_newest_first_and_says_why(paths: HostPaths, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("direction", "states", "told"),
+    ("direction", "loads", "others", "told"),
     [
-        ("forward", {"31b-bf16-tp4": "activating"}, ["healthy", "31b-bf16-tp4: loading weights, 40 %"]),
-        ("forward", {"31b-bf16-tp4": "active"}, ["healthy"]),
-        (
-            "back",
-            {"31b-bf16-tp4": "inactive", "31b-nvfp4-tp2": "activating"},
-            ["going back, healthy", "31b-nvfp4-tp2: loading weights, 40 %"],
-        ),
+        ("forward", "31b-bf16-tp4", "", ["healthy", "31b-bf16-tp4: loading weights, 40 %"]),
+        ("forward", "none", "active", ["healthy"]),
+        ("back", "31b-nvfp4-tp2", "inactive", ["going back, healthy", "31b-nvfp4-tp2: loading weights, 40 %"]),
     ],
-    ids=["loading", "up", "going back"],
 )
 def test_progress_of_the_running_switch(
-    paths: HostPaths,
-    direction: Direction,
-    states: dict[str, str],
-    told: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: Command, monkeypatch: pytest.MonkeyPatch, direction: Direction, loads: str, others: str, told: list[str]
 ) -> None:
-    units = {
-        f"vllm-{name}.service": {"ActiveState": state, "StatusText": "loading weights, 40 %"}
-        for name, state in states.items()
-    }
-    monkeypatch.setattr(
-        history, "ask_units", lambda names: ({name: units[name] for name in names if name in units}, None)
-    )
-    paths.switch_journal.write_text(json.dumps(to_json(replace(RUNNING, direction=direction))))
-    assert run(paths, "progress") == 0
-    assert capsys.readouterr().out == "", "a journal was left unfinished, and nothing goes on"
-    with Lock(paths):
-        assert run(paths, "progress") == 0
-    first, *others = capsys.readouterr().out.splitlines()
+    def ask(names: Sequence[str]) -> tuple[dict[str, dict[str, str]], None]:
+        states = {name: "activating" if loads in name else others for name in names}
+        return {name: {"ActiveState": states[name], "StatusText": "loading weights, 40 %"} for name in names}, None
+
+    monkeypatch.setattr(history, "ask_units", ask)
+    command.paths.switch_journal.write_text(json.dumps(to_json(replace(RUNNING, direction=direction))))
+    assert command.end(run(command.paths, "progress")) == 0
+    assert command.out == "", "a journal was left unfinished, and nothing goes on"
+    with Lock(command.paths):
+        assert command.end(run(command.paths, "progress")) == 0
+    first, *engines = command.out.splitlines()
     assert first.startswith(f"generation 4 (bf16-tp4): {told[0]} for ") and first.endswith(" s")
-    assert others == told[1:]
+    assert engines == told[1:]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from ansible.module_utils.vllm_edge.switch import downtime
 from ansible.module_utils.vllm_edge.switch.downtime import Role, RoleWatch, addresses, split_by_phase
 from ansible.module_utils.vllm_edge.switch.model import Gap, Phase, PhaseRecord
 from ansible.module_utils.vllm_edge.system.http import Answer
-from fake_host import models, ok
+from fake_host import models, ok, until
 from generations import engine, put, rendered
 
 
@@ -39,38 +39,21 @@ def role(*answers: tuple[float, bool]) -> Role:
     return made
 
 
-# -- gaps
-
-
-def test_a_role_that_always_answers_has_no_downtime() -> None:
+def test_gaps_are_from_the_last_good_answer_to_the_next_good_one_by_phase() -> None:
     seen = role(*((at / 2, True) for at in range(60))).result(30, PHASES)
     assert (seen.seconds, seen.gaps, seen.phases, seen.asked) == (0, (), {}, 60)
-
-
-def test_a_gap_is_from_the_last_good_answer_to_the_next_good_one() -> None:
     seen = role((2.5, True), (3.0, True), (3.5, False), (20.0, False), (24.0, True), (24.5, True)).result(30, PHASES)
     assert seen.gaps == (Gap(3.0, 24.0),) and seen.seconds == 21.0
     assert seen.phases == {"stop": 2.0, "healthy": 19.0}
-
-
-def test_several_gaps_and_one_that_lasts() -> None:
     seen = role((1, True), (2, False), (3, True), (4, True), (26, False)).result(30, PHASES)
     assert seen.gaps == (Gap(1, 3), Gap(4, None)) and seen.seconds == 2 + 26
     assert seen.phases == {"drain": 1.0, "stop": 2.0, "healthy": 20.0, "canary": 5.0}
-
-
-def test_a_role_that_was_never_up_counts_from_the_beginning() -> None:
     assert role((1, False), (6, True)).result(30, PHASES).gaps == (Gap(0, 6),)
     assert role((1, False)).result(30, PHASES).gaps == (Gap(0, None),)
-
-
-def test_phases_of_a_rollback_have_names_of_their_own() -> None:
+    # Those of a rollback have names of their own.
     phases = [record(Phase.STOP, 0, 2), record(Phase.STOP, 4, 2, "back"), record(Phase.HEALTHY, 6, None, "back")]
     assert split_by_phase([Gap(1, 9)], phases, 20) == {"stop": 1.0, "back:stop": 2.0, "back:healthy": 3.0}
     assert split_by_phase([Gap(1, None)], phases, 20)["back:healthy"] == 14.0
-
-
-# -- asking
 
 
 class Servers:
@@ -126,23 +109,13 @@ def watch(wanted: Generation, former: Generation | None, servers: Servers) -> Ro
     return RoleWatch(wanted, former, clock=time.monotonic, ask=servers, every_s=0.02)
 
 
-def until(what: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def test_where_each_role_may_be(wanted: Generation, former: Generation) -> None:
+def test_a_role_is_up_while_one_address_of_it_answers(wanted: Generation, former: Generation, tmp_path: Path) -> None:
     assert addresses(wanted, former) == {
         "architect": (URL(8050),),
         "worker": (URL(8050),),
         "sentry": (URL(8070), URL(8050)),
     }
     assert addresses(wanted, None)["sentry"] == (URL(8050),)
-
-
-def test_a_role_with_two_engines_is_up_while_one_answers(tmp_path: Path, former: Generation) -> None:
     wanted = generation(tmp_path, ("one-0", 8050, ["architect"]), ("one-1", 8051, ["architect"]))
     assert addresses(wanted, former)["architect"] == (URL(8050), URL(8051))
     servers = Servers()

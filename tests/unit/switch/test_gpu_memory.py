@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +24,7 @@ from ansible.module_utils.vllm_edge.switch import gpu_memory
 from ansible.module_utils.vllm_edge.switch.gpu_memory import Release
 from ansible.module_utils.vllm_edge.switch.model import Done, Moves, PhaseFailed
 from ansible.module_utils.vllm_edge.system import process
-from fake_host import Bench, failure
+from fake_host import Bench, alive, failure, until
 from generations import engine
 
 from lab.nvidia.testing import UUIDS, LabRoot
@@ -58,7 +57,6 @@ class GpuBench(Bench):
             return self.world.measure(wanted, accept=accept)
 
     def lost(self, wanted: Generation) -> str:
-        """Why memory cannot be measured."""
         return failure(lambda: self.world.measure(wanted)).text
 
 
@@ -67,21 +65,18 @@ def bench(gpus: LabRoot, tmp_path: Path) -> GpuBench:
     return GpuBench(gpus, tmp_path)
 
 
-def alive(pid: int) -> bool:
-    """A zombie has ended."""
-    try:
-        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-
-
-# -- free
-
-
-def test_gpus_without_anything_of_ours_are_free_at_once(bench: GpuBench) -> None:
+def test_gpus_without_anything_of_what_ends_are_free_at_once(bench: GpuBench) -> None:
     with bench.boards.claim(3, 20_000):
         done = bench.release(0, 1).run(60)
     assert done.detail == "GPU 0, 1 measured free after 0.0 s" and done.warnings == ()
+    with bench.boards.claim(2, 5_000) as kept, bench.boards.claim(2, 3_000) as foreign:
+        bench.ours(kept, "e4b")
+        done = bench.release(2, keep=["vllm-e4b.service"]).run(60)
+        assert done.detail == "GPU 2 measured free after 0.0 s"
+        assert alive(kept) and alive(foreign)
+    bench.boards.set_fault(0, "no-process-memory")
+    with bench.boards.claim(0, 4_000):
+        assert bench.release(0).run(60).detail == "GPU 0 measured free after 0.0 s"
 
 
 def test_an_engine_that_ends_is_waited_for(bench: GpuBench) -> None:
@@ -89,8 +84,7 @@ def test_an_engine_that_ends_is_waited_for(bench: GpuBench) -> None:
 
         def ends() -> None:
             os.kill(pid, 9)
-            while alive(pid):
-                time.sleep(0.01)
+            until(lambda: not alive(pid))
 
         bench.clock.at(7, ends)
         done = bench.release(0).run(60)
@@ -103,14 +97,6 @@ def test_what_passes_is_waited_for(bench: GpuBench, fault: str, value: object, a
     bench.boards.set_fault(1, fault, value)
     bench.clock.at(after_s, lambda: bench.boards.clear_fault(1, fault))
     assert bench.release(1).run(60).detail == f"GPU 1 measured free after {after_s}.0 s"
-
-
-def test_a_kept_engine_and_other_people_do_not_count(bench: GpuBench) -> None:
-    with bench.boards.claim(2, 5_000) as kept, bench.boards.claim(2, 3_000) as foreign:
-        bench.ours(kept, "e4b")
-        done = bench.release(2, keep=["vllm-e4b.service"]).run(60)
-        assert done.detail == "GPU 2 measured free after 0.0 s"
-        assert alive(kept) and alive(foreign)
 
 
 @pytest.mark.parametrize("how", ["container", "orphan"])
@@ -158,21 +144,19 @@ def test_a_process_that_cannot_be_ended_is_named_with_the_remedy(bench: GpuBench
     assert bench.clock.now == 1070
 
 
-def test_memory_without_a_process_that_leaves_too_little(bench: GpuBench) -> None:
+def test_memory_without_a_process_is_a_warning_where_enough_is_left(bench: GpuBench) -> None:
+    for held_mib in (300, 22_564 - BUDGET):
+        bench.boards.set_fault(0, "orphan", held_mib)
+        done = bench.release(0).run(60)
+        assert done.detail == "GPU 0 measured free enough after 60.0 s"
+        (warning,) = done.warnings
+        assert f"{held_mib} MiB in use that no process holds" in warning and "fits beside it" in warning
     bench.boards.set_fault(0, "orphan", 3_000)
     failed = failure(lambda: bench.release(0, 1).run(60))
     assert "has 3000 MiB in use that no process holds, 60 s after the engines were stopped" in failed.text
     assert f"the 19564 MiB that are left are less than the budget of {BUDGET} MiB" in failed.text
     assert f"'nvidia-smi --gpu-reset -i {UUIDS[0]}', or reboot" in failed.text
     assert UUIDS[1] not in failed.text
-
-
-@pytest.mark.parametrize("held_mib", [300, 22_564 - BUDGET])
-def test_memory_without_a_process_that_leaves_enough_is_a_warning(bench: GpuBench, held_mib: int) -> None:
-    bench.boards.set_fault(0, "orphan", held_mib)
-    done = bench.release(0).run(60)
-    assert done.detail == "GPU 0 measured free enough after 60.0 s"
-    assert f"{held_mib} MiB in use that no process holds" in done.warnings[0] and "fits beside it" in done.warnings[0]
 
 
 def test_containers_that_docker_does_not_name_are_waited_for_and_left_alone(bench: GpuBench) -> None:
@@ -199,31 +183,22 @@ def test_a_process_that_ends_while_it_is_looked_up_is_looked_for_again(bench: Gp
         assert "measured free after" in bench.release(0).run(60).detail
 
 
-def test_where_nvml_does_not_say_what_processes_hold(bench: GpuBench) -> None:
-    bench.boards.set_fault(0, "no-process-memory")
-    with bench.boards.claim(0, 4_000):
-        assert bench.release(0).run(60).detail == "GPU 0 measured free after 0.0 s"
-
-
-def test_a_lost_gpu_that_is_needed_fails_at_once_and_another_is_no_concern(bench: GpuBench) -> None:
+def test_a_lost_gpu_is_named_where_it_is_needed_and_hides_no_other(bench: GpuBench) -> None:
     bench.boards.set_fault(2, "gpu-lost")
     assert bench.release(0).run(60).detail == "GPU 0 measured free after 0.0 s"
     with pytest.raises(PhaseFailed, match=r"The GPU is lost: .* has fallen off the bus\. .*Xid 79"):
         bench.release(2).run(60)
     assert bench.clock.now == 1000
-
-
-def test_a_lost_gpu_is_called_by_what_the_host_remembers_of_it(bench: GpuBench) -> None:
+    boards, problem = ask_gpus({UUIDS[0]: BUDGET}, bench.paths)
+    assert [board["uuid"] for board in boards] == [UUIDS[0], UUIDS[1], UUIDS[3]]
+    assert boards[0]["budget_mib"] == BUDGET
+    assert problem is not None and "has fallen off the bus" in problem
     slot = {"slot": 0, "uuid": UUIDS[2], "name": "NVIDIA L4", "pci_bus_id": "00000000:CA:00.0"}
     rows = [slot | {"slot": at, "uuid": uuid} for at, uuid in enumerate(UUIDS)]
     bench.paths.state.mkdir(parents=True)
     (bench.paths.state / "gpu-slots.json").write_text(json.dumps({"version": 1, "gpus": rows}))
-    bench.boards.set_fault(2, "gpu-lost")
     with pytest.raises(PhaseFailed, match=rf"{UUIDS[2]} \(NVIDIA L4 at 00000000:CA:00.0\)"):
         bench.release(2).run(60)
-
-
-def test_a_driver_that_is_not_loaded_is_named(bench: GpuBench) -> None:
     bench.boards.set_module(None)
     text = failure(lambda: bench.release(0).run(60)).text
     assert "It is not known whether the GPUs are free: The NVIDIA kernel module" in text
@@ -233,9 +208,7 @@ def test_a_driver_that_is_not_loaded_is_named(bench: GpuBench) -> None:
 def test_a_command_is_shown_on_one_line() -> None:
     script = subprocess.Popen([sys.executable, "-c", "import time\ntime.sleep(60)"])
     try:
-        deadline = time.monotonic() + 60
-        while "import time" not in process.command_of(script.pid) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: "import time" in process.command_of(script.pid))
         assert process.command_of(script.pid).endswith("-c import time time.sleep(60)")
     finally:
         script.kill()
@@ -251,9 +224,6 @@ def test_killing_spares_a_number_that_was_given_anew(bench: GpuBench) -> None:
         assert process.kill(pid, lambda pid: True) is True
         assert not alive(pid)
     assert process.kill(pid, lambda pid: True) is True
-
-
-# -- through the world, and measured
 
 
 def generation_on(bench: Bench, gpu: int = 1, **config: Any) -> Generation:
@@ -273,12 +243,20 @@ def test_the_world_frees_the_gpus_of_what_starts(bench: GpuBench) -> None:
     assert "3 s after the engines were stopped" in failure(lambda: bench.world.free(wanted, Moves(start=("e2b",)))).text
 
 
-def test_memory_within_its_budget(bench: GpuBench) -> None:
+def test_memory_within_its_budget_and_over_it_which_fails_and_can_be_accepted(bench: GpuBench) -> None:
     done = bench.measure(generation_on(bench), 20_600)
     assert done.detail == "within budget: GPU 1 20600 of 20900 MiB"
     row = next(row for row in done.data["gpus"] if row["uuid"] == UUIDS[1])
     assert (row["engine_mib"], row["budget_mib"], row["within_budget"]) == (20_600, BUDGET, True)
     assert row["processes"][0]["unit"] == "vllm-e2b.service" and len(done.data["gpus"]) == 4
+    wanted = generation_on(bench)
+    failed = failure(lambda: bench.measure(wanted, 21_000))
+    assert "is over budget: 21000 MiB are in use where its budget of 20900 MiB: 100 MiB too many" in failed.text
+    assert len(failed.data["gpus"]) == 4
+    done = bench.measure(wanted, 21_000, accept=True)
+    assert done.detail == "over budget: GPU 1 21000 of 20900 MiB"
+    (text,) = done.data["over_budget"]
+    assert "100 MiB too many" in text and "'vram_budget_mib: 21300' of e2b in serving_engines" in text
 
 
 def planned(bench: GpuBench, on_drift: str, tokens: int, *, total_mib: int = 20_400, of: str = "") -> Generation:
@@ -325,17 +303,6 @@ def test_lines_of_another_generations_engine_do_not_count(bench: GpuBench) -> No
     assert [row["component"] for row in rows if row["measured"] is not None] == ["total_mib"]
 
 
-def test_memory_over_its_budget_fails_with_the_rows_and_can_be_accepted(bench: GpuBench) -> None:
-    wanted = generation_on(bench)
-    failed = failure(lambda: bench.measure(wanted, 21_000))
-    assert "is over budget: 21000 MiB are in use where its budget of 20900 MiB: 100 MiB too many" in failed.text
-    assert len(failed.data["gpus"]) == 4
-    done = bench.measure(wanted, 21_000, accept=True)
-    assert done.detail == "over budget: GPU 1 21000 of 20900 MiB"
-    (text,) = done.data["over_budget"]
-    assert "100 MiB too many" in text and "'vram_budget_mib: 21300' of e2b in serving_engines" in text
-
-
 @pytest.mark.parametrize(("gpu", "mib"), [(2, 21_000), (1, 20_800)], ids=["without an engine", "of a crashed engine"])
 def test_memory_of_no_process_cannot_be_accepted(bench: GpuBench, gpu: int, mib: int) -> None:
     bench.boards.set_fault(gpu, "orphan", 2_000)
@@ -360,14 +327,3 @@ def test_other_people_and_a_lost_card_that_nobody_needs_are_warnings(bench: GpuB
     assert bench.world.measure(wanted).detail == "within budget: GPU 1 0 of 20900 MiB"
     bench.boards.set_module(None)
     assert "VRAM cannot be measured: The NVIDIA kernel module is not loaded" in bench.lost(wanted)
-
-
-# -- status
-
-
-def test_a_lost_gpu_hides_no_other_from_status(bench: GpuBench) -> None:
-    bench.boards.set_fault(2, "gpu-lost")
-    boards, problem = ask_gpus({UUIDS[0]: BUDGET}, bench.paths)
-    assert [board["uuid"] for board in boards] == [UUIDS[0], UUIDS[1], UUIDS[3]]
-    assert boards[0]["budget_mib"] == BUDGET
-    assert problem is not None and "has fallen off the bus" in problem

@@ -17,7 +17,7 @@ from ansible.module_utils.vllm_edge.generation.model import Generation, Limits
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch import hooks
 from ansible.module_utils.vllm_edge.switch.model import Done
-from fake_host import failure, write
+from fake_host import alive, failure, until, write
 from generations import engine, put, rendered
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -52,8 +52,12 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def test_no_hooks(place: Place) -> None:
+def test_no_hooks_and_a_directory_that_cannot_be_read(place: Place) -> None:
     assert place.run().detail == f"no hook in {place.paths.hook_dir('before_drain')}"
+
+    write(place.paths.hook_dir("before_drain"), "a file")
+    done = place.run()
+    assert "cannot be read: " in done.warnings[0] and "no hook was run" in done.warnings[0]
 
 
 def test_hooks_run_in_order_and_are_told_where_the_switch_goes(place: Place) -> None:
@@ -86,7 +90,7 @@ def test_what_is_no_hook_is_left_out_and_what_could_be_one_is_named(place: Place
     assert done.warnings == (f"{forgotten} is not executable and was not run: 'chmod +x {forgotten}', or remove it.",)
 
 
-def test_a_failing_hook_before_the_drain_fails_the_switch_with_its_words(place: Place) -> None:
+def test_a_failing_hook_fails_the_switch_before_the_drain_and_warns_after_the_commit(place: Place) -> None:
     bad = place.hook("10-bad", "#!/bin/sh\necho to stdout\necho to stderr >&2\nexit 3\n")
     place.hook("20-next", place.touch)
     assert place.fails() == (
@@ -94,19 +98,11 @@ def test_a_failing_hook_before_the_drain_fails_the_switch_with_its_words(place: 
         f"stopped. Correct or remove {bad}, then begin again."
     )
     assert not place.marker.exists()
-
-
-def test_a_failing_hook_after_the_commit_is_a_warning_and_the_next_one_runs(place: Place) -> None:
     bad = place.hook("10-bad", "#!/bin/sh\nkill -KILL $$\n", "after_commit")
     place.hook("20-next", place.touch, "after_commit")
     done = place.run("after_commit")
     assert done.warnings == (f"Hook after_commit failed: {bad} was ended by signal 9. It printed nothing.",)
     assert place.marker.exists()
-
-
-def test_a_file_that_the_kernel_cannot_run(place: Place) -> None:
-    place.hook("10-empty", "no interpreter is named here\n")
-    assert re.search(r"10-empty cannot be run: .*A script begins with a line such as '#!/bin/sh'", place.fails())
 
 
 @pytest.mark.slow
@@ -118,7 +114,7 @@ def test_a_hook_that_hangs_is_ended_with_its_children(place: Place, ignoring: st
     assert "did not end within 2 s and was ended, with its children. It printed: waiting" in text
     assert "A larger vllm_engine_hook_timeout_s" in text
     assert time.monotonic() - began < 60
-    assert gone(int(place.out.read_text()))
+    until(lambda: not alive(int(place.out.read_text())), 2)
 
 
 def test_a_child_in_the_background_is_not_waited_for(place: Place) -> None:
@@ -129,10 +125,15 @@ def test_a_child_in_the_background_is_not_waited_for(place: Place) -> None:
     os.kill(int(place.out.read_text()), 9)
 
 
-def test_only_the_end_of_a_long_output_is_shown(place: Place) -> None:
+def test_what_a_failing_hook_printed_is_shown_and_why_one_cannot_run(place: Place) -> None:
     place.hook("10-talks", "#!/bin/sh\nseq 1 100000\nexit 1\n")
     text = place.fails()
     assert "It printed: ..." in text and "\n100000. No engine" in text and len(text) < 3000
+    place.hook("10-talks", "#!/bin/sh\necho 'Authorization: Bearer marked-secret-1234'; echo gateway is down; exit 1\n")
+    text = place.fails()
+    assert "marked" not in text and "gateway is down" in text
+    place.hook("10-empty", "no interpreter is named here\n")
+    assert re.search(r"10-empty cannot be run: .*A script begins with a line such as '#!/bin/sh'", place.fails())
 
 
 @pytest.mark.slow
@@ -146,34 +147,14 @@ def test_a_signal_to_the_switch_ends_the_hook_too(place: Place, monkeypatch: pyt
 
     def interrupted(self: object, timeout: float | None = None) -> int:
         if timeout == hooks.POLL_S:
-            while not place.out.exists() or not place.out.read_text().strip():
-                time.sleep(0.01)
+            until(lambda: place.out.exists() and place.out.read_text().strip() != "")
             raise Asked
         return wait(self, timeout)  # type: ignore[arg-type]
 
     monkeypatch.setattr(hooks.subprocess.Popen, "wait", interrupted)
     with pytest.raises(Asked):
         place.run()
-    assert gone(int(place.out.read_text()))
-
-
-def test_a_directory_that_cannot_be_read(place: Place) -> None:
-
-    write(place.paths.hook_dir("before_drain"), "a file")
-    done = place.run()
-    assert "cannot be read: " in done.warnings[0] and "no hook was run" in done.warnings[0]
-
-
-def gone(pid: int) -> bool:
-    """Within a moment; a zombie is gone."""
-    for _ in range(100):
-        try:
-            if " Z " in Path(f"/proc/{pid}/stat").read_text():
-                return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.02)
-    return False
+    until(lambda: not alive(int(place.out.read_text())), 2)
 
 
 # A program that the kernel's out-of-memory killer would rather end: to be spared takes a right that tests may lack.
@@ -195,9 +176,6 @@ def test_a_hook_is_not_spared_when_memory_runs_out(place: Place, own: str, hook:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "plugins" / "module_utils")}
     subprocess.run([sys.executable, "-c", ADJUSTED, str(script), own], check=True, env=environment)
     assert place.out.read_text().strip() == hook
-
-
-# ---- who may change a hook --------------------------------------------------------------------------------------
 
 
 def _give_away(path: Path) -> None:
@@ -242,12 +220,6 @@ def test_a_hook_has_a_fixed_environment(place: Place, monkeypatch: pytest.Monkey
     found = dict(line.split("=", 1) for line in place.out.read_text().splitlines())
     assert "LD_PRELOAD_OF_SOMEBODY" not in found and found["PATH"].startswith("/usr/local/sbin:")
     assert (found["VLLM_EDGE_STATE"], found["VLLM_EDGE_HOOK"]) == ("/elsewhere", "before_drain")
-
-
-def test_a_token_that_a_hook_prints_is_not_recorded(place: Place) -> None:
-    place.hook("10-talks", "#!/bin/sh\necho 'Authorization: Bearer marked-secret-1234'; echo gateway is down; exit 1\n")
-    text = place.fails()
-    assert "marked" not in text and "gateway is down" in text
 
 
 def test_what_a_hook_prints_does_not_fill_the_memory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

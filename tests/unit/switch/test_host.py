@@ -9,6 +9,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from ansible.module_utils.vllm_edge.engine.loads import Load, remember_load
@@ -24,22 +25,22 @@ from ansible.module_utils.vllm_edge.system.http import Answer
 from fake_host import OOM, ServingHost, failure, ok, write
 from generations import engine
 
-# -- moves
 
-
-def test_a_host_that_serves_has_no_moves(host: ServingHost) -> None:
-    moves = host.world.moves(host.generation)
-    assert not moves and moves.keep == ("e2b",)
-    # An ended container has no hash.
-    host.docker.containers = [replace(host.docker.containers[0], status="exited")]
-    assert host.world.moves(host.generation).start == ("e2b",)
-
-
-def test_another_generation_stops_the_one_and_starts_the_other(host: ServingHost) -> None:
+def test_what_moves_from_one_generation_to_another(host: ServingHost) -> None:
     moves = host.world.moves(host.generation_with("e4b"))
     assert (moves.stop, moves.start, moves.keep) == (("e2b",), ("e4b",), ())
     changed = {Path(change.path).name: change.after is None for change in moves.files}
     assert changed["vllm-e2b.service"] and not changed["vllm-e4b.service"] and not changed[TARGET]
+    moves = host.world.moves(host.generation)
+    assert not moves and moves.keep == ("e2b",)
+    host.systemctl.unit(TARGET, ActiveState="inactive", UnitFileState="disabled", NeedDaemonReload="yes")
+    host.systemctl.unit("vllm-e2b.service", NeedDaemonReload="yes")
+    moves = host.world.moves(host.generation)
+    assert moves.target == ("not enabled", "not active", f"needs daemon-reload (vllm-e2b.service, {TARGET})")
+    assert moves.keep == ("e2b",)
+    # An ended container has no hash.
+    host.docker.containers = [replace(host.docker.containers[0], status="exited")]
+    assert host.world.moves(host.generation).start == ("e2b",)
 
 
 def test_engines_are_known_by_their_files_their_units_and_their_containers(host: ServingHost, tmp_path: Path) -> None:
@@ -57,14 +58,6 @@ def test_engines_are_known_by_their_files_their_units_and_their_containers(host:
     assert host.world.moves(host.generation).stop == ("linked", "orphan")
 
 
-def test_what_is_wrong_with_the_target(host: ServingHost) -> None:
-    host.systemctl.unit(TARGET, ActiveState="inactive", UnitFileState="disabled", NeedDaemonReload="yes")
-    host.systemctl.unit("vllm-e2b.service", NeedDaemonReload="yes")
-    moves = host.world.moves(host.generation)
-    assert moves.target == ("not enabled", "not active", f"needs daemon-reload (vllm-e2b.service, {TARGET})")
-    assert moves.keep == ("e2b",)
-
-
 @pytest.mark.parametrize("why", ["docker.service is not running", "connection refused"])
 def test_docker_is_waited_for_and_then_named(host: ServingHost, why: str) -> None:
     def docker(away: bool) -> None:
@@ -80,25 +73,20 @@ def test_docker_is_waited_for_and_then_named(host: ServingHost, why: str) -> Non
     assert f"The Docker Engine did not answer for 60 s ({why})" in text and "'systemctl start docker.service'" in text
 
 
-def test_a_systemd_that_executes_itself_again_is_waited_for(host: ServingHost) -> None:
+def test_what_cannot_be_asked_or_read_is_named(host: ServingHost) -> None:
     host.systemctl.busy = 4
     assert host.world.moves(host.generation).keep == ("e2b",)
     host.systemctl.busy = 1000
     text = failure(lambda: host.world.moves(host.generation)).text
     assert text.startswith("systemd cannot be asked: Failed to get properties")
-
-
-def test_a_live_file_that_cannot_be_read_is_named(host: ServingHost) -> None:
+    host.systemctl.busy = 0
     place = host.paths.engine_dir("e2b") / "engine.json"
     place.unlink()
     place.mkdir()
     assert "engine.json cannot be read" in failure(lambda: host.world.moves(host.generation)).text
 
 
-# -- stop
-
-
-def test_units_are_stopped_side_by_side(host: ServingHost) -> None:
+def test_units_are_stopped_side_by_side_with_a_deadline_above_systemds(host: ServingHost) -> None:
     host.serve("e4b")
     host.on_stop(containers=[])
     done = host.stop("e2b", "e4b")
@@ -106,28 +94,12 @@ def test_units_are_stopped_side_by_side(host: ServingHost) -> None:
     assert done.detail == "e2b, e4b stopped in 0.0 s"
     assert done.warnings == () and host.docker.removed == []
     assert host.world.stop(Moves()).detail == "no engine has to stop"
-
-
-def test_the_deadline_is_above_what_systemd_gives_the_engine(host: ServingHost) -> None:
-    host.on_stop(containers=[])
     host.systemctl.unit("vllm-e2b.service", TimeoutStopUSec="3min")
     host.stop()
     assert host.systemctl.patience_s == 240.0
     host.systemctl.unit("vllm-e2b.service", TimeoutStopUSec="infinity")
     host.stop()
     assert host.systemctl.patience_s == 900.0
-
-
-def test_a_container_that_outlives_its_unit_is_removed_and_no_other(host: ServingHost) -> None:
-    host.on_stop("failed")
-    own, kept = host.docker.containers[0], host.docker.engine("e4b")
-    done = host.stop()
-    assert host.docker.removed == ["id-e2b"] and host.docker.containers == [kept]
-    assert done.warnings == ("Container vllm-e2b outlived its unit and was removed.",)
-    # One that has ended goes without a word.
-    host.docker.containers = [replace(own, status="exited")]
-    assert host.stop().warnings == ()
-    assert host.docker.removed == ["id-e2b", "id-e2b"]
 
 
 def test_what_does_not_stop_is_named(host: ServingHost) -> None:
@@ -148,11 +120,20 @@ def test_a_container_that_cannot_be_removed_is_named(host: ServingHost) -> None:
     assert "a reboot ends it" in failed.text
 
 
-def test_a_unit_that_systemd_does_not_know_has_only_a_container(host: ServingHost) -> None:
-    host.docker.containers = [host.docker.engine("gone")]
+def test_a_container_that_outlives_its_unit_or_has_none_is_removed_and_no_other(host: ServingHost) -> None:
+    host.docker.engine("gone")
     done = host.stop("gone")
     assert host.systemctl.orders("stop") == [] and host.docker.removed == ["id-gone"]
     assert "vllm-gone outlived its unit" in done.detail
+    host.on_stop("failed")
+    own, kept = host.docker.containers[0], host.docker.engine("e4b")
+    done = host.stop()
+    assert host.docker.removed == ["id-gone", "id-e2b"] and host.docker.containers == [kept]
+    assert done.warnings == ("Container vllm-e2b outlived its unit and was removed.",)
+    # One that has ended goes without a word.
+    host.docker.containers = [replace(own, status="exited")]
+    assert host.stop().warnings == ()
+    assert host.docker.removed == ["id-gone", "id-e2b", "id-e2b"]
 
 
 @pytest.fixture
@@ -165,9 +146,7 @@ def finishing(host: ServingHost, monkeypatch: pytest.MonkeyPatch) -> ServingHost
 
 
 @pytest.mark.parametrize(("running", "killed"), [([2, 1, 0, 0, 0], True), ([2, 0, 0, 1, 0, 0, 3], False)])
-def test_an_engine_that_has_finished_its_requests_need_not_take_its_time(
-    finishing: ServingHost, running: list[int], killed: bool
-) -> None:
+def test_an_idle_engine_need_not_take_its_time(finishing: ServingHost, running: list[int], killed: bool) -> None:
     """vLLM with --shutdown-timeout spends all of it after SIGTERM, whether requests run or not."""
     neighbour = finishing.docker.engine("e4b")
     counts = iter(running)
@@ -209,16 +188,10 @@ def test_without_docker_an_engine_takes_its_time(finishing: ServingHost) -> None
     assert finishing.docker.killed == []
 
 
-# -- clients of the gateway
-
-
-def test_without_a_gateway_nobody_is_told(host: ServingHost) -> None:
+def test_names_go_away_and_come_back_where_there_is_a_gateway(host: ServingHost, tmp_path: Path) -> None:
     assert host.world.away(host.generation, host.generation, Moves()).detail == "this host has no gateway"
     host.world.publish(Phase.DRAIN)
     assert not host.paths.gateway.exists()
-
-
-def test_names_go_away_and_come_back(host: ServingHost, tmp_path: Path) -> None:
     host.world.paths = paths = replace(host.paths, run=tmp_path / "run", gateway_run=tmp_path / "gateway")
     write(paths.gateway / "haproxy.cfg", "")
     link = paths.run / "roles" / "e2b.sock"
@@ -234,9 +207,6 @@ def test_names_go_away_and_come_back(host: ServingHost, tmp_path: Path) -> None:
     (paths.gateway / "models.map").unlink()
     (paths.gateway / "models.map").mkdir()
     assert "vllm-edge gateway sync" in failure(lambda: host.world.back(host.generation)).text
-
-
-# -- install and start
 
 
 def test_files_of_engines_are_installed_and_the_target_is_not(host: ServingHost) -> None:
@@ -256,12 +226,9 @@ def test_files_of_engines_are_installed_and_the_target_is_not(host: ServingHost)
 
 
 def test_a_file_that_cannot_be_written_fails_the_phase(host: ServingHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     wanted = host.generation_with("e4b")
     with monkeypatch.context() as patch:
-        patch.setattr(store.os, "rename", full)
+        patch.setattr(store.os, "rename", Mock(side_effect=OSError(28, "No space left on device")))
         text = failure(lambda: host.world.install(wanted, Moves(start=("e4b",)))).text
     assert text.startswith("Files of generation 2 could not be installed: ") and "No space left on device" in text
     host.systemctl.refuse["daemon-reload"] = "Refusing to reload, not enough space available on /run/systemd."
@@ -282,9 +249,6 @@ def test_engines_start_side_by_side_and_their_failures_are_forgotten_first(host:
     assert text.startswith("a could not be started: ") and "Unit vllm-a.service is masked" in text
 
 
-# -- the end
-
-
 def test_clean_up_writes_the_target_and_removes_what_is_no_more(host: ServingHost) -> None:
     wanted = host.generation_with("e4b")
     host.systemctl.unit("vllm-e2b.service", ActiveState="inactive", SubState="dead")
@@ -299,14 +263,11 @@ def test_clean_up_writes_the_target_and_removes_what_is_no_more(host: ServingHos
     assert host.systemctl.orders("start") == [["--no-block", TARGET]]
 
 
-def test_clean_up_again_changes_nothing(host: ServingHost) -> None:
+def test_clean_up_again_removes_only_former_generations(host: ServingHost) -> None:
     before = {place: place.stat().st_mtime_ns for place in host.paths.units.iterdir()}
     assert host.world.clean_up(host.generation, None).detail == "nothing was left to do"
     assert {place: place.stat().st_mtime_ns for place in host.paths.units.iterdir()} == before
     assert not host.systemctl.orders("stop") and not host.systemctl.orders("restart")
-
-
-def test_clean_up_keeps_no_more_generations_than_it_should(host: ServingHost) -> None:
     for name in ("x", "y", "z"):
         host.generation_with(name)
     wanted = replace(host.generation, limits=Limits(keep_generations=2))
@@ -360,9 +321,6 @@ def test_what_runs_is_said_of_every_engine(host: ServingHost) -> None:
     )
 
 
-# -- the host's life
-
-
 def test_the_hosts_life(host: ServingHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert host.world.going_down() is False
     host.systemctl.state = "stopping"
@@ -372,8 +330,6 @@ def test_the_hosts_life(host: ServingHost, tmp_path: Path, monkeypatch: pytest.M
     text = failure(host.world.boot_id).text
     assert "absent cannot be read: " in text and "Is /proc mounted" in text
 
-
-# -- healthy: how long engines are waited for, and what is said of those that do not serve ----------------------
 
 Shown = dict[str, object]
 
@@ -393,11 +349,8 @@ ENDED: Shown = {"ActiveState": "failed", "SubState": "failed", "Result": "exit-c
 WAITS: Shown = {"SubState": "auto-restart"}
 
 
-PLANNED = {"gpus": [], "load_s": {"low": 1, "mid": 5, "high": 100}}
-
-
 def test_a_load_that_is_planned_to_be_longer_raises_the_default_limit(host: ServingHost) -> None:
-    host.generation = host.stored(engine("e2b", plan={**PLANNED, "load_s": {"low": 1, "mid": 5, "high": 2000}}))
+    host.generation = host.stored(engine("e2b", plan={"gpus": [], "load_s": {"low": 1, "mid": 5, "high": 2000}}))
     default_s = Limits().healthy_timeout_s
     host.loads("e2b", (1900, UP))
     assert "e2b serves after 1900.0 s" in wait_healthy(host, "e2b", limit_s=default_s).detail
@@ -409,7 +362,7 @@ def test_a_load_that_is_planned_to_be_longer_raises_the_default_limit(host: Serv
 
 
 def test_a_slow_load_is_a_warning(host: ServingHost) -> None:
-    host.generation = host.stored(engine("e2b", plan=PLANNED))
+    host.generation = host.stored(engine("e2b", plan={"gpus": [], "load_s": {"low": 1, "mid": 5, "high": 100}}))
     config = host.generation.engines["e2b"].config
     state = EngineState("e2b", "serving", "", input_hash=config.input_hash, load_seconds=150.0)
     write_state(host.paths.engine_state("e2b"), state)
@@ -424,13 +377,15 @@ def test_a_slow_load_is_a_warning(host: ServingHost) -> None:
     ]
 
 
-def test_engines_are_waited_for_until_all_serve(host: ServingHost) -> None:
+def test_engines_are_waited_for_from_where_they_are_until_all_serve(host: ServingHost) -> None:
     host.loads("a", (1, {}), (9, UP), ActiveState="inactive", SubState="dead", InvocationID="a-1", Job=17)
     host.loads("b", (4, UP))
     done = wait_healthy(host, "a", "b")
     assert done.detail == "a, b serve after 9.0 s, a last"
     assert done.data["load_seconds"] == {"a": 9.0, "b": 4.0}
     assert host.world.healthy(host.generation, Moves(), all_of_them=False).detail == "no engine has to load"
+    host.loads("a", (2, {**UP, "NRestarts": 3}), NRestarts=3)
+    assert wait_healthy(host, "a", wait=True).detail == "a serves after 2.0 s"
 
 
 @pytest.mark.parametrize(
@@ -453,17 +408,14 @@ def test_the_first_engine_that_ends_fails_the_phase_with_its_explanation(host: S
     assert failed.engines == ("a",) and host.clock.now == 1005
 
 
-def test_an_engine_that_ended_before_the_first_look(host: ServingHost) -> None:
-    host.loads("a", **ENDED)
-    host.failed("a")
-    assert "The GPU has too little memory" in failure(lambda: wait_healthy(host, "a")).text
-
-
-def test_an_engine_that_served_and_ended_while_another_loads(host: ServingHost) -> None:
+def test_an_engine_that_ended_before_the_first_look_or_after_it_had_served(host: ServingHost) -> None:
     host.loads("a", (1, UP), (3, {**ENDED, "Result": "watchdog"}))
     host.loads("b")
     failed = failure(lambda: wait_healthy(host, "a", "b"))
     assert "Engine a ended again after it had loaded. systemd says failed, watchdog" in failed.text
+    host.loads("a", **ENDED)
+    host.failed("a")
+    assert "The GPU has too little memory" in failure(lambda: wait_healthy(host, "a")).text
 
 
 def test_an_old_failure_is_not_taken_for_this_one_whatever_the_clock_says(host: ServingHost) -> None:
@@ -488,11 +440,6 @@ def test_an_engine_that_never_serves(host: ServingHost) -> None:
     assert "healthy_timeout_s is 60" in failed.text and failed.engines == ("a",)
 
 
-def test_an_engine_that_loads_already_is_judged_from_where_it_is(host: ServingHost) -> None:
-    host.loads("a", (2, {**UP, "NRestarts": 3}), NRestarts=3)
-    assert wait_healthy(host, "a", wait=True).detail == "a serves after 2.0 s"
-
-
 def test_the_way_back_waits_for_all_and_gives_each_some_more_tries(host: ServingHost) -> None:
     again = {"NRestarts": 1, "InvocationID": "a-3"}
     host.loads("a", (2, WAITS), (7, again), (20, {**again, **UP}))
@@ -512,8 +459,6 @@ def test_the_way_back_does_not_try_for_ever(host: ServingHost) -> None:
     failed = failure(lambda: wait_healthy(host, "a", all_of_them=True))
     assert "Engine a ended while it was loading" in failed.text and host.clock.now == 1025
 
-
-# -- moves: what is kept, awaited, stopped and started ----------------------------------------------------------
 
 RIGHT, WRONG = "sha-right", "sha-wrong"
 
@@ -557,9 +502,6 @@ def test_only_what_differs_moves() -> None:
     seen = [SeenEngine(name, "active", "running", running) for name, running in shown.items()]
     moves = decide_moves({"31b-w4a16": "d", "e4b": "b", "e2b": "c"}, seen, (), ())
     assert moves == Moves(keep=("e4b",), stop=("31b-nvfp4", "e2b"), start=("31b-w4a16", "e2b"))
-
-
-def test_files_and_the_targets_state_are_moves_of_their_own() -> None:
     change = FileChange("/etc/systemd/system/vllm-e.service", "old", "new")
     seen = [SeenEngine("e", "active", "running", RIGHT)]
     assert not decide_moves({"e": RIGHT}, seen, (), ())

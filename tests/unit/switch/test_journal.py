@@ -47,11 +47,7 @@ ENDED = ended(
     warnings=("hook 10-notify said no",),
     downtime={"architect": Downtime(91.5, (Gap(2.0, 93.5), Gap(99.0, None)), {"stop": 3.0, "back:healthy": 1.0}, 240)},
 )
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": str(ROOT / "plugins" / "module_utils"),
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "plugins" / "module_utils"), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def read(paths: HostPaths) -> Journal:
@@ -68,20 +64,12 @@ def file(paths: HostPaths) -> JournalFile:
     return file
 
 
-# ---- as JSON ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("journal", [BEGUN, ENDED])
-def test_what_is_written_is_read_back(paths: HostPaths, journal: Journal) -> None:
-    JournalFile(paths, journal).write()
-    assert read_journal(paths) == journal
-    if journal is ENDED:
-        data = json.loads(paths.switch_journal.read_text())
-        assert (data["phase"], data["result"], data["phases"][0]["phase"]) == ("clean_up", "committed", "preflight")
-
-
-def test_keys_of_a_newer_program_are_no_damage() -> None:
-    data = to_json(ENDED)
+def test_what_is_written_is_read_back_and_keys_of_a_newer_program_are_no_damage(paths: HostPaths) -> None:
+    for journal in (BEGUN, ENDED):
+        JournalFile(paths, journal).write()
+        assert read_journal(paths) == journal
+    data = json.loads(paths.switch_journal.read_text())
+    assert (data["phase"], data["result"], data["phases"][0]["phase"]) == ("clean_up", "committed", "preflight")
     data["new"] = 1
     data["phases"][0]["new"] = 1
     data["downtime"]["architect"]["new"] = 1
@@ -106,9 +94,6 @@ def test_what_is_no_journal_says_why(change: dict[str, Any], words: str) -> None
     with pytest.raises(JournalDamaged) as caught:
         from_json({**to_json(ENDED), **change})
     assert words in str(caught.value)
-
-
-# ---- damage -----------------------------------------------------------------------------------------------------
 
 
 def test_no_journal_is_none_and_to_ask_leaves_nothing_behind(paths: HostPaths) -> None:
@@ -141,9 +126,6 @@ def test_whatever_stands_there_reading_never_raises(paths: HostPaths, content: b
     assert history(paths) == []
 
 
-# ---- phases -----------------------------------------------------------------------------------------------------
-
-
 def test_a_phase_is_on_disk_before_it_acts_and_its_end_with_the_next(paths: HostPaths) -> None:
     file = JournalFile(paths, BEGUN)
     file.enter(Phase.DRAIN, "forward", "2026-11-21T16:40:01Z", 1.0)
@@ -154,18 +136,14 @@ def test_a_phase_is_on_disk_before_it_acts_and_its_end_with_the_next(paths: Host
     assert read(paths).phases[0].seconds == 0.5 and read(paths).phases[0].detail == "nothing ran"
 
 
-def test_the_end_is_in_the_history_and_the_ballast_is_given_back(paths: HostPaths, file: JournalFile) -> None:
+def test_the_ballast_is_taken_over_and_given_back_at_the_end(paths: HostPaths, file: JournalFile) -> None:
     assert file.ballast.stat().st_blocks * 512 >= BALLAST_BYTES, "a hole holds no room"
+    JournalFile(paths, BEGUN).take_ballast()
+    assert file.ballast.stat().st_size == BALLAST_BYTES
     file.finish(result=Result.COMMITTED, ended_at="2026-11-21T16:41:00Z", seconds=60.0, message="done")
     assert read_journal(paths) == file.journal
     assert history(paths) == [file.journal]
     assert not file.ballast.exists()
-
-
-def test_a_former_programs_ballast_is_taken_over(paths: HostPaths, file: JournalFile) -> None:
-    again = JournalFile(paths, BEGUN)
-    again.take_ballast()
-    assert again.ballast.stat().st_size == BALLAST_BYTES
 
 
 def test_every_write_is_synced_before_and_after_the_rename(paths: HostPaths, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,9 +164,6 @@ def test_every_write_is_synced_before_and_after_the_rename(paths: HostPaths, mon
     assert steps == ["fsync file", "rename", "fsync directory"]
 
 
-# ---- a full disk ------------------------------------------------------------------------------------------------
-
-
 def fail_to_write(monkeypatch: pytest.MonkeyPatch, file: JournalFile, error: int, *, for_good: bool = False) -> None:
     """Nothing can be written as long as the ballast lies there; with `for_good` also without it."""
     real = journal_module.write_durably
@@ -201,16 +176,7 @@ def fail_to_write(monkeypatch: pytest.MonkeyPatch, file: JournalFile, error: int
     monkeypatch.setattr(journal_module, "write_durably", write)
 
 
-def test_a_full_disk_takes_the_ballast(paths: HostPaths, file: JournalFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_to_write(monkeypatch, file, errno.ENOSPC)
-    file.enter(Phase.STOP, "forward", "2026-11-21T16:40:02Z", 1.5)
-    assert not file.ballast.exists()
-    assert read(paths).phase is Phase.STOP
-
-
-def test_a_disk_that_stays_full_is_said_and_leaves_the_former_journal(
-    paths: HostPaths, file: JournalFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_stays_full_is_said(paths: HostPaths, file: JournalFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write()
     fail_to_write(monkeypatch, file, errno.ENOSPC, for_good=True)
     with pytest.raises(JournalLost, match=r"switch\.json cannot be written: No space left on device.*df -h"):
@@ -219,11 +185,15 @@ def test_a_disk_that_stays_full_is_said_and_leaves_the_former_journal(
     assert file.journal.phase is Phase.STOP, "what is known in memory is not forgotten"
 
 
-def test_other_errors_do_not_cost_the_ballast(file: JournalFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_full_disk_takes_ballast(file: JournalFile, monkeypatch: pytest.MonkeyPatch, paths: HostPaths) -> None:
     fail_to_write(monkeypatch, file, errno.EIO)
     with pytest.raises(JournalLost, match="Input/output error"):
         file.write()
     assert file.ballast.exists()
+    fail_to_write(monkeypatch, file, errno.ENOSPC)
+    file.enter(Phase.STOP, "forward", "2026-11-21T16:40:02Z", 1.5)
+    assert not file.ballast.exists()
+    assert read(paths).phase is Phase.STOP
 
 
 @pytest.mark.slow
@@ -247,9 +217,6 @@ def test_a_disk_that_is_really_full_takes_the_ballast_and_then_fails(small_disk:
     assert not file.ballast.exists()
 
 
-# ---- history ----------------------------------------------------------------------------------------------------
-
-
 def test_the_history_is_newest_first_and_has_an_end(paths: HostPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "HISTORY_KEPT", 3)
     for number in range(5):
@@ -270,8 +237,6 @@ def test_an_id_is_never_given_twice(paths: HostPaths) -> None:
     assert make_id(paths, stamp, 4) == "20261121T164000Z-4-3"
 
 
-# ---- the lock ---------------------------------------------------------------------------------------------------
-
 HOLD = """
 import sys, time
 from pathlib import Path
@@ -286,21 +251,20 @@ with Lock(HostPaths(state=Path(sys.argv[1]))):
 @pytest.fixture
 def other(paths: HostPaths) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the lock."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(paths.state)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-    )
-    assert process.stdout is not None and process.stdout.readline() == "held\n"
-    yield process
-    process.kill()
-    process.wait(10)
-    process.stdout.close()
+    command = [sys.executable, "-c", HOLD, str(paths.state)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
 
 
 @pytest.mark.slow
-def test_the_second_is_refused_with_the_holders_name_and_phase(paths: HostPaths, other: subprocess.Popen[str]) -> None:
+def test_who_holds_the_lock_is_named_and_frees_it_when_killed(paths: HostPaths, other: subprocess.Popen[str]) -> None:
+    JournalFile(paths, ENDED).write()
+    running = holder(paths)
+    assert running is not None and running.asked_by == "another vllm-edge" and running.phase is None
+    with pytest.raises(Busy, match="has not written its journal yet"), Lock(paths):
+        pass
     file = JournalFile(paths, BEGUN)
     file.enter(Phase.HEALTHY, "back", "2026-11-21T16:40:01Z", 1.0)
     with pytest.raises(Busy) as caught, Lock(paths):
@@ -309,19 +273,6 @@ def test_the_second_is_refused_with_the_holders_name_and_phase(paths: HostPaths,
         caught.value
     )
     assert holder(paths) == caught.value.journal == file.journal
-
-
-@pytest.mark.slow
-def test_a_holder_that_has_written_nothing_yet_is_a_holder(paths: HostPaths, other: subprocess.Popen[str]) -> None:
-    JournalFile(paths, ENDED).write()
-    running = holder(paths)
-    assert running is not None and running.asked_by == "another vllm-edge" and running.phase is None
-    with pytest.raises(Busy, match="has not written its journal yet"), Lock(paths):
-        pass
-
-
-@pytest.mark.slow
-def test_a_killed_holder_frees_the_lock(paths: HostPaths, other: subprocess.Popen[str]) -> None:
     JournalFile(paths, BEGUN).write()
     other.kill()
     other.wait(10)
@@ -331,8 +282,7 @@ def test_a_killed_holder_frees_the_lock(paths: HostPaths, other: subprocess.Pope
     assert holder(paths) is None
 
 
-@pytest.mark.slow
-def test_no_child_inherits_the_lock(paths: HostPaths) -> None:
+def test_neither_a_child_nor_who_asks_looks_like_a_switch(paths: HostPaths) -> None:
     with Lock(paths):
         child = subprocess.Popen(["sleep", "60"], close_fds=False)
     try:
@@ -342,10 +292,7 @@ def test_no_child_inherits_the_lock(paths: HostPaths) -> None:
     finally:
         child.kill()
         child.wait(10)
-
-
-def test_who_asks_does_not_look_like_a_switch(paths: HostPaths) -> None:
-    """`holder` has the lock for a moment, shared: a switch that begins just then waits for it."""
+    # `holder` has the lock for a moment, shared: a switch that begins just then waits for it.
     with Lock(paths):
         pass
     asking = os.open(paths.switch_lock, os.O_RDONLY)

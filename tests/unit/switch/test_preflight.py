@@ -60,11 +60,6 @@ def bench(tmp_path: Path, gpus: LabRoot) -> ReadyHost:
     return ReadyHost(tmp_path, gpus)
 
 
-def test_a_host_that_is_ready(bench: ReadyHost) -> None:
-    done = bench.check()
-    assert done.detail.startswith("image, weights, GPUs and disk as they should be") and done.warnings == ()
-
-
 def test_a_limit_below_the_planned_load_is_a_warning(bench: ReadyHost) -> None:
     wanted, longer = (
         bench.generation(plan={"gpus": [], "load_s": {"low": 40, "mid": 100, "high": high}}) for high in (700, 7000)
@@ -78,21 +73,16 @@ def test_a_limit_below_the_planned_load_is_a_warning(bench: ReadyHost) -> None:
     )
 
 
-def test_everything_that_is_wrong_is_said_at_once(bench: ReadyHost, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_is_wrong_with_what_starts_is_said_at_once(bench: ReadyHost, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.docker.images = {}
     (bench.directory / SHARD).unlink()
+    with bench.boards.claim(1, 20_000):
+        assert bench.world.preflight(bench.generation(foreign="fail"), Moves(keep=("e2b",))).warnings == ()
     bench.boards.set_fault(1, "gpu-lost")
     monkeypatch.setattr(preflight, "STATE_MIB", 10**12)
     text = bench.refused()
     for part in ("Image vllm-edge/vllm:1", f"{SHARD} is missing", "fallen off", "MiB free"):
         assert part in text
-
-
-def test_what_does_not_start_is_not_looked_at(bench: ReadyHost) -> None:
-    bench.docker.images = {}
-    (bench.directory / SHARD).unlink()
-    with bench.boards.claim(1, 20_000):
-        assert bench.world.preflight(bench.generation(foreign="fail"), Moves(keep=("e2b",))).warnings == ()
 
 
 @pytest.mark.parametrize("point", ["before_drain", "after_commit"])
@@ -104,17 +94,11 @@ def test_a_hook_that_others_may_write_is_refused_before_anything_is_touched(benc
     assert isinstance(bench.check(), Done)
 
 
-def test_an_engine_whose_secrets_are_gone_is_refused(bench: ReadyHost) -> None:
+def test_secrets_that_are_gone_and_a_docker_that_does_not_answer_are_refused(bench: ReadyHost) -> None:
     told = bench.refused(bench.generation(secrets_hash="0" * 64))
     assert f"The secrets of engine e2b are not on this host ({bench.world.paths.secret_file('e2b')})" in told
-
-
-def test_docker_that_does_not_answer(bench: ReadyHost) -> None:
     bench.docker.away = "connection refused"
     assert "The Docker Engine did not answer for 60 s (connection refused)" in bench.refused()
-
-
-# -- image
 
 
 def test_an_image_that_is_absent_or_another_one(bench: ReadyHost) -> None:
@@ -132,9 +116,6 @@ def test_an_image_that_is_absent_or_another_one(bench: ReadyHost) -> None:
     assert bench.check(bench.generation(image_id=""))
 
 
-# -- weights
-
-
 def test_weights_by_file(bench: ReadyHost) -> None:
     place = bench.directory / SHARD
     place.write_text("w" * 3999)
@@ -150,7 +131,7 @@ def test_weights_by_file(bench: ReadyHost) -> None:
     assert f"{SHARD} is missing" in bench.refused()
 
 
-def test_weights_without_a_record_or_with_another_one(bench: ReadyHost, tmp_path: Path) -> None:
+def test_weights_without_a_record_behind_a_link_or_unreadable(bench: ReadyHost, tmp_path: Path) -> None:
     absent = tmp_path / "absent.json"
     assert f"are not recorded in {absent}: 'ansible-playbook playbooks/weights.yml'" in bench.refused(
         bench.generation(weights_record=str(absent))
@@ -159,10 +140,7 @@ def test_weights_without_a_record_or_with_another_one(bench: ReadyHost, tmp_path
     assert f"are recorded at {bench.directory}, the engine reads /data/other: run site.yml" in bench.refused(other)
     done = bench.check(bench.generation(weights_record=""))
     assert "were not looked at: the generation names no record" in done.warnings[0]
-
-
-def test_weights_behind_a_link_count_and_unreadable_ones_do_not(bench: ReadyHost, tmp_path: Path) -> None:
-    """The record has the directory itself, the engine the path of the inventory."""
+    # The record has the directory itself, the engine the path of the inventory.
     link = tmp_path / "data"
     link.symlink_to(bench.directory.parent, target_is_directory=True)
     wanted = bench.generation(weights_path=str(link / bench.directory.name))
@@ -180,9 +158,6 @@ def test_containers_as_docker_lists_them() -> None:
     assert (bare.name, bare.engine, bare.running) == ("c" * 12, None, False)
 
 
-# -- disk
-
-
 def test_a_disk_that_is_full(bench: ReadyHost, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "cannot be used: " in preflight.check_disk(tmp_path / "absent")[0]
     wanted = bench.generation()
@@ -193,9 +168,6 @@ def test_a_disk_that_is_full(bench: ReadyHost, monkeypatch: pytest.MonkeyPatch, 
     assert f"The file system of {bench.paths.state} has 0 MiB free, a switch wants 64" in text
 
 
-# -- GPUs
-
-
 def test_a_card_that_was_exchanged_or_has_no_driver(bench: ReadyHost) -> None:
     other = "GPU-00000000-0000-0000-0000-000000000000"
     text = bench.refused(bench.generation(gpus=[other]))
@@ -204,7 +176,7 @@ def test_a_card_that_was_exchanged_or_has_no_driver(bench: ReadyHost) -> None:
     assert "The GPUs cannot be read: The NVIDIA kernel module is not loaded." in bench.refused()
 
 
-def test_other_peoples_processes_by_policy(bench: ReadyHost) -> None:
+def test_other_peoples_processes_by_policy_and_memory_of_engines_that_stop(bench: ReadyHost) -> None:
     with bench.boards.claim(1, 1_000) as pid:
         who = f"GPU 1 (NVIDIA L4, {UUIDS[1]}), which engine e2b is to use, is used by others: pid {pid} ("
         text = bench.refused(bench.generation(foreign="fail"))
@@ -218,15 +190,15 @@ def test_other_peoples_processes_by_policy(bench: ReadyHost) -> None:
         assert bench.check().warnings[0].endswith("NVML does not say how much they hold.")
     with bench.boards.claim(2, 20_000):
         assert bench.check(bench.generation(foreign="fail")).warnings == ()
-
-
-def test_memory_of_engines_that_stop_counts_as_free(bench: ReadyHost) -> None:
+    bench.boards.clear_fault(1, "no-process-memory")
     with bench.boards.claim(1, 20_000) as pid:
         bench.kinds[pid] = Owner("ours", "vllm-old", "vllm-old.service")
         done = bench.check(bench.generation(foreign="fail"), stop=("old",))
     assert done.warnings == ()
 
 
-def test_nothing_is_ordered_of_systemd(bench: ReadyHost) -> None:
+def test_a_host_that_is_ready_is_asked_nothing_of_systemd(bench: ReadyHost) -> None:
     bench.world.systemd = Systemd(never)
     bench.check()
+    done = bench.check()
+    assert done.detail.startswith("image, weights, GPUs and disk as they should be") and done.warnings == ()

@@ -38,10 +38,7 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-# -- side by side
-
-
-def test_answers_keep_the_order_of_the_questions_and_run_at_once() -> None:
+def test_questions_are_asked_at_once_and_what_one_raises_is_raised_after_all_have_ended() -> None:
     together = threading.Barrier(3, timeout=60)
 
     def answer(item: int) -> int:
@@ -51,22 +48,16 @@ def test_answers_keep_the_order_of_the_questions_and_run_at_once() -> None:
 
     assert call_in_parallel(answer, [0, 1, 2]) == [0, 2, 4]
     assert call_in_parallel(answer, []) == []
-
-
-def test_what_one_raises_is_raised_after_all_have_ended() -> None:
     ended = []
 
-    def answer(item: int) -> None:
+    def end(item: int) -> None:
         if item == 0:
             raise PhaseFailed("no")
         time.sleep(0.05)
         ended.append(item)
 
-    assert "no" in failure(lambda: call_in_parallel(answer, [0, 1])).text
+    assert "no" in failure(lambda: call_in_parallel(end, [0, 1])).text
     assert ended == [1]
-
-
-# -- drain
 
 
 @pytest.mark.parametrize(
@@ -123,9 +114,6 @@ def test_an_engine_that_cannot_tell_is_not_waited_for(bench: Bench) -> None:
     assert bench.world.drain(Moves(), Limits()).detail == "no engine has to stop; 0.0 s"
 
 
-# -- warm-up
-
-
 @pytest.mark.parametrize(("longest", "words"), [(None, 960), (4096, 960), (100_000, 960), (512, 192), (64, 1)])
 def test_how_long_the_longer_prompt_is(bench: Bench, longest: int | None, words: int) -> None:
     generation = bench.live(engine("e2b", max_model_len=longest))
@@ -161,9 +149,6 @@ def test_work_that_fails_fails_the_phase_with_vllms_words(bench: Bench) -> None:
     assert failed.engines == ("a",)
 
 
-# -- canary
-
-
 def test_a_canary_of_every_role(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = bench.live(engine("a", served_names=["architect", "worker"]), engine("b", port=8060))
     bench.http.answers["http://127.0.0.1:8070/v1/models"] = models("architect", "worker")
@@ -179,15 +164,6 @@ def test_a_canary_of_every_role(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
     done = bench.world.canary(wanted)
     assert done.detail.startswith("2 served names answer; ") and done.data["canary"][0]["served_name"] == "architect"
     assert [bench.paths.engine_canary(name).exists() for name in "ab"] == [True, False], "b has no container"
-
-
-def test_roles_that_failed_alike_are_told_once(bench: Bench) -> None:
-    wanted = bench.live(engine("a", served_names=["architect", "worker", "auditor"]))
-    failed = failure(lambda: bench.world.canary(wanted))
-    assert failed.text.startswith("Role architect, worker, auditor of engine a failed")
-
-
-# -- weights into the page cache
 
 
 def weighed(bench: Bench, root: Path, name: str = "e2b") -> EngineConfig:

@@ -136,9 +136,6 @@ def paths_of(result: Result) -> set[str]:
     return {Path(row.get("after_header") or row["after"]["path"]).name for row in result["diff"]}
 
 
-# -- first run, second run
-
-
 def test_the_first_run_writes_the_generation_and_asks_for_the_switch(host: Host) -> None:
     host.journal("committed", 0, "nvfp4 serves")
     result = host.run(engine(), engine("e4b", 8060), origin="-e", inventory_profile="q", asked_by="site.yml by alice")
@@ -178,9 +175,7 @@ ALL = {"engine.json", "container.json", "docker-create", "active-profile.json"}
         ({"chat": "{{ x }}"}, ["e2b"], ALL | {"chat-template.jinja"}),
     ],
 )
-def test_check_mode_tells_the_truth_and_writes_nothing(
-    host: Host, change: dict[str, Any], start: list[str], shown: set[str]
-) -> None:
+def test_check_mode_only_tells_the_truth(host: Host, change: dict[str, Any], start: list[str], shown: set[str]) -> None:
     host.settle(engine(), engine("e4b", 8060))
     before = host.everything()
     foreseen = host.run(engine(**change), engine("e4b", 8060), check=True)
@@ -239,9 +234,6 @@ def test_a_change_of_the_section_unit_restarts_nothing(host: Host) -> None:
     assert (back["moves"]["start"], back["generation"]) == ([], 1)
 
 
-# -- damage
-
-
 def test_damaged_live_files_are_named_as_ansible_does(host: Host) -> None:
     host.settle(engine())
     unit, create = host.paths.unit_file("vllm-e2b.service"), host.paths.engine_dir("e2b") / "docker-create"
@@ -260,16 +252,6 @@ def test_damaged_live_files_are_named_as_ansible_does(host: Host) -> None:
     assert host.asked[-1].startswith("switch 1 ")
 
 
-def test_a_switch_that_touched_nothing_changed_nothing(host: Host) -> None:
-    """An engine was still loading when the module looked, and served when the switch did."""
-    host.settle(engine())
-    host.status([])
-    host.journal("unchanged", 0, "Generation 1 serves already; nothing was touched.")
-    result = host.run(engine())
-    assert (result["changed"], result["result"]) == (False, "unchanged") and "nothing was touched" in result["msg"]
-    assert "journal" not in result, "the report would take its answers, of which it has none"
-
-
 def test_a_damaged_generation_is_written_again_without_a_switch(host: Host) -> None:
     host.settle(engine())
     damaged = host.paths.generation_dir(1) / "units" / "vllm-e2b.service"
@@ -283,14 +265,18 @@ def test_a_damaged_generation_is_written_again_without_a_switch(host: Host) -> N
     assert not host.run(engine())["changed"]
 
 
-def test_what_systemd_does_not_know_yet_is_a_move(host: Host) -> None:
+def test_what_systemd_does_not_know_yet_is_a_move_and_a_switch_that_touched_nothing_changed_nothing(host: Host) -> None:
     host.settle(engine())
     host.status(["e2b"], need_reload=True)
     result = host.run(engine(), check=True)
     assert result["changed"] and result["moves"]["target"] == ["needs daemon-reload"]
-
-
-# -- who chose
+    # An engine was still loading when the module looked, and served when the switch did.
+    host.settle(engine())
+    host.status([])
+    host.journal("unchanged", 0, "Generation 1 serves already; nothing was touched.")
+    result = host.run(engine())
+    assert (result["changed"], result["result"]) == (False, "unchanged") and "nothing was touched" in result["msg"]
+    assert "journal" not in result, "the report would take its answers, of which it has none"
 
 
 @pytest.mark.parametrize(
@@ -315,9 +301,6 @@ def test_an_inventory_that_says_the_same_becomes_the_origin(host: Host, was: str
     assert all(line.startswith("status") for line in host.asked)
 
 
-# -- what does not end well
-
-
 @pytest.mark.parametrize(
     ("result", "status", "changed"),
     [("rolled_back", 1, True), ("refused", 2, False), ("failed", 3, True), ("over_budget", 5, True)],
@@ -336,13 +319,7 @@ def test_a_program_that_refuses_is_quoted(host: Host, status: int, result: str) 
     assert (said["rc"], said["result"], said["msg"]) == (1, result, "another switch runs, phase start")
 
 
-def test_a_switch_that_lasts_goes_on(host: Host) -> None:
-    host.program.write_text(host.program.read_text().replace("switch) ", "switch) exec sleep 5; "))
-    said = host.run(engine(), timeout_s=1)
-    assert said["rc"] == 1 and "goes on without Ansible" in said["msg"]
-
-
-def test_nothing_is_written_while_another_switch_runs(host: Host) -> None:
+def test_nothing_is_written_while_another_switch_runs_and_one_that_lasts_goes_on(host: Host) -> None:
     with Lock(host.paths):
         before = host.everything()
         for check in (False, True):
@@ -350,6 +327,9 @@ def test_nothing_is_written_while_another_switch_runs(host: Host) -> None:
             assert (said["rc"], said["result"]) == (1, "busy") and "Another switch runs" in said["msg"]
         assert host.everything() == before
     assert host.asked == []
+    host.program.write_text(host.program.read_text().replace("switch) ", "switch) exec sleep 5; "))
+    said = host.run(engine(), timeout_s=1)
+    assert said["rc"] == 1 and "goes on without Ansible" in said["msg"]
 
 
 @pytest.mark.parametrize(
@@ -363,25 +343,19 @@ def test_nothing_is_written_while_another_switch_runs(host: Host) -> None:
         ({"vram_budget_mib": "x"}, "engine e2b: vram_budget_mib is 'x'"),
     ],
 )
-def test_what_was_rendered_wrongly_is_refused_before_anything_is_written(
-    host: Host, wrong: dict[str, Any], told: str
-) -> None:
+def test_what_was_rendered_wrongly_is_refused_and_not_written(host: Host, wrong: dict[str, Any], told: str) -> None:
     said = host.run(engine(**wrong), budgets_mib={UUID: -1}, limits={"patience": 3})
     assert said["rc"] == 1 and told in said["msg"]
     assert f"budgets_mib of {UUID} is -1" in said["msg"] and "limits: patience is none of" in said["msg"]
     assert not (host.paths.state / "generations").exists()
 
 
-def test_a_unit_that_systemd_refuses_leaves_nothing(host: Host) -> None:
+def test_a_unit_that_systemd_refuses_leaves_nothing_and_a_record_that_cannot_be_read_is_kept(host: Host) -> None:
     broken = engine()
     broken["unit"] += "BROKEN\n"
     said = host.run(broken)
     assert said["rc"] == 1 and "systemd does not accept vllm-e2b.service: unit is broken" in said["msg"]
     assert list((host.paths.state / "generations").iterdir()) == []
-
-
-def test_a_record_that_cannot_be_read_is_refused_and_kept(host: Host) -> None:
-    host.paths.state.mkdir()
     host.paths.active_profile.write_text("{")
     said = host.run(engine())
     assert said["rc"] == 1 and "does not say which generation is committed" in said["msg"]

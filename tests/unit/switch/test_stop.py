@@ -69,43 +69,31 @@ def test_every_engine_leaves_after_its_requests_and_a_switch_brings_them_back(be
     assert after["foreign"] == before["foreign"]
     assert after["away"] == [], "an engine that systemctl starts must be reached"
     assert "'vllm-edge switch 1' brings back" in told["message"]
+    entries = len(actions(bench))
+    status, told = stop()
+    assert (status, told["engines"], told["generation"]) == (Exit.OK, [], 1)
+    assert told["message"].startswith("no engine ran.")
+    assert len(actions(bench)) == entries, "a second time there is nothing to stop"
     bench.switch(bench.old, origin="host")
     assert bench.unlike(bench.old) == []
     assert actions(bench)[-1] == "hook after_commit"
 
 
-def test_a_second_time_there_is_nothing_to_stop(bench: SwitchHost, stop: Stop) -> None:
-    stop()
-    entries = len(actions(bench))
-    status, told = stop()
-    assert (status, told["engines"], told["generation"]) == (Exit.OK, [], 1)
-    assert told["message"].startswith("no engine ran.")
-    assert len(actions(bench)) == entries
-
-
-def test_a_hook_that_says_no_keeps_every_engine(bench: SwitchHost, stop: Stop) -> None:
-    bench.world.change(failing_hooks=["before_drain"])
-    status, told = stop()
-    assert (status, told["status"], told["engines"]) == (Exit.REFUSED, "refused", [])
-    assert "10-gateway ended with status 1" in told["message"]
-    assert bench.unlike(bench.old) == []
-
-
 @pytest.mark.parametrize(("action", "moment"), [("drain", "before"), ("away", "after")])
-def test_clients_of_the_gateway_come_back_where_nothing_was_stopped(
-    bench: SwitchHost, stop: Stop, action: str, moment: str
-) -> None:
+def test_clients_come_back_where_nothing_was_stopped(bench: SwitchHost, stop: Stop, action: str, moment: str) -> None:
     bench.fail(action, "no", bench.old, moment=moment)
     assert stop()[0] == Exit.REFUSED
     assert bench.unlike(bench.old) == []
 
 
-def test_an_engine_that_does_not_stop_is_named(bench: SwitchHost, stop: Stop) -> None:
+def test_an_engine_that_does_not_stop(bench: SwitchHost, stop: Stop, capsys: pytest.CaptureFixture[str]) -> None:
     bench.world.change(quirks={"e4b": "cannot be stopped"})
     status, told = stop()
     assert (status, told["status"]) == (Exit.FAILED, "failed")
-    assert told["message"].startswith("e4b did not stop. 'vllm-edge switch ")
+    assert told["message"] == ("e4b did not stop. 'vllm-edge switch 1' brings back what is missing and verifies it.")
     assert bench.world.load()["target"]["active"], "it would have taken the engine along"
+    assert run_stop(bench.paths, output="text", open_world=lambda paths: bench.world) == Exit.FAILED
+    assert capsys.readouterr() == ("", told["message"] + "\n")
 
 
 def test_a_target_that_does_not_stop(stop: Stop) -> None:
@@ -113,18 +101,20 @@ def test_a_target_that_does_not_stop(stop: Stop) -> None:
     assert status == Exit.FAILED and f"{TARGET} did not stop: Job timed out." in told["message"]
 
 
-def test_a_docker_that_is_away_before_anything_was_stopped(bench: SwitchHost, stop: Stop) -> None:
-    bench.world.change(docker_away=1)
-    status, told = stop()
-    assert (status, told["message"]) == (Exit.REFUSED, "The Docker Engine did not answer.")
-    assert bench.unlike(bench.old) == []
-
-
-def test_while_a_switch_runs(bench: SwitchHost, stop: Stop) -> None:
+def test_what_refuses_to_stop_leaves_every_engine(bench: SwitchHost, stop: Stop) -> None:
     with Lock(bench.paths):
         status, told = stop()
     assert (status, told["status"]) == (Exit.BUSY, "busy")
     assert told["message"].endswith("Nothing was stopped.")
+    assert bench.unlike(bench.old) == []
+    bench.world.change(docker_away=1)
+    status, told = stop()
+    assert (status, told["message"]) == (Exit.REFUSED, "The Docker Engine did not answer.")
+    assert bench.unlike(bench.old) == []
+    bench.world.change(failing_hooks=["before_drain"])
+    status, told = stop()
+    assert (status, told["status"], told["engines"]) == (Exit.REFUSED, "refused", [])
+    assert "10-gateway ended with status 1" in told["message"]
     assert bench.unlike(bench.old) == []
 
 
@@ -136,22 +126,10 @@ def test_after_a_switch_that_was_killed(bench: SwitchHost, stop: Stop) -> None:
     assert len(actions(bench)) == entries
 
 
-def test_where_nothing_is_committed(tmp_path: Path, stop: Stop) -> None:
+def test_where_nothing_is_committed_or_it_cannot_be_read(tmp_path: Path, stop: Stop, bench: SwitchHost) -> None:
     status, told = stop(new_host(tmp_path / "new"))
     assert (status, told["generation"], told["engines"]) == (Exit.OK, None, [])
-
-
-def test_a_generation_that_cannot_be_read(bench: SwitchHost, stop: Stop) -> None:
     (bench.paths.generation_dir(1) / "generation.json").write_text("{")
     status, told = stop()
     assert status == Exit.REFUSED and "Nothing was stopped; site.yml repairs it." in told["message"]
     assert actions(bench) == []
-
-
-def test_for_people(bench: SwitchHost, capsys: pytest.CaptureFixture[str]) -> None:
-    bench.fail("stop", "e2b hangs in the driver.", bench.old)
-    capsys.readouterr()
-    assert run_stop(bench.paths, output="text", open_world=lambda paths: bench.world) == Exit.FAILED
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err == ("e2b hangs in the driver. 'vllm-edge switch 1' brings back what is missing and verifies it.\n")

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from ansible.module_utils.vllm_edge.generation import committed, store
 from ansible.module_utils.vllm_edge.generation.model import Committed, GenerationError
-from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch import run as switch_run
 from ansible.module_utils.vllm_edge.switch.model import (
     BACK_PHASES,
@@ -34,9 +33,6 @@ def recorded(bench: SwitchHost) -> Committed:
     now = committed.committed(bench.paths)
     assert now is not None
     return now
-
-
-# ---- it goes well -----------------------------------------------------------------------------------------------
 
 
 def test_a_switch_commits_and_touches_only_what_differs(bench: SwitchHost, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +67,7 @@ def test_a_switch_commits_and_touches_only_what_differs(bench: SwitchHost, capsy
         ("host", "inventory", "2026-11-20T00:00:00Z"),
     ],
 )
-def test_what_is_active_already_is_not_touched_and_who_chose_it_is_remembered(
+def test_what_is_active_already_is_kept_and_its_origin(
     bench: SwitchHost, origin: str, kept: str, chosen_at: str
 ) -> None:
     journal = bench.ends(Result.UNCHANGED, bench.old, origin=origin)
@@ -87,9 +83,6 @@ def test_a_change_that_no_engine_notices_is_committed(bench: SwitchHost) -> None
     assert bench.pids(*OLD.engines) == before
     assert "hook before_drain" not in " ".join(bench.log), "nothing is drained where nothing stops"
     assert journal.start == ()
-
-
-# ---- every phase fails ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("phase", BEFORE_COMMIT)
@@ -117,7 +110,7 @@ def test_a_phase_that_fails(bench: SwitchHost, phase: Phase, when: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ROLLS_BACK)
-def test_what_nobody_expected_is_a_failed_phase_with_a_traceback(
+def test_an_unexpected_error_is_a_failed_phase(
     bench: SwitchHost, capsys: pytest.CaptureFixture[str], phase: Phase
 ) -> None:
     bench.fail(phase, KeyError("unheard of"))
@@ -129,9 +122,7 @@ def test_what_nobody_expected_is_a_failed_phase_with_a_traceback(
     ("phase", "words", "then"),
     [("clean_up", "vllm-edge switch 2", Result.COMMITTED), ("back", "Phase back failed", Result.UNCHANGED)],
 )
-def test_a_failure_after_the_commit_leaves_the_new_generation_serving_and_says_what_is_left(
-    bench: SwitchHost, phase: str, words: str, then: Result
-) -> None:
+def test_a_failure_after_the_commit_says_what_is_left(bench: SwitchHost, phase: str, words: str, then: Result) -> None:
     bench.fail(phase, "systemd did not answer.")
     journal = bench.ends(Result.FAILED)
     assert "is committed and serves" in journal.message and words in journal.message
@@ -149,8 +140,6 @@ def test_a_failing_hook_before_drain_goes_back_and_one_after_commit_is_a_warning
     bench.world.change(failing_hooks=["after_commit"])
     assert "10-gateway" in bench.ends(Result.COMMITTED).warnings[0]
 
-
-# ---- faults of engines and hosts --------------------------------------------------------------------------------
 
 NEW_ENGINE = f"31b-w4a16@{SMALL.input_hash}"
 OLD_ENGINE = "31b-nvfp4"
@@ -170,16 +159,13 @@ def test_a_faulty_new_engine_is_replaced_by_the_old_one(bench: SwitchHost, quirk
     assert f"in phase {phase}" in bench.ends(Result.ROLLED_BACK).message
 
 
-def test_memory_that_an_old_engine_leaves_behind_is_a_warning(bench: SwitchHost) -> None:
-    bench.world.change(quirks={OLD_ENGINE: "leaves an orphan"})
-    assert "was killed" in bench.ends(Result.COMMITTED).warnings[0]
-
-
-def test_an_old_engine_that_cannot_be_stopped_goes_on_serving(bench: SwitchHost) -> None:
+def test_an_old_engine_that_cannot_be_stopped_goes_on_serving_and_one_leaving_memory_warns(bench: SwitchHost) -> None:
     before = bench.pids(OLD_ENGINE)
     bench.world.change(quirks={OLD_ENGINE: "cannot be stopped"})
     bench.ends(Result.ROLLED_BACK)
     assert bench.pids(OLD_ENGINE) == before
+    bench.world.change(quirks={OLD_ENGINE: "leaves an orphan"})
+    assert "was killed" in bench.ends(Result.COMMITTED).warnings[0]
 
 
 def test_a_foreign_process_that_comes_in_the_middle_is_named_and_the_rest_comes_back(bench: SwitchHost) -> None:
@@ -212,22 +198,17 @@ def test_docker_restarted_in_the_middle_is_waited_for_on_the_way_back(bench: Swi
     assert bench.ends(Result.ROLLED_BACK).warnings == (), "it was waited for, and seen"
 
 
-def test_a_docker_that_does_not_come_back_is_gone_back_without(bench: SwitchHost) -> None:
-    """What runs cannot be seen: the journal says what was moved, and its reverse is done."""
+def test_a_docker_that_is_away_at_first_refuses_and_one_that_stays_away_is_gone_back_without(bench: SwitchHost) -> None:
+    bench.world.change(docker_away=1)
+    assert "did not answer" in bench.ends(Result.REFUSED).message
+    # What runs cannot be seen: the journal says what was moved, and its reverse is done.
     bench.at("warm_up", lambda: bench.world.change(docker_away=10_000))
     bench.fail("warm_up", "The Docker Engine did not answer.")
     assert any("going by the journal" in text for text in bench.ends(Result.ROLLED_BACK).warnings)
 
 
-def test_a_docker_that_is_away_from_the_beginning_refuses(bench: SwitchHost) -> None:
-    bench.world.change(docker_away=1)
-    assert "did not answer" in bench.ends(Result.REFUSED).message
-
-
 @pytest.mark.parametrize("fault", [False, True])
-def test_a_clock_that_jumps_changes_no_duration_and_no_decision(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: bool
-) -> None:
+def test_a_clock_that_jumps_changes_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: bool) -> None:
     stamps = [f"20{60 - year:02}-01-01T00:00:00Z" for year in range(60)]
 
     def once(root: Path, **jumps: list[str]) -> Journal:
@@ -241,9 +222,6 @@ def test_a_clock_that_jumps_changes_no_duration_and_no_decision(
     assert [(record.phase, record.began_s, record.seconds) for record in jumping.phases] == [
         (record.phase, record.began_s, record.seconds) for record in steady.phases
     ]
-
-
-# ---- the way back fails, too ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("phase", BACK_PHASES)
@@ -269,25 +247,15 @@ def test_a_way_back_that_fails_brings_back_what_it_can(bench: SwitchHost, phase:
     bench.ends(Result.COMMITTED if bench.unlike(old) and phase is not Phase.BACK else Result.UNCHANGED, old)
 
 
-def test_an_engine_that_answers_and_is_of_the_other_generation_is_no_rollback(
-    bench: SwitchHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_of_the_other_generation_is_no_rollback(bench: SwitchHost) -> None:
     """A canary asks a served name, and cannot know whose it is."""
     bench.world.change(quirks={f"e2b@{bench.new.hashes['e2b']}": "cannot be stopped"})
     bench.fail("measure", "over budget")
-    monkeypatch.setattr(bench.world, "silent", lambda state, wanted, name: False)
+    bench.monkeypatch.setattr(bench.world, "silent", lambda state, wanted, name: False)
     assert "engines that run and should not, or otherwise: e2b" in bench.ends(Result.FAILED).message
 
 
-def test_an_engine_without_its_files_is_not_started_as_something_else(bench: SwitchHost) -> None:
-    bench.fail("canary", "wrong answer")
-    bench.fail("install", "the disk is full", bench.old)
-    assert bench.switch() == Exit.FAILED
-    assert bench.units["e2b"]["active"] == "inactive", "its live files are those of the other generation"
-    assert (bench.units["31b-nvfp4"]["active"], bench.units["e4b"]["active"]) == ("active", "active")
-
-
-def test_the_ballast_makes_room_for_files_on_the_way_back(bench: SwitchHost) -> None:
+def test_the_ballast_makes_room_for_the_way_back_and_no_engine_starts_without_its_files(bench: SwitchHost) -> None:
     def full() -> None:
         if bench.ballast.exists():
             raise PhaseFailed("No space left on device")
@@ -295,9 +263,12 @@ def test_the_ballast_makes_room_for_files_on_the_way_back(bench: SwitchHost) -> 
     bench.fail("canary", "wrong answer")
     bench.at("install", full, bench.old)
     bench.ends(Result.ROLLED_BACK)
-
-
-# ---- first run --------------------------------------------------------------------------------------------------
+    bench.calm()
+    bench.fail("canary", "wrong answer")
+    bench.fail("install", "the disk is full", bench.old)
+    assert bench.switch() == Exit.FAILED
+    assert bench.units["e2b"]["active"] == "inactive", "its live files are those of the other generation"
+    assert (bench.units["31b-nvfp4"]["active"], bench.units["e4b"]["active"]) == ("active", "active")
 
 
 def test_the_first_switch_of_a_host(first: SwitchHost) -> None:
@@ -321,9 +292,6 @@ def test_a_first_switch_whose_engines_cannot_be_stopped_again_says_so(first: Swi
     assert "e4b did not stop" in journal.message and "Nothing is committed" in journal.message
 
 
-# ---- a first switch over its budget ------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def over(first: SwitchHost) -> SwitchHost:
     """A host whose first generation serves and uses 500 MiB more than the budget of e2b."""
@@ -332,12 +300,18 @@ def over(first: SwitchHost) -> SwitchHost:
     return first
 
 
-def test_a_first_switch_over_its_budget_serves_and_says_so(over: SwitchHost) -> None:
+def test_a_first_switch_over_its_budget_serves_and_a_raised_one_ends_that_without_a_restart(over: SwitchHost) -> None:
     journal = over.journal
     assert [record.phase for record in journal.phases] == list(PHASES)
     assert journal.over_budget == ("GPU 3: 21400 MiB, budget 20900 MiB.",)
     assert journal.over_budget[0] in journal.message and "keep serving" in journal.message
     assert recorded(over).over_budget
+    before = over.pids(*OLD.engines)
+    config = {"served_names": ["sentry"], "gpus": GPUS[3:], "vram_budget_mib": 21_700}
+    raised = engine("e2b", note="--max-model-len=8192\n", **config)
+    number = put(over.paths, rendered(BIG, KEPT, raised, profile=OLD.profile))
+    over.ends(Result.COMMITTED, store.load(over.paths, number), origin="inventory")
+    assert over.pids(*OLD.engines) == before and not recorded(over).over_budget
 
 
 def test_a_lost_gpu_is_no_overrun_of_a_first_switch(first: SwitchHost) -> None:
@@ -345,15 +319,6 @@ def test_a_lost_gpu_is_no_overrun_of_a_first_switch(first: SwitchHost) -> None:
     first.at("measure", lambda: first.world.change(lost_gpus=[first.new.engines["e4b"].config.gpus[0]]))
     assert "GPU 2 is lost" in first.ends(Result.ROLLED_BACK).message
     assert committed.committed(first.paths) is None
-
-
-def test_a_raised_budget_restarts_nothing_and_ends_the_overrun(over: SwitchHost) -> None:
-    before = over.pids(*OLD.engines)
-    config = {"served_names": ["sentry"], "gpus": GPUS[3:], "vram_budget_mib": 21_700}
-    raised = engine("e2b", note="--max-model-len=8192\n", **config)
-    number = put(over.paths, rendered(BIG, KEPT, raised, profile=OLD.profile))
-    over.ends(Result.COMMITTED, store.load(over.paths, number), origin="inventory")
-    assert over.pids(*OLD.engines) == before and not recorded(over).over_budget
 
 
 @pytest.mark.parametrize("fault", ["", "canary"])
@@ -375,27 +340,15 @@ def test_a_recovered_first_switch_over_its_budget_says_so(first: SwitchHost) -> 
     assert (first.journal.result, len(first.journal.over_budget)) == (Result.OVER_BUDGET, 1)
 
 
-@pytest.mark.parametrize("still", [True, False])
-def test_a_repair_of_a_generation_over_its_budget_measures_it_again(over: SwitchHost, still: bool) -> None:
-    over.world.change(quirks={"e2b": "grows" if still else ""})
-    over.stop("e2b")
-    over.ends(Result.OVER_BUDGET if still else Result.COMMITTED)
-    assert recorded(over).over_budget is still
+def test_a_repair_of_a_generation_over_its_budget_measures_it_again(over: SwitchHost) -> None:
+    for quirk, result in (("grows", Result.OVER_BUDGET), ("", Result.COMMITTED)):
+        over.world.change(quirks={"e2b": quirk})
+        over.stop("e2b")
+        over.ends(result)
+        assert recorded(over).over_budget is (quirk == "grows")
 
 
-# ---- repair -----------------------------------------------------------------------------------------------------
-
-
-def test_a_repair_brings_back_what_is_missing_and_touches_nothing_that_serves(stopped: SwitchHost) -> None:
-    stopped.paths.unit_file("vllm-e2b.service").unlink()
-    kept = stopped.pids("31b-nvfp4", "e4b")
-    journal = stopped.ends(Result.COMMITTED, stopped.old)
-    assert stopped.pids("31b-nvfp4", "e4b") == kept
-    assert journal.start == ("e2b",) and journal.from_generation == journal.generation
-    assert recorded(stopped).previous_generation is None
-
-
-def test_a_repair_that_fails_rolls_nothing_back(stopped: SwitchHost) -> None:
+def test_a_repair_touches_nothing_that_serves_and_rolls_nothing_back_where_it_fails(stopped: SwitchHost) -> None:
     stopped.world.change(quirks={"e2b": "crashes while loading"})
     kept = stopped.pids("31b-nvfp4", "e4b")
     journal = stopped.ends(Result.FAILED, stopped.old)
@@ -404,9 +357,13 @@ def test_a_repair_that_fails_rolls_nothing_back(stopped: SwitchHost) -> None:
     assert stopped.pids("31b-nvfp4", "e4b") == kept
     assert [record.phase for record in journal.phases if record.direction == "back"] == [Phase.BACK]
     assert stopped.world.load()["away"] == [], "an engine that is started by hand must be reached"
-
-
-# ---- what cannot be read ----------------------------------------------------------------------------------------
+    stopped.world.change(quirks={})
+    stopped.paths.unit_file("vllm-e2b.service").unlink()
+    kept = stopped.pids("31b-nvfp4", "e4b")
+    journal = stopped.ends(Result.COMMITTED, stopped.old)
+    assert stopped.pids("31b-nvfp4", "e4b") == kept
+    assert journal.start == ("e2b",) and journal.from_generation == journal.generation
+    assert recorded(stopped).previous_generation is None
 
 
 def test_a_generation_that_is_not_there_or_damaged_is_refused(bench: SwitchHost) -> None:
@@ -424,9 +381,7 @@ def test_no_switch_without_a_way_back_where_the_committed_generation_is_damaged(
 
 
 @pytest.mark.parametrize("fails", ["", "before the stop", "after it"])
-def test_a_committed_generation_without_a_directory_is_left_with_a_warning(
-    tmp_path: Path, bench: SwitchHost, fails: str
-) -> None:
+def test_leaving_a_committed_generation_without_files_warns(tmp_path: Path, bench: SwitchHost, fails: str) -> None:
     """As an older release has set the host up."""
     bench.paths.generation_dir(1).rename(tmp_path / "elsewhere")
     if fails == "before the stop":
@@ -450,34 +405,22 @@ def test_a_damaged_record_of_what_is_committed_is_refused(bench: SwitchHost) -> 
     assert bench.log == []
 
 
-def test_a_watch_that_breaks_costs_its_numbers_only(bench: SwitchHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    def watch(*generations: object) -> None:
-        raise OSError("no sockets left")
-
-    monkeypatch.setattr(bench.world, "watch", watch)
+def test_a_watch_that_breaks_costs_its_numbers_only(bench: SwitchHost) -> None:
+    bench.monkeypatch.setattr(bench.world, "watch", Mock(side_effect=OSError("no sockets left")))
     journal = bench.ends(Result.COMMITTED)
     assert journal.downtime == {} and "no sockets left" in journal.warnings[0]
 
 
-def test_a_world_that_cannot_be_opened_is_no_rollback(
-    bench: SwitchHost, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_world_that_cannot_be_opened_is_no_rollback(bench: SwitchHost, capsys: pytest.CaptureFixture[str]) -> None:
     """An exception that nobody catches would end Python with status 1, which says `rolled back`."""
-
-    def broken(paths: HostPaths) -> None:
-        raise ImportError("no docker")
-
-    monkeypatch.setattr(switch_run, "_open_world", broken)
+    bench.monkeypatch.setattr(switch_run, "_open_world", Mock(side_effect=ImportError("no docker")))
     assert bench.switch() == Exit.FAILED
     assert "no docker" in capsys.readouterr().err
 
 
-def test_a_reader_that_is_gone_does_not_end_the_switch(bench: SwitchHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(*arguments: Any, **named: Any) -> None:
-        raise BrokenPipeError
-
-    with monkeypatch.context() as patch:
-        patch.setattr("builtins.print", gone)
+def test_a_reader_that_is_gone_does_not_end_the_switch(bench: SwitchHost) -> None:
+    with bench.monkeypatch.context() as patch:
+        patch.setattr("builtins.print", Mock(side_effect=BrokenPipeError))
         status = bench.switch()
     assert status == Exit.OK and bench.unlike(bench.new) == []
 
@@ -492,9 +435,6 @@ def test_serving_generations_are_what_the_helper_says(tmp_path: Path) -> None:
     other = new_host(tmp_path / "other")
     serve(other, NEW)
     assert unlike(other, None) != []
-
-
-# ---- clients of the gateway -------------------------------------------------------------------------------------
 
 
 def test_names_are_away_before_requests_are_waited_for_and_back_after_the_commit(bench: SwitchHost) -> None:
