@@ -51,10 +51,11 @@ def run_bounded(call: Callable[[], Result]) -> Result:
 
 
 def write_sums(directory: Path) -> None:
+    """As the message about a missing hash says it."""
     lines = [
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(directory)}\n"
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  ./{path.relative_to(directory)}\n"
         for path in sorted(directory.rglob("*"))
-        if path.is_file() and not path.is_symlink()
+        if path.is_file()
     ]
     (directory / "SHA256SUMS").write_text("".join(lines))
 
@@ -171,6 +172,8 @@ def test_directory_as_it_should_be_is_brought(weights: Run, arguments: Result, s
     assert result["rc"] == 0 and len(result["downloaded"]) == 3, result
     again = run_bounded(lambda: weights(source_directory=str(source), revision=COMMIT))
     assert not again["changed"], again
+    branch = weights(source_directory=str(source), path=f"{arguments['path']}-else")
+    assert branch["rc"] == 1 and "Give the commit" in branch["msg"], branch
 
 
 def test_file_that_grows_while_it_is_read_is_refused(weights: Run, arguments: Result, source: Path) -> None:
