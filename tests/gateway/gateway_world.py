@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -333,10 +332,6 @@ class H2:
                 self.ended.add(stream)
         return True
 
-    def wait_for_window(self, stream: int, count: int, sent: int) -> None:
-        """Wait until `count` bytes more than the `sent` ones may be sent."""
-        self.read(lambda: min(self.windows.get(one, 65535) for one in (0, stream)) >= sent + count)
-
     def receive(self, count: int) -> bytes:
         data = b""
         while len(data) < count:
@@ -498,12 +493,6 @@ class Gateway:
         assert self.process.poll() is None, self.log.read_text()
         wait_until(lambda: "architect" in self.command("show servers state"))
 
-    @property
-    def version(self) -> tuple[int, int]:
-        found = re.search(r"Version: (\d+)\.(\d+)", self.command("show info"))
-        assert found
-        return int(found[1]), int(found[2])
-
     def reload(self) -> None:
         """What `systemctl reload` does; it returns when the new worker answers, and no other does."""
         assert self.process
@@ -513,13 +502,10 @@ class Gateway:
             before = self.log.read_bytes().count(b"Loading success")
             self.process.send_signal(signal.SIGUSR2)
             with contextlib.suppress(AssertionError):
-                wait_until(functools.partial(self.has_loaded, before + 1), 4)
+                wait_until(lambda before=before: self.log.read_bytes().count(b"Loading success") > before, 4)
                 wait_until(lambda: not any(map(self.is_listening, old)))
                 return
         raise AssertionError(self.log.read_text())
-
-    def has_loaded(self, times: int) -> bool:
-        return self.log.read_bytes().count(b"Loading success") >= times
 
     def is_listening(self, worker: int) -> bool:
         """Whether a process takes commands on the admin socket, which old and new workers share for a moment."""
@@ -541,9 +527,8 @@ class Gateway:
         return sum(map(int, re.findall(rf"{kind}:\s+(\d+)", text))) / 1024
 
     def get_log(self, request_id: str) -> dict[str, Any]:
-        line = wait_until(lambda: [one for one in self.read_log() if one["request_id"] == request_id])
-        assert isinstance(line[0], dict)
-        return line[0]
+        lines = wait_until(lambda: [one for one in self.read_log() if one["request_id"] == request_id])
+        return dict(lines[0])
 
     def read_log(self) -> list[dict[str, Any]]:
         """The access log; each of its lines must be JSON."""

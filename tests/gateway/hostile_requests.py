@@ -249,8 +249,9 @@ def send_big(client: H2) -> None:
     body = fill(10 * MIB)
     client.ask(1, body[:60_000], end=False, **{"content-length": str(len(body))})
     for start in range(60_000, len(body), 16_384):
-        client.wait_for_window(1, min(16_384, len(body) - start), start)
-        client.send(write_frame(DATA, int(start + 16_384 >= len(body)), 1, body[start : start + 16_384]))
+        end = min(start + 16_384, len(body))
+        client.read(lambda end=end: min(client.windows.get(stream, 65535) for stream in (0, 1)) >= end)
+        client.send(write_frame(DATA, int(end == len(body)), 1, body[start:end]))
 
 
 def send_no_path(client: H2) -> None:

@@ -26,7 +26,7 @@ HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e
 
 @dataclass
 class Parsed(HTMLParser):
-    """What a page is made of."""
+    """What a page is made of. Every element that ends is the last one that began."""
 
     ids: list[str] = field(default_factory=list)
     headings: list[int] = field(default_factory=list)
@@ -39,7 +39,6 @@ class Parsed(HTMLParser):
         super().__init__()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note the element."""
         values = dict(attrs)
         if self.open_tags and self.open_tags[-1] == "table" and self.tags[-1][0] == "table":
             self.first_in_table.append(tag)
@@ -52,20 +51,16 @@ class Parsed(HTMLParser):
             self.open_tags.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note an element of SVG that has no end."""
         self.tags.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
-        """Every element that ends was the last one that began."""
         assert self.open_tags.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        """Note the text."""
         self.text += data
 
 
 def parse(page: str) -> Parsed:
-    """Parse a page."""
     parsed = Parsed()
     parsed.feed(page)
     parsed.close()
@@ -96,13 +91,8 @@ def test_structure(example: str, built: pages.Built) -> None:
     assert all(values.get("scope") in {"row", "col"} for tag, values in parsed.tags if tag == "th")
     links = {str(values["href"])[1:] for tag, values in parsed.tags if tag == "a"}
     assert links <= set(parsed.ids) and len(links) == len(SECTIONS) + 1
-    named = [
-        str(values[key])
-        for _, values in parsed.tags
-        for key in values
-        if key in ("aria-labelledby", "aria-describedby")
-    ]
-    assert set(named) <= set(parsed.ids)
+    for key in ("aria-labelledby", "aria-describedby"):
+        assert {values[key] for _, values in parsed.tags if key in values} <= set(parsed.ids)
     assert {"header", "nav", "main", "footer"} <= {tag for tag, _ in parsed.tags}
 
     for word in ("http://", "https://", "url(", " src=", "<script", "@import", "xlink", "<link"):
@@ -139,12 +129,10 @@ def test_hostile_texts_stay_texts(full: PageData, built: pages.Built) -> None:
 
 
 def test_the_same_data_give_the_same_bytes(full: PageData, built: pages.Built) -> None:
-    """Neither page nor plots have dates or random names."""
     assert pages.build(full) == built
 
 
 def test_everything_recorded_is_on_the_page(built: pages.Built) -> None:
-    """Roles, plan against measurement, gaps, speeds, phases of loads, quality, versions, pins and the note."""
     text = parse(built.page).text
     for word in (
         "architect", "nvidia/Gemma-4-31B-IT-NVFP4", "7 of 7 figures within the tolerance", "architect: no answer",
@@ -157,7 +145,6 @@ def test_everything_recorded_is_on_the_page(built: pages.Built) -> None:
 
 
 def test_what_is_missing_is_said() -> None:
-    """Each part without a record names the playbook that makes one."""
     bare = pages.build(MINIMAL)
     text = parse(bare.page).text
     assert not bare.plots and not bare.missing
@@ -186,7 +173,6 @@ def test_without_plots_there_are_tables(full: PageData, monkeypatch: pytest.Monk
 
 
 def test_plots_are_files_in_the_light_scheme(built: pages.Built) -> None:
-    """Memory and speed are SVG, in colours and with their title, and PNG."""
     plots = built.plots
     assert set(plots) == {"memory.svg", "memory.png", "speed.svg", "speed.png"}
     assert plots["memory.png"].startswith(b"\x89PNG")
@@ -196,7 +182,6 @@ def test_plots_are_files_in_the_light_scheme(built: pages.Built) -> None:
 
 
 def test_problems_are_the_verdict(full: PageData) -> None:
-    """Problems come first, and an engine that does not serve is one."""
     down = [{**engine, "state": "failed"} for engine in full.engines]
     assert replace(full, report={**full.report, "problems": ["a", "b"]}).verdict == "2 problems"
     assert replace(full, report={**full.report, "engines": down}).failures[0] == "31b-nvfp4-tp2 is failed."
@@ -219,8 +204,7 @@ def test_unknown_is_not_zero(full: PageData) -> None:
     assert [line.value for line in figure.lines] == ["unknown"]
 
 
-def test_records_that_are_damaged(tmp_path: Path) -> None:
-    """What is no record is left out; a run that was killed in the middle of a line counts up to there."""
+def test_of_damaged_records_what_can_be_read_counts(tmp_path: Path) -> None:
     (tmp_path / "20261125T000000Z-a.jsonl").write_text('{"kind": "run", "run": "a"}\n{"kind": "measurement"}\n{"kin')
     (tmp_path / "20261125T000001Z-b.jsonl").write_text("[]")
     (tmp_path / "20261125T000002Z-c.json").write_text("{")
@@ -238,13 +222,9 @@ def test_a_saved_report_completes_only_its_own_generation() -> None:
     assert complete({"generation": 2, "completions": []}, saved)["completions"] == []
 
 
-def test_index() -> None:
-    """One line for each host, with a link that is no other address."""
-    rows = [
-        {"host": name, "profile": "p", "verdict": "2 problems", "good": False, "made_at": "x"}
-        for name in ("a/../b", "c")
-    ]
-    page = parse(pages.build_index(rows))
+def test_the_index_has_a_link_for_each_host() -> None:
+    row = {"profile": "p", "verdict": "2 problems", "good": False, "made_at": "x"}
+    page = parse(pages.build_index([{**row, "host": name} for name in ("a/../b", "c")]))
     assert [values["href"] for tag, values in page.tags if tag == "a"] == ["#content", "a/../b.html", "c.html"]
 
 
