@@ -94,7 +94,6 @@ OTHER_PATHS = [
 NO_BODIES = {
     "array": b'[{"model": "worker"}]',
     "blanks": b"  ",
-    "text": b"model=worker",
     "NUL inside": b'{"model": "worker", "a": "\0"}',
     "BOM": b"\xef\xbb\xbf" + BODY,
     "no model": b'{"messages": []}',

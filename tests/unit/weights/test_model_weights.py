@@ -43,7 +43,7 @@ def record(arguments: Result) -> Path:
     return Path(arguments["state_directory"]) / "tiny.json"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "PAUSES_S", (0.0, 0.0))
 
@@ -74,12 +74,7 @@ def damage(path: Path) -> None:
 
 
 def test_first_run_brings_what_vllm_reads_and_records_the_commit(
-    weights: Run,
-    hub: TestHub,
-    target: Path,
-    arguments: Result,
-    record: Path,
-    on_the_disk: Callable[[Path], bool],
+    weights: Run, hub: TestHub, target: Path, record: Path, on_the_disk: Callable[[Path], bool]
 ) -> None:
     result = weights()
     assert result["rc"] == 0, result
@@ -101,7 +96,7 @@ def test_first_run_brings_what_vllm_reads_and_records_the_commit(
     assert not (target.parent / ".incoming").exists()
     assert {stat.S_IMODE((target / name).stat().st_mode) for name in FILES} == {0o640}
     assert {stat.S_IMODE(path.stat().st_mode) for path in (target, target / "nested")} == {0o750}
-    line = Path(arguments["progress_path"]).read_text()
+    line = (target.parents[1] / "progress" / "weights-tiny").read_text()
     assert line.startswith("tiny: 3 of 3 files, 100 %, 0.2 of 0.2 MiB, ")
 
 
@@ -266,9 +261,7 @@ def test_broken_download_goes_on_in_the_next_run(weights: Run, hub: TestHub, tar
     check_refusal(broken, f"Nothing was put into {target}.", waiting)
 
 
-def test_download_that_breaks_off_again_and_again_goes_on(
-    weights: Run, hub: TestHub, target: Path, no_pauses: None
-) -> None:
+def test_download_that_breaks_off_again_and_again_goes_on(weights: Run, hub: TestHub, target: Path) -> None:
     """Each connection lives for less than a tenth of the file, and there are more of them than attempts."""
     hub.write("model.safetensors", LARGE)
     hub.faults({"path": "*/model.safetensors", "break_after_bytes": len(LARGE) // 11})
@@ -313,7 +306,7 @@ def test_room_counts_what_has_arrived_and_frees_what_is_of_no_use(
     assert asked == [(len(LARGE) - MOST, False)]
 
 
-def test_refusal_of_the_storage_is_not_called_a_gate(weights: Run, hub: TestHub, no_pauses: None) -> None:
+def test_refusal_of_the_storage_is_not_called_a_gate(weights: Run, hub: TestHub) -> None:
     hub.faults({"path": "/cdn/*", "status": 403})
     host = f"127.0.0.1:{hub.server.cdn.server_address[1]}"
     check_refusal(weights(), f"{hub.endpoint} redirected model.safetensors of example/tiny to {host}", "HTTP 403")
@@ -322,7 +315,7 @@ def test_refusal_of_the_storage_is_not_called_a_gate(weights: Run, hub: TestHub,
 
 
 @pytest.mark.slow
-def test_rate_limit_is_waited_for(weights: Run, hub: TestHub, no_pauses: None) -> None:
+def test_rate_limit_is_waited_for(weights: Run, hub: TestHub) -> None:
     hub.faults({"path": "*/model.safetensors", "times": 1, "status": 429, "retry_after_s": 2})
     begin = time.monotonic()
     assert weights()["rc"] == 0
@@ -341,14 +334,12 @@ def test_no_answer_is_larger_than_storage_gives(weights: Run, hub: TestHub, monk
     [{"method": "*", "times": 2, "status": 503}, {"times": 1, "expires_in_s": -1}],
     ids=["error", "old address"],
 )
-def test_error_of_the_hub_that_passes_is_outlasted(weights: Run, hub: TestHub, no_pauses: None, fault: Result) -> None:
+def test_error_of_the_hub_that_passes_is_outlasted(weights: Run, hub: TestHub, fault: Result) -> None:
     hub.faults({"path": "*/resolve/*/model.safetensors", **fault})
     assert weights()["rc"] == 0
 
 
-def test_error_of_the_hub_that_stays_is_said_with_what_has_arrived(
-    weights: Run, hub: TestHub, target: Path, no_pauses: None
-) -> None:
+def test_error_of_the_hub_that_stays_is_said_with_what_has_arrived(weights: Run, hub: TestHub, target: Path) -> None:
     hub.faults({"path": "*/model.safetensors", "status": 503})
     nothing, arrived = f"Nothing was put into {target}.", "2 of 3 files (0.0 MiB) have arrived"
     check_refusal(weights(), "answered HTTP 503 for model.safetensors of example/tiny", nothing, arrived)
@@ -359,9 +350,7 @@ def test_error_of_the_hub_that_stays_is_said_with_what_has_arrived(
     assert hub.downloads() == ["model.safetensors"]
 
 
-def test_damage_on_the_disk_is_said_where_the_hub_is_away(
-    weights: Run, first: Result, target: Path, no_pauses: None
-) -> None:
+def test_damage_on_the_disk_is_said_where_the_hub_is_away(weights: Run, first: Result, target: Path) -> None:
     damage(target / "model.safetensors")
     damaged = (target / "model.safetensors").read_bytes()
     check_refusal(
