@@ -93,7 +93,7 @@ def test_hostile_texts_stay_texts(full: PageData, built: pages.Built) -> None:
     assert {one.tag for one in root.iter()} <= {one.tag for one in parse(built.page).iter()}
     assert not [key for one in root.iter() for key in one.attrib if key.startswith("on")]
     assert "<script>alert(1)" in "".join(root.itertext())
-    assert "<script" not in pages.build_index([data.index_row])
+    assert parse(pages.build_index([data.index_row])).find(".//script") is None
 
 
 def test_the_same_data_give_the_same_bytes(full: PageData, built: pages.Built) -> None:
