@@ -258,17 +258,9 @@ def write_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> byt
 
 def write_fields(*fields: tuple[str, str]) -> bytes:
     """Header fields for HTTP/2, each spelt out (HPACK: literal without indexing, without Huffman's code)."""
-
-    def spell(text: str) -> bytes:
-        raw = text.encode("latin-1")
-        if len(raw) < 127:
-            return bytes([len(raw)]) + raw
-        rest, length = len(raw) - 127, b"\x7f"
-        while rest > 127:
-            rest, length = rest >> 7, length + bytes([rest & 127 | 128])
-        return length + bytes([rest]) + raw
-
-    return b"".join(b"\x00" + spell(name) + spell(value) for name, value in fields)
+    assert all(len(text) < 127 for field in fields for text in field), "a longer text has another length in HPACK"
+    spelt = (b"".join(bytes([len(text)]) + text.encode("latin-1") for text in field) for field in fields)
+    return b"".join(b"\x00" + field for field in spelt)
 
 
 class H2:
@@ -290,15 +282,12 @@ class H2:
             self.connection.sendall(raw)
 
     def ask(self, stream: int, body: bytes = b"", end: bool = True, **pseudo: str) -> None:
-        """Send a request; `pseudo` replaces or adds fields, `_` before a name is a colon."""
+        """Send a request of one frame; `pseudo` replaces or adds fields, `_` before a name is a colon."""
         fields = {"_method": "POST" if body else "GET", "_scheme": "http", "_path": PATHS[0], "_authority": "gateway"}
         fields |= {"authorization": f"Bearer {KEYS['all']}"} | pseudo
         block = write_fields(*((":" + name[1:] if name[0] == "_" else name, value) for name, value in fields.items()))
-        raw = write_frame(HEADERS, 4 | (end and not body), stream, block)
-        for start in range(0, len(body), 16384):
-            part = body[start : start + 16384]
-            raw += write_frame(DATA, int(end and start + 16384 >= len(body)), stream, part)
-        self.send(raw)
+        content = write_frame(DATA, int(end), stream, body) if body else b""
+        self.send(write_frame(HEADERS, 4 | (end and not body), stream, block) + content)
 
     def read(self, until: Callable[[], Any], seconds: float = 10) -> bool:
         """Read frames until something is so; False where the gateway closed or the time is over."""
