@@ -67,7 +67,7 @@ def action(method: Callable[..., Done]) -> Callable[..., Done]:
         world.before(name, number)
         state = world.load()
         state["log"].append(f"{name}@{number}")
-        world.tick(state)
+        state["now"] += 1
         try:
             done = method(world, state, *arguments, **named)
         except GenerationError as error:
@@ -116,9 +116,6 @@ class FakeWorld:
         """MiB by holder."""
         return {name: mib for name, mib in state["memory"].get(uuid, {}).items() if mib}
 
-    def tick(self, state: State, seconds: float = 1.0) -> None:
-        state["now"] += seconds
-
     # -- time and the host's life
 
     def monotonic(self) -> float:
@@ -143,7 +140,7 @@ class FakeWorld:
         self.towards = wanted.number
         self.before("moves", wanted.number)
         state = self.load()
-        self.tick(state)
+        state["now"] += 1
         state["log"].append(f"moves@{wanted.number}")
         away = state["docker_away"]
         if away:
@@ -215,7 +212,7 @@ class FakeWorld:
             held = state["memory"].setdefault(uuid, {})
             for holder in list(held):
                 if holder.startswith("orphan"):
-                    self.tick(state, wanted.limits.free_timeout_s)
+                    state["now"] += wanted.limits.free_timeout_s
                     del held[holder]
                     warnings.append(f"{holder} on {uuid[-1]} was killed.")
                 elif holder not in wanted.engines or holder in moves.start:
@@ -273,7 +270,7 @@ class FakeWorld:
 
     @action
     def healthy(self, state: State, wanted: Generation, moves: Moves, *, all_of_them: bool) -> Done:
-        self.tick(state, 20)
+        state["now"] += 20
         wrong = {}
         for name in [*moves.start, *moves.wait]:
             text = self._load_engine(state, name)
@@ -314,9 +311,9 @@ class FakeWorld:
         return Done()
 
     def silent(self, state: State, wanted: Generation, name: str) -> bool:
-        unit = state["units"].get(name, {})
-        as_wanted = unit.get("active") == "active" and unit.get("hash") == wanted.hashes[name]
-        return not as_wanted or self.quirk(state, name) == "canary wrong"
+        unit = state["units"].get(name, {"active": "absent"})
+        serves = unit["active"] == "active" and unit["hash"] == wanted.hashes[name]
+        return not serves or self.quirk(state, name) == "canary wrong"
 
     @action
     def measure(self, state: State, wanted: Generation, *, accept: bool = False) -> Done:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -259,17 +258,9 @@ def write_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> byt
 
 def write_fields(*fields: tuple[str, str]) -> bytes:
     """Header fields for HTTP/2, each spelt out (HPACK: literal without indexing, without Huffman's code)."""
-
-    def spell(text: str) -> bytes:
-        raw = text.encode("latin-1")
-        if len(raw) < 127:
-            return bytes([len(raw)]) + raw
-        rest, length = len(raw) - 127, b"\x7f"
-        while rest > 127:
-            rest, length = rest >> 7, length + bytes([rest & 127 | 128])
-        return length + bytes([rest]) + raw
-
-    return b"".join(b"\x00" + spell(name) + spell(value) for name, value in fields)
+    assert all(len(text) < 127 for field in fields for text in field), "a longer text has another length in HPACK"
+    spelt = (b"".join(bytes([len(text)]) + text.encode("latin-1") for text in field) for field in fields)
+    return b"".join(b"\x00" + field for field in spelt)
 
 
 class H2:
@@ -291,15 +282,12 @@ class H2:
             self.connection.sendall(raw)
 
     def ask(self, stream: int, body: bytes = b"", end: bool = True, **pseudo: str) -> None:
-        """Send a request; `pseudo` replaces or adds fields, `_` before a name is a colon."""
+        """Send a request of one frame; `pseudo` replaces or adds fields, `_` before a name is a colon."""
         fields = {"_method": "POST" if body else "GET", "_scheme": "http", "_path": PATHS[0], "_authority": "gateway"}
         fields |= {"authorization": f"Bearer {KEYS['all']}"} | pseudo
         block = write_fields(*((":" + name[1:] if name[0] == "_" else name, value) for name, value in fields.items()))
-        raw = write_frame(HEADERS, 4 | (end and not body), stream, block)
-        for start in range(0, len(body), 16384):
-            part = body[start : start + 16384]
-            raw += write_frame(DATA, int(end and start + 16384 >= len(body)), stream, part)
-        self.send(raw)
+        content = write_frame(DATA, int(end), stream, body) if body else b""
+        self.send(write_frame(HEADERS, 4 | (end and not body), stream, block) + content)
 
     def read(self, until: Callable[[], Any], seconds: float = 10) -> bool:
         """Read frames until something is so; False where the gateway closed or the time is over."""
@@ -332,10 +320,6 @@ class H2:
             if kind in (HEADERS, DATA) and flags & 1:
                 self.ended.add(stream)
         return True
-
-    def wait_for_window(self, stream: int, count: int, sent: int) -> None:
-        """Wait until `count` bytes more than the `sent` ones may be sent."""
-        self.read(lambda: min(self.windows.get(one, 65535) for one in (0, stream)) >= sent + count)
 
     def receive(self, count: int) -> bytes:
         data = b""
@@ -498,12 +482,6 @@ class Gateway:
         assert self.process.poll() is None, self.log.read_text()
         wait_until(lambda: "architect" in self.command("show servers state"))
 
-    @property
-    def version(self) -> tuple[int, int]:
-        found = re.search(r"Version: (\d+)\.(\d+)", self.command("show info"))
-        assert found
-        return int(found[1]), int(found[2])
-
     def reload(self) -> None:
         """What `systemctl reload` does; it returns when the new worker answers, and no other does."""
         assert self.process
@@ -513,13 +491,10 @@ class Gateway:
             before = self.log.read_bytes().count(b"Loading success")
             self.process.send_signal(signal.SIGUSR2)
             with contextlib.suppress(AssertionError):
-                wait_until(functools.partial(self.has_loaded, before + 1), 4)
+                wait_until(lambda before=before: self.log.read_bytes().count(b"Loading success") > before, 4)
                 wait_until(lambda: not any(map(self.is_listening, old)))
                 return
         raise AssertionError(self.log.read_text())
-
-    def has_loaded(self, times: int) -> bool:
-        return self.log.read_bytes().count(b"Loading success") >= times
 
     def is_listening(self, worker: int) -> bool:
         """Whether a process takes commands on the admin socket, which old and new workers share for a moment."""
@@ -541,9 +516,8 @@ class Gateway:
         return sum(map(int, re.findall(rf"{kind}:\s+(\d+)", text))) / 1024
 
     def get_log(self, request_id: str) -> dict[str, Any]:
-        line = wait_until(lambda: [one for one in self.read_log() if one["request_id"] == request_id])
-        assert isinstance(line[0], dict)
-        return line[0]
+        lines = wait_until(lambda: [one for one in self.read_log() if one["request_id"] == request_id])
+        return dict(lines[0])
 
     def read_log(self) -> list[dict[str, Any]]:
         """The access log; each of its lines must be JSON."""

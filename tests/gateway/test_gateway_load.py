@@ -21,10 +21,10 @@ STREAMS, INTERVAL, SECONDS, TURNS = 200, 0.05, 6.0, 10
 async def read_stream(where: int | str, start: float, late: list[float]) -> None:
     """One stream; notes how late each chunk came, in seconds."""
     await asyncio.sleep(start)
-    opening = (
-        asyncio.open_connection("127.0.0.1", where) if isinstance(where, int) else asyncio.open_unix_connection(where)
-    )
-    reader, writer = await opening
+    if isinstance(where, int):
+        reader, writer = await asyncio.open_connection("127.0.0.1", where)
+    else:
+        reader, writer = await asyncio.open_unix_connection(where)
     chunks = int(SECONDS / INTERVAL)
     writer.write(write_request({"model": "worker", "test": {"chunks": chunks, "interval": INTERVAL}}))
     while line := await reader.readline():
@@ -58,23 +58,16 @@ def test_the_gateway_costs_little(make_gateway: Callable[..., Gateway], capsys: 
         place = list(places)[(turn + turn // 2) % 2]  # direct, gateway, gateway, direct: what drifts meets both
         done = subprocess.run([sys.executable, __file__, places[place]], capture_output=True, text=True, check=True)
         results[place].append(json.loads(done.stdout))
-    rate = [there[0] / here[0] for there, here in zip(results["gateway"], results["direct"], strict=True)]
-    added = [
-        [1000 * (there[which] - here[which]) for there, here in zip(results["gateway"], results["direct"], strict=True)]
-        for which in (1, 2)
-    ]
+    pairs = list(zip(results["gateway"], results["direct"], strict=True))
+    rate = [there[0] / here[0] for there, here in pairs]
+    p50, p99 = ([1000 * (there[which] - here[which]) for there, here in pairs] for which in (1, 2))
     with capsys.disabled():
-        print(
-            f"\n{STREAMS} streams of {1 / INTERVAL:.0f} chunks a second; {TURNS} turns of {SECONDS:.0f} s for each way"
-        )
-        for name, values, unit in (
-            ("throughput, gateway / direct", rate, ""),
-            ("added latency of a chunk, p50", added[0], " ms"),
-            ("added latency of a chunk, p99", added[1], " ms"),
-        ):
-            print(f"{name}: median {statistics.median(values):.3f}{unit} ({min(values):.3f} to {max(values):.3f})")
+        print(f"\n{STREAMS} streams of {1 / INTERVAL:.0f} chunks a second; {TURNS} turns of {SECONDS:.0f} s each way")
+        added = {f"added latency of a chunk in ms, {name}": found for name, found in (("p50", p50), ("p99", p99))}
+        for name, values in ({"throughput, gateway / direct": rate} | added).items():
+            print(f"{name}: median {statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})")
     assert statistics.median(rate) >= 0.97
-    assert statistics.median(added[0]) < 3
+    assert statistics.median(p50) < 3
 
 
 if __name__ == "__main__":

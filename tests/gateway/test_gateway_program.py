@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.bench.client import temporary_client
@@ -30,22 +30,20 @@ from ansible.module_utils.vllm_edge.generation import store
 from ansible.module_utils.vllm_edge.generation.model import Generation
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch.history import read_course
-from gateway_world import ENGINES, KEYS, ROOT, Connection, Gateway, wait_until, write_request
+from gateway_world import ENGINES, KEYS, Connection, Gateway, wait_until, write_request
 from generations import activate, engine, put, rendered
 
 pytestmark = pytest.mark.slow
 
 WORKER = {"model": "worker"}
-RUN = """
-import signal, sys, time
-from pathlib import Path
-from vllm_edge.bench.client import temporary_client
-from vllm_edge.paths import HostPaths
-signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
-with temporary_client(HostPaths(**dict(zip(("etc", "state", "run", "gateway_run"), map(Path, sys.argv[1:]))))) as key:
-    print(key, flush=True)
-    time.sleep(60)
-"""
+
+
+def hold_client(paths: HostPaths, key_to: Any) -> None:
+    """What a benchmark is for the gateway; runs in a process of its own."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
+    with temporary_client(paths) as key:
+        key_to.send(key)
+        time.sleep(60)
 
 
 @dataclass
@@ -69,18 +67,6 @@ class Host:
 
     def map(self, name: str) -> dict[str, str]:
         return parse_text((self.gateway.etc / f"{name}.map").read_text())
-
-    def start(self) -> tuple[subprocess.Popen[str], str]:
-        """A process that has the client, and its key."""
-        places = (self.paths.etc, self.paths.state, self.paths.run, self.paths.gateway_run)
-        process = subprocess.Popen(
-            [sys.executable, "-c", RUN, *map(str, places)],
-            env={**os.environ, "PYTHONPATH": str(ROOT / "plugins" / "module_utils")},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout
-        return process, process.stdout.readline().strip()
 
     def find(self, text: str) -> list[Path]:
         """The files below all its directories that hold a text."""
@@ -196,10 +182,14 @@ def test_the_key_is_valid_in_the_block_only_and_nowhere_to_be_read(host: Host) -
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"])
 def test_a_process_that_is_killed_takes_its_client_along(host: Host, number: signal.Signals) -> None:
-    process, key = host.start()
+    key_from, key_to = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=hold_client, args=(host.paths, key_to))
+    process.start()
+    key = key_from.recv()
     assert host.ask(key) == 200
-    process.send_signal(number)
-    process.wait(10)
+    assert process.pid
+    os.kill(process.pid, number)
+    process.join(10)
     if number == signal.SIGKILL:  # nobody has told the gateway yet: the timer does
         assert host.ask(key) == 200 and host.paths.temporary_clients.exists()
         assert "clients.map" in host.sync().changes

@@ -102,29 +102,22 @@ def test_a_switch_that_keeps_one_engine_takes_nobody_away(many: Gateway, pool: T
     assert all(b"[DONE]" in one.result(30).body for one in streams)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_requests_wait_while_no_engine_is_there(many: Gateway, pool: ThreadPoolExecutor, told: bool) -> None:
-    many.send_away("architect", live=told)
+@pytest.mark.parametrize("way", ["told", "not told", "a reload"])
+def test_requests_wait_while_no_engine_is_there(many: Gateway, pool: ThreadPoolExecutor, way: str) -> None:
+    many.send_away("architect", live=way != "not told")
     waiting = [ask(many, pool, silent=0.3) for _ in range(12)]
     time.sleep(1.6)
     assert not any(one.done() for one in waiting)
     assert many.ask(write_request(path="/status")).json["roles"]["architect"]["waiting"] == 12
     assert many.ask(write_request(path="/ready/architect")).status == 503
+    if way == "a reload":
+        many.reload()
     many.bring_back("architect", ALL)
     found = [one.result(30) for one in waiting]
     assert {one.status for one in found} == {200}
-    if told:
+    if way == "told":
         assert all(one.headers["x-served-by"] == one.json["engine"] for one in found)
         assert len({one.json["engine"] for one in found}) == 3, "the engines share what waited"
-
-
-def test_waiting_requests_find_an_engine_after_a_reload(many: Gateway, pool: ThreadPoolExecutor) -> None:
-    many.send_away("architect")
-    waiting = [ask(many, pool) for _ in range(6)]
-    wait_until(lambda: many.ask(write_request(path="/status")).json["roles"]["architect"]["waiting"] == 6)
-    many.reload()
-    many.bring_back("architect", ALL)
-    assert [one.result(30).status for one in waiting] == [200] * 6
 
 
 def test_a_body_of_two_readings_needs_the_right_to_all_names_of_the_engines(many: Gateway) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 
 import pytest
@@ -117,18 +116,11 @@ def test_an_open_connection_follows_a_link_that_moved(gateway: Gateway) -> None:
     assert engines == ["big", "small", "big"]
 
 
-@pytest.mark.parametrize("version", ["1.1", "2"])
-def test_an_error_has_the_request_id_of_its_header_and_of_the_log(gateway: Gateway, version: str) -> None:
-    if version == "2":
-        client = H2(gateway.port)
-        client.ask(1, b'{"model": "nobody"}')
-        assert client.read(lambda: 1 in client.ended)
-        status, error = client.status[1], json.loads(client.data[1])["error"]
-    else:
-        answer = gateway.ask(write_request({"model": "nobody"}, headers="X-Request-Id: mine\r\n"))
-        status, error = answer.status, answer.json["error"]
-        assert answer.headers["x-request-id"] == error["request_id"]
-    assert (status, error["type"], error["code"]) == (404, "invalid_request_error", "model_not_found")
+def test_an_error_has_the_request_id_of_its_header_and_of_the_log(gateway: Gateway) -> None:
+    answer = gateway.ask(write_request({"model": "nobody"}, headers="X-Request-Id: mine\r\n"))
+    error = answer.json["error"]
+    assert answer.headers["x-request-id"] == error["request_id"]
+    assert (answer.status, error["type"], error["code"]) == (404, "invalid_request_error", "model_not_found")
     line = gateway.get_log(error["request_id"])
     assert (line["client"], line["status"], line["role"]) == ("all", 404, "-")
 

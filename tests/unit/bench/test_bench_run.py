@@ -22,9 +22,9 @@ from ansible.module_utils.vllm_edge.engine.metrics import Totals, read_totals
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch.journal import Lock
 from ansible.module_utils.vllm_edge.system.attendance import LongRun
-from ansible.module_utils.vllm_edge.system.docker import Container, DockerAway
 from ansible.module_utils.vllm_edge.system.http import Answer
 from ansible.module_utils.vllm_edge.system.nvml import StateReading, open_nvml
+from fake_host import FakeDocker
 from generations import UUIDS, activate, engine, rendered
 
 from lab.nvidia.testing import LabRoot
@@ -51,17 +51,14 @@ class World:
         self.metrics = METRICS
         self.finished = 12
         self.in_work = 0
-        self.container: Container | None = Container("c" * 64, "vllm-e2b", "running", started_at="2026-11-25T03:00:00Z")
+        self.docker = FakeDocker()
+        self.docker.engine("e2b")
         self.sampler = Sampler(self.sample)
         self.companions: list[Companion] = []
         self.play: Callable[[Callable[[str], None], Callable[[], bool]], None] = self.measure
 
     def ask(self, url: str, path: str, timeout_s: float) -> Answer:
         return Answer(200, b'{"version": "0.32.0"}' if path == "/version" else self.metrics.encode())
-
-    def find(self, name: str) -> Container | None:
-        """As the Docker Engine."""
-        return self.container
 
     def measure(self, tell: Callable[[str], None], attended: Callable[[], bool]) -> None:
         """Answer every step of the job; another client is served beside the second."""
@@ -103,7 +100,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(run, "request", made.ask)
     monkeypatch.setattr(run, "run_companion", made.run_companion)
     monkeypatch.setattr(run, "open_sampler", sampler)
-    monkeypatch.setattr(command, "DockerEngine", lambda: made)
+    monkeypatch.setattr(command, "DockerEngine", lambda: made.docker)
     return made
 
 
@@ -217,8 +214,7 @@ def test_a_run_whose_engine_is_another_container_ends(world: World, change: dict
 
     def play(tell: Callable[[str], None], attended: Callable[[], bool]) -> None:
         assert attended()
-        assert world.container is not None
-        world.container = replace(world.container, **change) if change else None
+        world.docker.containers = [replace(one, **change) for one in world.docker.containers if change]
         world.measure(tell, attended)
 
     world.play = play
@@ -248,18 +244,12 @@ def test_a_run_that_makes_no_progress_ends(world: World, monkeypatch: pytest.Mon
     assert "engine e2b has made no progress with the benchmark's requests for 300 s" in read_error(world)
 
 
-def test_a_run_begins_with_an_engine_that_runs_and_a_docker_that_answers(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.container = None
+def test_a_run_begins_with_an_engine_that_runs_and_a_docker_that_answers(world: World) -> None:
+    world.docker.containers = []
     assert bench(world) == 1 and world.companions == []
     assert "Engine e2b does not run; `vllm-edge explain e2b` says why" in read_error(world)
-
-    def fail(name: str) -> None:
-        raise DockerAway("connection refused")
-
     list_files(world.paths)[0].unlink()
-    monkeypatch.setattr(world, "find", fail)
+    world.docker.away = "connection refused"
     assert bench(world) == 1
     assert "Docker does not say whether engine e2b still runs: connection refused" in read_error(world)
 

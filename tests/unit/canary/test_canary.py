@@ -77,25 +77,18 @@ CUT = chat('{"on": true, "a": "wo', finish="length")
         ("completion", {"v1/models": refuse(401, "Unauthorized")}, FAILED, "HTTP 401: Unauthorized"),
         ("completion", {"v1/models": None}, FAILED, "connection closed without an answer"),
         ("completion", {"completion": refuse(500, "EngineDeadError")}, FAILED, "HTTP 500: EngineDeadError"),
-        ("completion", {"completion": (500, b"Internal Server Error")}, FAILED, "HTTP 500: Internal Server Error"),
         ("completion", {"completion": (200, {"choices": []})}, FAILED, "is no chat completion (IndexError"),
         ("completion", {"completion": (200, b"{")}, FAILED, "is not JSON"),
         ("completion", {"completion": chat("  \n", tokens=9)}, FAILED, "(9 tokens)"),
-        ("completion", {"completion": None}, FAILED, "connection closed without an answer"),
         ("system_prompt", {"tokenize": refuse(404, "Not Found")}, FAILED, "HTTP 404: Not Found"),
         ("system_prompt", {"tokenize": (200, {"count": 0, "tokens": []})}, FAILED, "answered no tokens"),
         ("system_prompt", {"detokenize": (200, {"text": "x"})}, FAILED, "answered no prompt"),
-        ("system_prompt", {"detokenize": (200, {"prompt": "<user>In one"})}, FAILED, "does not reach 'sentry'"),
         ("system_prompt", {"detokenize": (200, {"prompt": "<system>The canary of"})}, FAILED, "not reach 'sentry'"),
-        ("system_prompt", {"system": refuse(400, "no system role")}, FAILED, "HTTP 400: no system role"),
         ("system_prompt", {"system": chat("R")}, FAILED, "a prompt of 7 tokens where the chat template renders"),
-        ("json_schema", {"schema": chat("A green lamp.")}, FAILED, "is not JSON"),
-        ("json_schema", {"schema": chat('{"on": true}')}, FAILED, "is keys on where"),
         ("json_schema", {"schema": chat("{" + " \n" * 40, finish="stop")}, FAILED, "is not JSON"),
         ("json_schema", {"schema": chat("words " * 40, finish="length")}, FAILED, "is not JSON"),
         ("json_schema", {"schema": CUT, "literals": chat(LAMP)}, FAILED, "JSON"),
         ("json_schema", {"schema": BLANK, "literals": chat("words")}, FAILED, "is not JSON"),
-        ("json_schema", {"schema": refuse(400, "no xgrammar")}, FAILED, "HTTP 400: no xgrammar"),
         # A model that fills its tokens with whitespace, also where they end in the middle of the word after it.
         ("json_schema", {"schema": BLANK, "literals": chat(LAMP)}, PASSED, "disable_any_whitespace"),
         ("json_schema", {"schema": BLANK_ON, "literals": chat(LAMP)}, PASSED, "disable_any_whitespace"),
@@ -110,7 +103,6 @@ CUT = chat('{"on": true, "a": "wo', finish="length")
                 (TWO, rated([1, 2], FIRST, {2: -0.01}), FAILED, "beyond its 5 likeliest"),
                 (OTHER, rated([1, 2], FIRST, NEAR), FAILED, "beyond its 5 likeliest"),
                 (TWO, chat("1", token_ids=[1, 2]), FAILED, "beyond its 5 likeliest"),
-                (TWO, refuse(400, "no logprobs"), FAILED, "HTTP 400: no logprobs"),
             ]
         ),
         *(
@@ -129,11 +121,8 @@ CUT = chat('{"on": true, "a": "wo', finish="length")
         ("tool_call", {}, PASSED, "called freely"),
         ("tool_call", {"free": chat("I cannot.")}, NOT_SHOWN, "no tool call but 'I cannot.'"),
         ("tool_call", {"free": called('{"on": true}')}, NOT_SHOWN, "keys on where"),
-        ("tool_call", {"free": called("{}", "other")}, NOT_SHOWN, "a call of 'other'"),
         ("tool_call", {"free": called('{"on": tr')}, FAILED, "a free tool call of 'sentry' gave a call with arguments"),
-        ("tool_call", {"free": refuse(400, "auto requires")}, FAILED, "HTTP 400: auto requires"),
         ("tool_call", {"enforced": chat("<|tool_call>c:")}, FAILED, "gave no tool call but '<|tool_call>c:'"),
-        ("tool_call", {"enforced": called("{on:true}")}, FAILED, "not JSON"),
         ("tool_call", {"enforced": called('{"on": true}')}, FAILED, "keys on where"),
         ("tool_call", {"enforced": called(LAMP, "other")}, FAILED, "a call of 'other'"),
         ("tool_call", {"enforced": (500, b"boom")}, FAILED, "HTTP 500: boom"),
@@ -160,10 +149,8 @@ def test_thinking_is_text_as_well(server: Server, key: str) -> None:
     [
         (LAMP, None),
         ('{"level":0,"colour":"red","on":false}', None),
-        ("The lamp is on.", "not JSON"),
         ('{"on": true', "not JSON"),
         ("[1]", "a JSON list"),
-        ("null", "a JSON NoneType"),
         ('{"on": true, "colour": "green"}', "keys colour, on where"),
         ('{"on": true, "colour": "green", "level": 3, "more": 1}', "keys colour, level, more, on where"),
         ('{"on": 1, "colour": "green", "level": 3}', "on is 1"),
@@ -233,13 +220,19 @@ def test_no_parser_no_tools(server: Server) -> None:
     assert not [asked for asked in server.asked if "tools" in asked]
 
 
-def test_an_engine_that_dies_in_the_middle(server: Server) -> None:
-    server.answers |= {"schema": None, "health": None}
+@pytest.mark.parametrize(
+    ("health", "message"),
+    [
+        (None, "/health does not answer either: the engine died in the middle"),
+        ((503, b""), "/health answers HTTP 503: the engine died in the middle"),
+    ],
+)
+def test_an_engine_that_dies_in_the_middle(server: Server, health: Any, message: str) -> None:
+    server.answers |= {"schema": None, "health": health}
     for result in canary(server.config("sentry", "auditor"), 5):
         assert [check.outcome.value for check in result.checks] == ["passed", "passed", "failed", "skipped", "skipped"]
         assert result.completion == "Ready." and not result.ok and result.error is not None
-        name = f"the answer by JSON schema of '{result.served_name}'"
-        for told in (name, "the engine died in the middle", "vllm-edge explain e2b"):
+        for told in (f"the answer by JSON schema of '{result.served_name}'", message, "vllm-edge explain e2b"):
             assert told in result.error
         assert result.checks[3].detail.startswith("not asked")
 
@@ -250,20 +243,6 @@ def test_nobody_is_asked_once_the_engine_is_silent(server: Server) -> None:
     assert [check.outcome.value for check in second.checks] == ["passed"] * 3 + ["failed", "skipped"]
     assert second.error == "not asked, because the engine stopped answering at 'sentry', check deterministic"
     assert {asked["model"] for asked in server.asked if "return_token_ids" in asked} == {"sentry"}
-
-
-@pytest.mark.parametrize(
-    ("answers", "message"),
-    [
-        ({"completion": None, "health": None}, "/health does not answer either: the engine died in the middle"),
-        ({"completion": None, "health": (503, b"")}, "/health answers HTTP 503: the engine died in the middle"),
-        ({"free": None}, "/health still answers: the engine lives"),
-    ],
-)
-def test_silence_is_explained_by_health(server: Server, answers: dict[str, Any], message: str) -> None:
-    server.answers |= answers
-    error = server.result().error
-    assert error is not None and message in error
 
 
 def test_nobody_listens(server: Server) -> None:

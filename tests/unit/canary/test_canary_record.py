@@ -6,41 +6,27 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.canary.command import TOKEN_DEADLINE_S, Result, canary_unless_passed, full_canary
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.system.docker import Container, DockerAway
 from ansible.module_utils.vllm_edge.system.http import Answer
 from engine_files import CONFIG
 from fake_engine import Server, chat, refuse, serve
+from fake_host import FakeDocker
 
 server = pytest.fixture(serve)
-
-
-class Docker:
-    """One container, or the reason why nothing is known of it."""
-
-    def __init__(self) -> None:
-        labels = {"vllm-edge.input-hash": CONFIG["input_hash"]}
-        self.container: Container | None = Container("c" * 64, "vllm-e2b", "running", labels, started_at="03:00")
-        self.away = ""
-
-    def find(self, name: str) -> Container | None:
-        if self.away:
-            raise DockerAway(self.away)
-        return self.container
 
 
 class Passed:
     """An engine that has passed the full canary."""
 
-    def __init__(self, server: Server, root: Path) -> None:
-        self.server, self.docker = server, Docker()
+    def __init__(self, server: Server, paths: HostPaths) -> None:
+        self.server, self.docker = server, FakeDocker()
+        self.docker.engine("e2b", CONFIG["input_hash"])
         self.config = server.config()
-        self.paths = HostPaths(root / "etc", root / "state")
+        self.paths = paths
         self.first = full_canary(self.config, self.paths, self.docker, 5)
         server.asked.clear()
 
@@ -53,8 +39,8 @@ class Passed:
 
 
 @pytest.fixture
-def passed(server: Server, tmp_path: Path) -> Passed:
-    return Passed(server, tmp_path)
+def passed(server: Server, paths: HostPaths) -> Passed:
+    return Passed(server, paths)
 
 
 def test_a_run_that_has_passed_is_asked_for_one_token(passed: Passed) -> None:
@@ -66,8 +52,7 @@ def test_a_run_that_has_passed_is_asked_for_one_token(passed: Passed) -> None:
 
 def changed(**changes: Any) -> Callable[[Passed], None]:
     def change(passed: Passed) -> None:
-        assert passed.docker.container is not None
-        passed.docker.container = replace(passed.docker.container, **changes)
+        passed.docker.containers = [replace(passed.docker.containers[0], **changes)]
 
     return change
 
@@ -141,15 +126,16 @@ def test_what_failed_is_not_recorded(passed: Passed) -> None:
     assert not passed.paths.engine_canary("e2b").exists()
 
 
-def test_a_container_that_is_replaced_meanwhile_is_not_recorded(server: Server, tmp_path: Path) -> None:
-    paths, docker = HostPaths(tmp_path / "etc", tmp_path / "state"), Docker()
-    runs = [docker.container, Container("d" * 64, "vllm-e2b", "running")]
+def test_a_container_that_is_replaced_meanwhile_is_not_recorded(server: Server, paths: HostPaths) -> None:
+    docker = FakeDocker()
+    runs = [docker.engine("e2b", inputs) for inputs in ("h", "h2")]
     docker.find = lambda name: runs.pop(0)  # type: ignore[method-assign]
     assert all(result.ok for result in full_canary(server.config(), paths, docker, 5))
     assert runs == [] and not paths.engine_canary("e2b").exists()
 
 
-def test_a_state_directory_that_cannot_be_written_fails_nothing(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "state").write_text("no directory")
-    results = full_canary(server.config(), HostPaths(tmp_path / "etc", tmp_path / "state"), Docker(), 5)
-    assert all(result.ok for result in results)
+def test_a_state_directory_that_cannot_be_written_fails_nothing(server: Server, paths: HostPaths) -> None:
+    paths.state.write_text("no directory")
+    docker = FakeDocker()
+    docker.engine("e2b")
+    assert all(result.ok for result in full_canary(server.config(), paths, docker, 5))

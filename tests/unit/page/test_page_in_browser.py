@@ -20,21 +20,13 @@ from ansible.module_utils.vllm_edge.page.pages import build
 BROWSER = shutil.which("chromium-headless-shell")
 PROBE = "<script>document.title = document.documentElement.scrollWidth + ' of ' + window.innerWidth</script>"
 SCHEMES = {"dark": 0, "light": 1}
-
 THOROUGH = pytest.mark.thorough
-
-pytestmark = [
-    pytest.mark.skipif(
-        BROWSER is None,
-        reason="chromium-headless-shell is not installed: apt-get install it (Ubuntu 24.04 has none)",
-    ),
-    pytest.mark.slow,
-]
+NO_BROWSER = "chromium-headless-shell is not installed: apt-get install it (Ubuntu 24.04 has none)"
+pytestmark = [pytest.mark.skipif(BROWSER is None, reason=NO_BROWSER), pytest.mark.slow]
 
 
 @pytest.fixture
 def page(full: PageData, tmp_path: Path) -> Path:
-    """The page as a file."""
     path = tmp_path / "page.html"
     given = os.environ.get("VLLM_EDGE_PAGE")
     path.write_text(Path(given).read_text() if given else build(full).page)
@@ -42,7 +34,6 @@ def page(full: PageData, tmp_path: Path) -> Path:
 
 
 def browse(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Open the page, and close the browser."""
     home = page.parent / "profile"
     words = [str(BROWSER), "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-background-networking"]
     words += [f"--user-data-dir={home}", "--enable-logging=stderr", *options, page.as_uri()]
@@ -50,7 +41,6 @@ def browse(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_no_error_and_no_request(page: Path, tmp_path: Path) -> None:
-    """The console stays empty, and the page itself is all that is loaded."""
     log = tmp_path / "net.json"
     done = browse(page, f"--log-net-log={log}", "--dump-dom")
     assert "CONSOLE" not in done.stderr
@@ -60,7 +50,6 @@ def test_no_error_and_no_request(page: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [320, pytest.param(375, marks=THOROUGH), pytest.param(768, marks=THOROUGH), 1280])
 def test_no_horizontal_scrolling(page: Path, width: int) -> None:
-    """Tables that are wider scroll by themselves."""
     # The policy of the page would forbid the probe.
     page.write_text(re.sub(r"<meta http-equiv[^>]*>", "", page.read_text()).replace("</body>", f"{PROBE}</body>"))
     dom = browse(page, f"--window-size={width},900", "--dump-dom").stdout
@@ -72,30 +61,23 @@ def test_no_horizontal_scrolling(page: Path, width: int) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", [375, 1280])
 def test_screenshots_follow_the_scheme(page: Path, tmp_path: Path, width: int, scheme: str) -> None:
-    """The corner of the page is light or dark."""
     image = pytest.importorskip("PIL.Image", reason="pillow, which comes with matplotlib, is not installed")
     target = Path(os.environ.get("VLLM_EDGE_SCREENSHOTS") or tmp_path) / f"page-{width}-{scheme}.png"
     target.parent.mkdir(parents=True, exist_ok=True)
     height = 6800 if width == 375 else 5200
-    browse(
-        page,
-        f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}",
-        f"--window-size={width},{height}",
-        f"--screenshot={target}",
-    )
+    scheme_option = f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}"
+    browse(page, scheme_option, f"--window-size={width},{height}", f"--screenshot={target}")
     shot = image.open(target).convert("RGB")
     assert shot.size == (width, height)
     assert (min(shot.getpixel((2, 2))) > 200) == (scheme == "light")
 
 
 def test_the_policy_is_in_force(page: Path) -> None:
-    """A script that got into the page would not run."""
     page.write_text(page.read_text().replace("</body>", f"{PROBE}</body>"))
     assert not re.search(r"<title>\d+ of", browse(page, "--dump-dom").stdout)
 
 
 def test_net_log_shows_requests(page: Path, tmp_path: Path) -> None:
-    """The log that the test of requests reads would have one."""
     log = tmp_path / "net.json"
     page.write_text('<img src="http://127.0.0.1:9/x.png">')
     browse(page, f"--log-net-log={log}", "--dump-dom")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import socketserver
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
@@ -30,6 +31,7 @@ from generations import activate, engine, put, rendered
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = yaml.safe_load((ROOT / "group_vars/all/quality.yml").read_text())["quality_suite"]
+CASES = {case.name: case for case in read_cases(PROJECT)}
 STIG = """Precondition: `fips-mode-setup --check` must say enabled. Backup sshd_config, apply the fix
 KexAlgorithms ecdh-sha2-nistp256,ecdh-sha2-nistp384, run sshd -t, validate with `ssh -vv host`, else roll back."""
 GOOD: Mapping[str, Any] = {
@@ -90,15 +92,14 @@ def test_a_mistake_is_named_with_its_case(case: Mapping[str, Any], said: str) ->
 
 @pytest.mark.parametrize("name", GOOD)
 def test_the_expected_answer_passes_and_another_does_not(name: str) -> None:
-    (case,) = (case for case in read_cases(PROJECT) if case.name == name)
-    assert judge(case, reply(GOOD[name])) == ""
-    assert judge(case, reply("I do not know.")) != ""
+    assert judge(CASES[name], reply(GOOD[name])) == ""
+    assert judge(CASES[name], reply("I do not know.")) != ""
 
 
 def test_each_of_the_five_points_is_required() -> None:
     points = {text: text for text in ("fips-mode-setup --check", "sshd -t", "ssh -vv")}
     for without, point in (points | {"ecdh-sha2-nistp": "FIPS-validated", "roll back": "rollback"}).items():
-        assert point in judge(read_cases(PROJECT)[0], reply(STIG.replace(without, "")))
+        assert point in judge(CASES["stig-v-257844"], reply(STIG.replace(without, "")))
 
 
 @pytest.mark.parametrize(
@@ -113,22 +114,23 @@ def test_each_of_the_five_points_is_required() -> None:
     ],
 )
 def test_a_wrong_answer_is_quoted(name: str, content: Any, said: str) -> None:
-    (case,) = (case for case in read_cases(PROJECT) if case.name == name)
-    assert said in judge(case, reply(content))
+    assert said in judge(CASES[name], reply(content))
 
 
 def test_an_answer_that_was_cut_off_says_so() -> None:
-    assert "cut off at max_tokens" in judge(read_cases(PROJECT)[0], reply("First,", finish="length"))
+    assert "cut off at max_tokens" in judge(CASES["stig-v-257844"], reply("First,", finish="length"))
 
 
 # ---- the stand-in engine ----------------------------------------------------------------------------------------
 
 
-class StandIn:
-    """An engine on a Unix socket that answers from a table: by case, with what the questions contain."""
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Iterator[Callable[[Callable[[str, int], Any]], EngineConfig]]:
+    """stand_in(answer) starts an engine on a Unix socket; `answer` gets a case, and how often it was asked by now."""
+    made: list[socketserver.ThreadingUnixStreamServer] = []
 
-    def __init__(self, path: Path, answer: Callable[[str, int], Any]) -> None:
-        asked: dict[str, int] = {}
+    def start(answer: Callable[[str, int], Any]) -> EngineConfig:
+        asked: Counter[str] = Counter()
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
@@ -136,7 +138,7 @@ class StandIn:
                 text = question["messages"][-1]["content"]
                 assert question["temperature"] == 0 and question["seed"] == 0
                 name = next(case["name"] for case in PROJECT if case["prompt"].strip() in text)
-                asked[name] = asked.get(name, 0) + 1
+                asked[name] += 1
                 content = answer(name, asked[name])
                 calls = content if isinstance(content, list) else []
                 functions = [{"id": "c", "type": "function", "function": {"name": n, "arguments": a}} for n, a in calls]
@@ -148,43 +150,25 @@ class StandIn:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def address_string(self) -> str:
-                return "unix"
-
             def log_message(self, *_: object) -> None:
                 pass
 
-        self.asked = asked
-        self.server = socketserver.ThreadingUnixStreamServer(str(path), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-
-@pytest.fixture
-def stand_in(tmp_path: Path) -> Iterator[Callable[[Callable[[str, int], Any]], EngineConfig]]:
-    made: list[StandIn] = []
-
-    def start(answer: Callable[[str, int], Any]) -> EngineConfig:
         path = tmp_path / f"api{len(made)}.sock"
-        made.append(StandIn(path, answer))
+        made.append(socketserver.ThreadingUnixStreamServer(str(path), Handler))
+        threading.Thread(target=made[-1].serve_forever, args=(0.02,), daemon=True).start()
         config = parse_engine(json.dumps({**CONFIG, "served_names": ["sentry", "auditor"]}), "engine.json")
         return replace(config, url=f"unix:{path}", max_model_len=4096)
 
     yield start
-    for one in made:
-        one.server.shutdown()
-        one.server.server_close()
+    for server in made:
+        server.shutdown()
+        server.server_close()
 
 
 def results(config: EngineConfig, **options: Any) -> dict[str, model.CaseResult]:
     found = Suite(Options(read_cases(PROJECT), **options)).run([config])
     assert {one.served_name for one in found} == {"sentry"}, "the names of one engine share its model"
     return {one.case: one for one in found}
-
-
-def test_an_engine_that_answers_well_passes_every_case(stand_in: Any) -> None:
-    found = results(stand_in(answer_well))
-    assert {one.verdict for one in found.values()} == {"passed"}
-    assert all(len(one.repeats) == 3 for one in found.values())
 
 
 def test_a_wrong_and_an_unsteady_answer_are_told_apart(stand_in: Any) -> None:
@@ -194,6 +178,7 @@ def test_a_wrong_and_an_unsteady_answer_are_told_apart(stand_in: Any) -> None:
         return "Mittwoch" if name == "german" and count != 2 else "Freitag" if name == "german" else GOOD[name]
 
     found = results(stand_in(answer))
+    assert [len(one.repeats) for one in found.values()] == [3] * 6
     verdicts = {name: one.verdict for name, one in found.items() if one.verdict != "passed"}
     assert verdicts == {"english": "failed", "german": "unsteady"}
     assert "2 of 3 answers are as expected, and they differ" in found["german"].describe()
@@ -206,7 +191,7 @@ def test_a_wrong_and_an_unsteady_answer_are_told_apart(stand_in: Any) -> None:
 
 def test_the_fact_is_in_the_middle_of_a_context_of_the_engines_size(stand_in: Any) -> None:
     config = stand_in(answer_well)
-    case = read_cases(PROJECT)[-1]
+    case = CASES["long-context"]
     lines = suite.build_prompt(case, config).splitlines()
     assert case.context is not None and abs(lines.index(case.context.fact) - len(lines) / 2) < 5
     assert 60 < len(lines) < 4096 * 0.5 / suite.FILLER_TOKENS + 3
@@ -267,14 +252,6 @@ def test_what_only_one_of_two_runs_asked_is_one_sentence(paths: HostPaths, stand
     assert model.compare(one, other) == said
 
 
-def test_a_record_keeps_every_answer_and_is_not_for_everybody(paths: HostPaths, stand_in: Any) -> None:
-    made = record(paths, "p", stand_in(answer_well))
-    (path,) = model.list_files(paths)
-    assert path.stat().st_mode & 0o777 == 0o640
-    assert list(model.read_suites(paths)) == [made]
-    assert made.cases[0].repeats[0].text == STIG
-
-
 def ask(paths: HostPaths, long_run: LongRun | None = None, engines: tuple[str, ...] = ()) -> int:
     """The exit status of `vllm-edge quality` with the suite of the project."""
     options = Options(read_cases(PROJECT), engines, repeats=1)
@@ -323,9 +300,15 @@ def test_the_command_runs_once_and_ends_when_nobody_follows_it(
     assert model.list_files(paths) == []
 
 
-def test_only_the_newest_records_are_kept(paths: HostPaths, stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_keeps_every_answer_and_is_not_for_everybody_and_the_newest_stay(
+    paths: HostPaths, stand_in: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run, "KEPT", 2)
     made = record(paths, "p", stand_in(answer_well))
+    (path,) = model.list_files(paths)
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert list(model.read_suites(paths)) == [made]
+    assert made.cases[0].repeats[0].text == STIG
     for name in ("20270101T000000Z-p", "20280101T000000Z-p"):
         run.write_record(replace(made, run=name), paths)
     assert [path.stem[:4] for path in model.list_files(paths)] == ["2027", "2028"]
