@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import secrets
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
 from ..module_utils.vllm_edge.engine.state import stamp
+from ..module_utils.vllm_edge.system.files import write_durably
 from ..module_utils.vllm_edge.text import nearest, shown
 
 SETTINGS: dict[str, Any] = {"served_names": [], "requests_per_minute": 600, "streams": 64}
@@ -136,19 +136,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if text != before:
             self._changed.append(str(file))
             if not self._check:
-                self._replace(file, text)
+                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_durably(file, text, 0o600)
         return ""
-
-    def _replace(self, file: Path, text: str) -> None:
-        """Write a file that at no time others can read, complete before it has its name."""
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        new.replace(file)
 
     def _remove(self, client: str) -> None:
         file = self._file(client)

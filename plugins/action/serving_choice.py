@@ -76,13 +76,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             Display().warning(f"{VARIABLE} of {host} in the inventory is not known: {error}")
             return None
-        if not isinstance(value, str) or "{" not in value:
-            return value if isinstance(value, str) else None
-        others = {name: variables[name] for name in variables if name != VARIABLE}
-        try:
-            value = self._templar.copy_with_new_env(available_variables=others).template(trust_as_template(value))
-        except AnsibleError:
-            return None
+        if isinstance(value, str) and "{" in value:
+            others = {name: variables[name] for name in variables if name != VARIABLE}
+            try:
+                value = self._templar.copy_with_new_env(available_variables=others).template(trust_as_template(value))
+            except AnsibleError:
+                return None
         return value if isinstance(value, str) else None
 
 

@@ -116,8 +116,6 @@ REFUSALS = {
     "No such image|Unable to find image": "the image {image} is not on the host. The image stage brings it.",
 }
 """Problem and remedy, by a pattern of Docker's message."""
-
-
 TYPES = {
     "code": int,
     "cuda": int,

@@ -328,11 +328,7 @@ def _run_quality(options: Options, paths: HostPaths) -> int:
         print(refused, file=sys.stderr)
         return 2
     wanted = run.Options(
-        cases,
-        engines=tuple(options.engine),
-        repeats=options.repeats,
-        timeout_s=options.timeout,
-        note=options.note,
+        cases, engines=tuple(options.engine), repeats=options.repeats, timeout_s=options.timeout, note=options.note
     )
     return run.run_quality(paths, wanted, long_run, output=options.format)
 

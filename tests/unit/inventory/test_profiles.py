@@ -530,7 +530,7 @@ def test_risks_are_read_by_the_release_of_the_image(project: Project, monkeypatc
 def test_recorded_arguments_and_what_is_said_of_them_are_those_of_the_default_release() -> None:
     image = yaml.safe_load((ROOT / "group_vars/all/versions.yml").read_text())["vllm_image_base"]
     assert image.endswith(f":v{vllm_arguments.VERSION}"), "make vllm-release VERSION=... of that image"
-    names = {spelled for option in engine_arguments.OPTIONS for spelled in (option.name, *option.aliases)}
+    names = set(engine_arguments.read_spellings(engine_arguments.VERSION))
     assert set(engine_arguments.OURS) <= names
     assert set(engine_arguments.KEY_OF_OPTION) <= names
     assert not set(engine_arguments.FORMER) & names

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 _IN_WORK = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})?\s+([0-9.eE+-]+)", re.MULTILINE)
 _KV_BLOCKS = re.compile(r'^vllm:cache_config_info\{(?:[^}]*,)?num_gpu_blocks="(\d+)"', re.MULTILINE)
-
-
 _FIGURES = re.compile(
     r"^vllm:(?:num_requests_(?:running|waiting)|kv_cache_usage_perc|prefix_cache_queries_total|num_preemptions_total|"
     r"prompt_tokens_total|generation_tokens_total|request_success_total|iteration_tokens_total_count)[ {].*$",

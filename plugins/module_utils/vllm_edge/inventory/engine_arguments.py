@@ -48,8 +48,6 @@ def read_spellings(version: str) -> dict[str, Option]:
     return {spelled: option for option in options for spelled in (option.name, *option.aliases)}
 
 
-OPTIONS = tuple(dict.fromkeys(read_spellings(VERSION).values()))
-
 # Keys of an engine whose name differs from that of the option.
 KEY_OF_OPTION: dict[str, str] = {"--served-model-name": "served_names", "--model": "model"}
 
