@@ -166,6 +166,12 @@ def test_a_canary_of_every_role(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
     assert [bench.paths.engine_canary(name).exists() for name in "ab"] == [True, False], "b has no container"
 
 
+def test_roles_that_failed_alike_are_told_once(bench: Bench) -> None:
+    wanted = bench.live(engine("a", served_names=["architect", "worker", "auditor"]))
+    failed = failure(lambda: bench.world.canary(wanted))
+    assert failed.text.startswith("Role architect, worker, auditor of engine a failed")
+
+
 def weighed(bench: Bench, root: Path, name: str = "e2b") -> EngineConfig:
     """An engine whose weights are recorded: 4002 bytes in two files."""
     directory, record = recorded(root, name)
