@@ -28,6 +28,8 @@ class FakeDocker:
         """The id of an image by its name."""
         self.refuse_start = ""
         self.refuse_remove = 0
+        self.log_late_s = 0.0
+        self.command = ("sleep", "120")
         self.outside: str | None = None
         self.fails: defaultdict[str, list[Exception | None]] = defaultdict(list)
         """What the next calls of a kind meet, in their order; None is a good answer."""
@@ -37,8 +39,8 @@ class FakeDocker:
     def log(self, line: str) -> None:
         self.records.append(LogRecord(f"2026-11-21T03:00:00.{len(self.records):09d}Z", line))
 
-    def run_container(self, labels: dict[str, str], command: Sequence[str] = ("sleep", "120")) -> Container:
-        self.process = subprocess.Popen(command)
+    def run_container(self, labels: dict[str, str], command: Sequence[str] = ()) -> Container:
+        self.process = subprocess.Popen(command or self.command)
         self.container = Container(
             id="c" * 64,
             name="vllm-e2b",
@@ -121,6 +123,7 @@ class FakeDocker:
 
     def logs(self, container_id: str, *, after: str | None, follow: bool, tail: int | None) -> Iterator[LogRecord]:
         self._answer("follow" if follow else "logs")
+        time.sleep(self.log_late_s)
         sent = 0
         while True:
             # The list may grow while we are at it; a lost connection ends the stream in the middle.

@@ -297,7 +297,10 @@ def test_a_hook_that_fails_stops_nothing(edge: Edge) -> None:
     assert "20-gateway ended with exit status 7" in done.message and "the gateway says no" in done.message
     assert default.life(edge, CONTAINER) == container, "no engine had to stop"
     edge.serves(1)
-    assert {row["seconds"] for row in (done.journal or {})["downtime"].values()} == {0}
+    # The gateway holds requests from `away` until the names are back. The watch may see that, and nothing longer.
+    journal = done.journal or {}
+    held = sum(row["seconds"] for row in journal["phases"] if row["phase"] not in ("preflight", "prepare"))
+    assert all(row["seconds"] <= held + default.AGREE_S for row in journal["downtime"].values()), journal
 
 
 # ---- only what differs moves ------------------------------------------------------------------------------------

@@ -405,6 +405,13 @@ def test_a_container_that_died_unwatched_is_explained(begin: Begin, docker: Fake
     assert "ended without a supervisor" in case.output.getvalue()
 
 
+def test_last_lines_that_come_late_explain_the_end(begin: Begin, docker: FakeDocker) -> None:
+    """As from Docker on a busy host: without them an engine that can never fit would be started again and again."""
+    docker.log_late_s, docker.command = 2, ("sh", "-c", "sleep 1; exit 1")
+    docker.log("ValueError: No available memory for the cache blocks. Try increasing")
+    begin().start().fails_with("no_kv", EXIT_CONFIG)
+
+
 def test_a_foreign_container_ends_it_for_good(begin: Begin, docker: FakeDocker) -> None:
     docker.run_container({})
     case = begin().start()

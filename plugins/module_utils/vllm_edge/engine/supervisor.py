@@ -41,8 +41,9 @@ EXIT_CONFIG = 78
 
 STOP_LOADING_S = 3.0
 """Seconds to end by itself for an engine that is still loading. It has no requests to finish, and as PID 1 of its
-container it ignores SIGTERM until vLLM has installed its handler.
-"""
+container it ignores SIGTERM until vLLM has installed its handler."""
+LAST_LINES_S = 10.0
+"""Longest wait for the last lines of an ended container. They come at once, but from Docker on a busy host."""
 TICK_S = 1.0
 """Seconds between two calls of `Supervision.on_tick`."""
 
@@ -273,7 +274,7 @@ class Supervisor:
         """Diagnose and record why the container ended by itself; return the exit status."""
         # Check at once: a restart of Docker may be over before the last lines have been read.
         restarted = self.control.has_docker_restarted()
-        self._drain(life, 0.0 if self.control.away.is_set() else 0.5)
+        self._drain(life, 0.0 if self.control.away.is_set() else LAST_LINES_S)
         if self.events.signal is not None and self.events.signal != signal.SIGABRT:
             return self._stop(life)
         found, removed, away = self._gather_last_facts()

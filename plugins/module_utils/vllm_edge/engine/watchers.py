@@ -55,6 +55,8 @@ class Watchers:
     last_stamp: str | None = None
     """Docker's time stamp of the newest log line."""
     _follower: threading.Thread | None = None
+    _log_ended: threading.Event = field(default_factory=threading.Event)
+    """Set while no line is on its way: the log is at its end, or Docker broke it off."""
 
     def start(self, container: Container) -> None:
         self.control.remember_invocation()
@@ -68,9 +70,9 @@ class Watchers:
             self._thread(self._open_socket, self.config.socket)
 
     def wait_for_log(self, wait_s: float) -> None:
-        """Wait up to `wait_s` seconds for the end of the log."""
-        if self._follower is not None:
-            self._follower.join(wait_s)
+        """Wait up to `wait_s` seconds for the end of the log; if Docker broke it off, half a second for more of it."""
+        if self._follower is not None and self._log_ended.wait(wait_s):
+            self._follower.join(min(wait_s, 0.5))
 
     def _thread(self, target: Callable[..., None], *arguments: object) -> threading.Thread:
         thread = threading.Thread(target=target, args=arguments, name=target.__name__, daemon=True)
@@ -80,6 +82,7 @@ class Watchers:
     def _follow_log(self, container_id: str) -> None:
         """Report log lines. After a restart of Docker each connection continues after the last time stamp."""
         while not self.closing.is_set():
+            self._log_ended.clear()
             try:
                 for record in self.control.docker.logs(container_id, after=self.last_stamp, follow=True, tail=None):
                     self.last_stamp = record.at
@@ -99,10 +102,13 @@ class Watchers:
                 self._wait_until_log_is_back(container_id)
             except DockerAway:
                 pass
+            finally:
+                self._log_ended.set()
             self.closing.wait(0.5)
             self._wait_until_docker_is_back()
 
     def _wait_until_log_is_back(self, container_id: str) -> None:
+        self._log_ended.set()
         while not self.closing.wait(ASK_AGAIN_S):
             if self.control.explain_unreachable() is not None:
                 continue

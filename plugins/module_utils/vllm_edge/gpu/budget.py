@@ -28,8 +28,7 @@ Foreign = Literal["ignore", "warn", "fail"]
 
 IDLE_MIB = 16
 """Memory that may be allocated on a GPU that no engine uses. The driver keeps 0-4 MiB on an idle L4 and rounds per
-process; 16 MiB is far below the least that an engine leaves behind (a CUDA context takes about 200).
-"""
+process; 16 MiB is far below the least that an engine leaves behind (a CUDA context takes about 200)."""
 
 UNKNOWN_RESERVE_SHARE = 0.03
 """If only NVML v1 answers, an idle GPU shows the driver's reserve as used memory: 2.04 % on an L4 (471 of 23,034 MiB).
