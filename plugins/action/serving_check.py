@@ -119,7 +119,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         except AnsibleUndefinedVariable:
             return None
 
-    def _read_those(self, names: Iterable[str]) -> dict[str, Any]:
+    def _read_known(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the variables that have a value now; others depend on facts or results that do not exist yet."""
         values = {}
         for name in names:
@@ -161,13 +161,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 }.items()
             },
             **{key: self._read(key) for key in ("gpu_count", "gpu_memory_mib", "gpu_name", "gpu_uuids")},
-            settings=self._read_those(project.settings),
+            settings=self._read_known(project.settings),
             given={name: bool(self._read(name)) for name in GIVEN},
             secrets=self._read_secret_faults(),
             chat_template=self._read("vllm_engine_chat_template") or "",
             chat_templates=frozenset(entry.name for entry in files if entry.is_file()),
             chat_templates_directory=str(templates),
-            gateway=(values := self._read_those(gateway.VARIABLES)),
+            gateway=(values := self._read_known(gateway.VARIABLES)),
             certificate_fault=find_certificate_fault(values),
             names=frozenset(map(str, self._variables)),
         )

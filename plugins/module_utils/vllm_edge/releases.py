@@ -85,12 +85,10 @@ class Releases:
         others = sorted((path for path in self._all() if path != release), key=_last_current)
         keep = {others[-1]} if others and _last_current(others[-1]) else set()
         paths = [str(path) for path in others if path not in keep and not self._is_used(path)]
-        removed = remove(paths, [], apply=False).removed
-        if removed and apply:
+        if paths and apply:
             # Links that lead away from what goes are on the disk before it goes.
             os.sync()
-            removed = remove(paths, []).removed
-        return removed
+        return remove(paths, apply=apply).removed
 
     def _path(self, name: str) -> Path:
         return self.prefix / "releases" / name

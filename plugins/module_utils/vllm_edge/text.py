@@ -15,6 +15,7 @@ LONGEST = 60
 """Characters of a value that an error message quotes."""
 FEW = 12
 """Up to this many known names are listed in full."""
+
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,32}m")
 
 

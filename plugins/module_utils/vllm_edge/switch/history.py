@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm-edge history` and `vllm-edge progress`: the former switches of this host, and how far the running one is, also
-for clients of the gateway."""
+"""Former switches, and how far the running one is: `vllm-edge history`, `progress`, and what gateway clients meet."""
 
 from __future__ import annotations
 

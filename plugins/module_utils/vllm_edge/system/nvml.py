@@ -30,6 +30,7 @@ MIB = 1024 * 1024
 
 MemoryVersion = Literal["v1", "v2"]
 T = TypeVar("T")
+
 ERRORS: dict[str, tuple[str, str]] = {
     "UNINITIALIZED": (
         "NVML was asked for {gpu} before it was initialized or after it was shut down.",

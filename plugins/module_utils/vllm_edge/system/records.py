@@ -14,6 +14,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 
 T = TypeVar("T")
 _get_hints = functools.cache(get_type_hints)
+
 MOST_DEPTH = 64
 """Objects and lists within each other in JSON from elsewhere."""
 MOST_VALUES = 1_000_000
