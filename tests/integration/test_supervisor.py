@@ -26,19 +26,17 @@ KV_REFUSAL = (
 
 
 def test_ready_only_after_health_and_a_clean_stop(host: Host) -> None:
-    host.configure("--mode=slow", "--load=2.5")
+    host.configure("--mode=slow", "--load=10")
     run = host.start(watchdog_s=1.5)
-    run.until(lambda: host.running())
-    time.sleep(1)
+    run.until(lambda: any(re.match(r"loading weights, \d+ %, \d+ s", text) for text in run.statuses()))
     assert not run.has("READY"), "ready while it still loads"
     run.until_ready()
-    assert any(re.match(r"loading weights, \d+ %, \d+ s", text) for text in run.statuses())
     assert run.has("EXTEND_TIMEOUT_USEC")
     ready = next(m for m in run.messages if "READY" in m.fields)
     assert ready.fields["STATUS"].startswith(f"serving sentry at {host.url} ")
     state = host.state()
     assert state["phase"] == "serving" and state["last_failure"] is None
-    assert isinstance(state["load_seconds"], float) and state["load_seconds"] >= 2.5
+    assert isinstance(state["load_seconds"], float) and state["load_seconds"] >= 10
     assert state["log_facts"] == {
         "model_gib": 9.9,
         "model_s": 1.5,
@@ -49,9 +47,8 @@ def test_ready_only_after_health_and_a_clean_stop(host: Host) -> None:
     }
     assert state["load_phases"]["loading-weights"] >= 2
     assert sum(state["load_phases"].values()) == pytest.approx(state["load_seconds"], abs=0.4)
-    before = sum("WATCHDOG" in m.fields for m in run.messages)
-    time.sleep(2.0)
-    assert sum("WATCHDOG" in m.fields for m in run.messages) >= before + 2, "the watchdog is not fed"
+    fed = sum("WATCHDOG" in m.fields for m in run.messages)
+    run.until(lambda: sum("WATCHDOG" in m.fields for m in run.messages) >= fed + 2, seconds=5)
     assert "Application startup complete" in run.text
     assert "GET /health" not in run.text, "our own probes fill the journal"
 
@@ -69,7 +66,7 @@ def test_a_crash_while_loading_ends_at_once_and_is_explained(host: Host) -> None
     at = time.time()
     died = docker("inspect", "--format={{.State.FinishedAt}}", host.container)[:26].rstrip("Z")
     # A second on a quiet machine; a poll or a timeout would be five and more.
-    assert at - datetime.fromisoformat(died + "+00:00").timestamp() < 3, "the supervisor outlived its container"
+    assert at - datetime.fromisoformat(died + "+00:00").timestamp() < 5, "the supervisor outlived its container"
     assert code == 78, "an engine that can never fit must not be started again and again"
     assert "set max_model_len of the engine to 61440 or less" in run.text.lower()
     assert any(line.startswith("<3>") for line in run.lines)
@@ -97,7 +94,7 @@ def test_the_first_completion_kills_the_engine(host: Host) -> None:
     assert result["ok"] is False and "connection closed" in result["error"]
     assert "the engine died in the middle of the canary" in result["error"]
     assert run.ends() == 1
-    assert time.monotonic() - at < 3
+    assert time.monotonic() - at < 5
     failure = host.failure()
     assert failure["cause"] == "engine_died_serving"
     assert "division by zero" in str(failure["reason"])
@@ -204,7 +201,7 @@ def test_sigterm_while_loading(host: Host, mode: str) -> None:
     run.until(lambda: run.has("STATUS", "loading weights"))
     begin = time.monotonic()
     assert run.stop() == 0
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < 20
     assert host.container_id() == ""
     assert not run.has("READY")
 
