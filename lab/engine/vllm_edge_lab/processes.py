@@ -7,17 +7,20 @@ ranks on two cores would import six times. Here they come from a fork server, wh
 begun anything: no thread, no socket and no event loop of the server is in them, as in spawned ones.
 
 And they wait for each other without computing: vLLM's engine and ranks go round in a loop for a second after each
-message, so that with a question every second each of them would keep a core busy.
+message, so that with a question every second each of them would keep a core busy; and gloo, which stands for NCCL, has
+a thread for each of the dozen process groups of a rank, which looks a hundred times a second whether it has to end.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
 import sys
 from collections.abc import Iterable
+from datetime import timedelta
 from multiprocessing import context, forkserver, resource_tracker, util
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -90,6 +93,21 @@ def fork_instead_of_spawning() -> None:
     fork_server()
 
 
+def share_gloo_device() -> None:
+    """One thread of gloo for all process groups of a process."""
+    gloo = importlib.import_module("torch.distributed").ProcessGroupGloo
+    initialise = gloo.__init__
+    get_device = functools.cache(gloo.create_default_device)
+
+    def initialise_with_device(self: Any, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        options = gloo._Options()
+        options._timeout = timeout
+        options._devices = [get_device()]
+        initialise(self, store, rank, size, options)
+
+    gloo.__init__ = initialise_with_device
+
+
 def main() -> None:
     if cpu.is_lesser(gpus.lab_root()):
         cpu.become_lesser()
@@ -99,9 +117,12 @@ def main() -> None:
         importlib.import_module(name)
     shared = importlib.import_module("vllm.distributed.device_communicators.shm_broadcast")
     shared.SpinCondition.__init__.__defaults__ = (WAITS_IN_A_LOOP_S,)
+    share_gloo_device()
     registry = importlib.import_module("vllm.model_executor.models.registry")
     # vLLM lets another Python, which imports all of it, look at the model, so as not to initialise CUDA; there is none.
     registry._run_in_subprocess = lambda look: look()
+    # Nor does any process look through what all of them share: a look would also copy its pages.
+    gc.freeze()
     gc.enable()
     fork_instead_of_spawning()
     command = importlib.import_module("vllm.entrypoints.cli.main")
