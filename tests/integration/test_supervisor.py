@@ -148,10 +148,10 @@ def test_a_stopped_engine_process_starves_the_watchdog(host: Host, busy: bool) -
 
 
 def test_a_long_prefill_is_progress_and_an_idle_engine_is_left_alone(host: Host) -> None:
-    run = host.serve("--mode=good", watchdog_s=0.9, progress_timeout_s=1.5, idle_probe_s=1)
-    complete(host, "x" * 5_000)
+    run = host.serve("--mode=good", watchdog_s=0.9, progress_timeout_s=4, idle_probe_s=1)
+    complete(host, "x" * 10_000)
     run.until(lambda: "POST /v1/completions HTTP" in run.text)
-    time.sleep(3)
+    time.sleep(5)
     assert not run.has("STATUS", "no progress")
     assert run.process.poll() is None and host.state()["phase"] == "serving"
 
@@ -231,7 +231,7 @@ def test_a_load_that_reads_without_a_line_goes_on(host: Host) -> None:
         file.write(os.urandom(64 * 1024 * 1024))
         os.fsync(file.fileno())
     mount = f"--mount=type=bind,source={weights},target=/weights,readonly"
-    host.configure("--mode=read", "--file=/weights", "--load=6", options=(mount,), stall_timeout_s=2)
+    host.configure("--mode=read", "--file=/weights", "--load=10", options=(mount,), stall_timeout_s=4)
     run = host.start()
     run.until(lambda: "it reads no more" in run.text or run.process.poll() is not None)
     assert run.process.poll() is None, run.text
