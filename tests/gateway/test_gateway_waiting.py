@@ -113,7 +113,7 @@ def test_a_request_waits_no_longer_than_it_may(hasty: Gateway, way: str, version
         assert answer.headers["retry-after"] == "55"
         status, error = answer.status, answer.json["error"]
         assert error["request_id"] == answer.headers["x-request-id"]
-    assert 4.5 < time.monotonic() - start < 20
+    assert 4.5 < time.monotonic() - start < 9
     assert (status, error["type"], error["code"]) == (503, "server_error", "engine_away")
     assert hasty.get_log(error["request_id"])["status"] == 503
 
@@ -151,7 +151,7 @@ def test_an_engine_hears_of_a_client_that_leaves(roles: Gateway, version: str, o
     wait_until(lambda: len(seen) > before)
     time.sleep(0.5)
     client.close()
-    assert wait_until(lambda: seen[-1].left_at, 10) - time.time() < 5
+    assert wait_until(lambda: seen[-1].left_at, 10) - time.time() < 1
 
 
 @pytest.mark.parametrize("version", ["1.1", "2"])

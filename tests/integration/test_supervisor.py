@@ -45,10 +45,11 @@ def test_ready_only_after_health_and_a_clean_stop(host: Host) -> None:
         "kv_blocks": 4452,
         "max_concurrency": 17.39,
     }
-    assert state["load_phases"]["loading-weights"] >= 2
+    assert state["load_phases"]["loading-weights"] >= 8
     assert sum(state["load_phases"].values()) == pytest.approx(state["load_seconds"], abs=0.4)
-    fed = sum("WATCHDOG" in m.fields for m in run.messages)
-    run.until(lambda: sum("WATCHDOG" in m.fields for m in run.messages) >= fed + 2, seconds=5)
+    before = sum("WATCHDOG" in m.fields for m in run.messages)
+    time.sleep(2.0)
+    assert sum("WATCHDOG" in m.fields for m in run.messages) >= before + 2, "the watchdog is not fed"
     assert "Application startup complete" in run.text
     assert "GET /health" not in run.text, "our own probes fill the journal"
 
@@ -66,7 +67,7 @@ def test_a_crash_while_loading_ends_at_once_and_is_explained(host: Host) -> None
     at = time.time()
     died = docker("inspect", "--format={{.State.FinishedAt}}", host.container)[:26].rstrip("Z")
     # A second on a quiet machine; a poll or a timeout would be five and more.
-    assert at - datetime.fromisoformat(died + "+00:00").timestamp() < 5, "the supervisor outlived its container"
+    assert at - datetime.fromisoformat(died + "+00:00").timestamp() < 3, "the supervisor outlived its container"
     assert code == 78, "an engine that can never fit must not be started again and again"
     assert "set max_model_len of the engine to 61440 or less" in run.text.lower()
     assert any(line.startswith("<3>") for line in run.lines)
@@ -94,7 +95,7 @@ def test_the_first_completion_kills_the_engine(host: Host) -> None:
     assert result["ok"] is False and "connection closed" in result["error"]
     assert "the engine died in the middle of the canary" in result["error"]
     assert run.ends() == 1
-    assert time.monotonic() - at < 5
+    assert time.monotonic() - at < 3
     failure = host.failure()
     assert failure["cause"] == "engine_died_serving"
     assert "division by zero" in str(failure["reason"])
@@ -148,10 +149,10 @@ def test_a_stopped_engine_process_starves_the_watchdog(host: Host, busy: bool) -
 
 
 def test_a_long_prefill_is_progress_and_an_idle_engine_is_left_alone(host: Host) -> None:
-    run = host.serve("--mode=good", watchdog_s=0.9, progress_timeout_s=4, idle_probe_s=1)
-    complete(host, "x" * 10_000)
+    run = host.serve("--mode=good", watchdog_s=0.9, progress_timeout_s=1.5, idle_probe_s=1)
+    complete(host, "x" * 5_000)
     run.until(lambda: "POST /v1/completions HTTP" in run.text)
-    time.sleep(5)
+    time.sleep(3)
     assert not run.has("STATUS", "no progress")
     assert run.process.poll() is None and host.state()["phase"] == "serving"
 
@@ -201,7 +202,7 @@ def test_sigterm_while_loading(host: Host, mode: str) -> None:
     run.until(lambda: run.has("STATUS", "loading weights"))
     begin = time.monotonic()
     assert run.stop() == 0
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 8
     assert host.container_id() == ""
     assert not run.has("READY")
 
@@ -231,7 +232,7 @@ def test_a_load_that_reads_without_a_line_goes_on(host: Host) -> None:
         file.write(os.urandom(64 * 1024 * 1024))
         os.fsync(file.fileno())
     mount = f"--mount=type=bind,source={weights},target=/weights,readonly"
-    host.configure("--mode=read", "--file=/weights", "--load=10", options=(mount,), stall_timeout_s=4)
+    host.configure("--mode=read", "--file=/weights", "--load=6", options=(mount,), stall_timeout_s=2)
     run = host.start()
     run.until(lambda: "it reads no more" in run.text or run.process.poll() is not None)
     assert run.process.poll() is None, run.text

@@ -121,7 +121,7 @@ def main() -> None:
     registry = importlib.import_module("vllm.model_executor.models.registry")
     # vLLM lets another Python, which imports all of it, look at the model, so as not to initialise CUDA; there is none.
     registry._run_in_subprocess = lambda look: look()
-    # Nor does any process look through what all of them share: a look would also copy its pages.
+    # The garbage collector passes over what was imported: looking at it would also copy its pages in each process.
     gc.freeze()
     gc.enable()
     fork_instead_of_spawning()

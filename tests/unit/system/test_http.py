@@ -86,7 +86,7 @@ def test_an_answer_that_does_not_end_ends_at_the_deadline(script: Script, place:
     with engine(script, place if unix else None) as url:
         began = time.monotonic()
         said = request(url, "/metrics", 0.3)
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 1.0
     assert (said.status, said.error) == (None, "no answer within 0.3 s")
 
 
@@ -162,7 +162,7 @@ def test_a_listener_that_takes_nobody_ends_at_the_deadline(place: Path) -> None:
             target=lambda: said.append(request(f"unix:{place}", "/health", 0.3).error), daemon=True
         )
         asking.start()
-        asking.join(30)
+        asking.join(3)
     assert said == ["no answer within 0.3 s"] and time.monotonic() - began > 0.2
 
 

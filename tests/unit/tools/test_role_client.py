@@ -98,10 +98,10 @@ def test_an_answer_without_text_or_in_time_is_none(engines: list[Engine], socket
     for engines[0].text in ("", None):
         asked = role_client.Role("sentry", sockets, 2.0).ask()
         assert (asked.ok, asked.status, asked.error) == (False, 200, "an answer without text")
-    engines[0].text, engines[0].delay_s = "hello", 3.0
+    engines[0].text, engines[0].delay_s = "hello", 1.0
     late = role_client.Role("sentry", sockets, 0.2).ask()
     assert (late.ok, late.status) == (False, None)
-    assert "timed out" in late.error and late.seconds < 2.9
+    assert "timed out" in late.error and late.seconds < 0.9
 
 
 # ---- what a log tells -------------------------------------------------------------------------------------------
