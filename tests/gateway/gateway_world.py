@@ -63,6 +63,12 @@ def name_backend(served: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "_", served[:40]) + "-" + hashlib.sha256(served.encode()).hexdigest()[:8]
 
 
+def make_nobody(path: Path) -> None:
+    """The certificate of a CA whose key nobody has, as the role makes it."""
+    words = f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=nobody -out {path}"
+    subprocess.run([*words.split(), "-keyout", "/dev/null"], capture_output=True, check=True)
+
+
 @dataclass
 class Seen:
     method: str
@@ -341,10 +347,12 @@ class Gateway:
         self.etc, self.run, self.vllm = self.root / "gateway", self.root / "run", self.root / "vllm"
         for path in (self.etc / "tls", self.run, self.vllm / "roles"):
             path.mkdir(parents=True)
+        make_nobody(self.etc / "tls/nobody.pem")
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.engines = {name: Engine(name, self.vllm / f"engines/{name}/api.sock", self.loop) for name in ENGINES}
         self.names = {served: engine for engine, names in ENGINES.items() for served in names}
+        self.names |= variables.pop("names", {})
         self.states = dict.fromkeys(self.names, "up")
         self.port, self.tls_port = get_free_port(), get_free_port()
         self.ports = {engine: get_free_port() for engine in PORTED}
@@ -388,14 +396,11 @@ class Gateway:
         names = self.names
         engines = {*ENGINES, *names.values()}
         ports = {engine: str(self.ports.get(engine, "-")) for engine in engines}
-        rights = {
-            f"{client}:{served}": "1" for client, only in CLIENTS.items() for served in names if only in ("", served)
-        }
-        for client, only in CLIENTS.items():
-            held = {engine: {served for served in names if names[served] == engine} for engine in engines}
-            rights |= {f"{client}@{engine}": "1" for engine in engines if not only or held[engine] == {only}}
-            rights |= {} if only else {f"{client}@*": "1"}
-        entry = {served: {"id": served, "object": "model"} for served in names}
+        allowed = {client: [one for one in names if only in ("", one)] for client, only in CLIENTS.items()}
+
+        def list_models(*names: str) -> str:
+            return json.dumps({"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
+
         return {
             "models": {
                 served: f"{name_backend(served)} {engine} {self.states[served]} "
@@ -408,14 +413,16 @@ class Gateway:
                 )
                 for client in CLIENTS
             },
-            "rights": rights,
-            "lists": {
-                client: json.dumps({"object": "list", "data": [entry[one] for one in names if only in ("", one)]})
-                for client, only in CLIENTS.items()
+            "rights": {f"{client}:{served}": "1" for client in CLIENTS for served in allowed[client]},
+            "lists": {client: list_models(*allowed[client]) for client in CLIENTS}
+            | {f"{client}:{one}": list_models(one) for client in CLIENTS for one in allowed[client]}
+            | {
+                f"{client}:": ", ".join(f"/roles/{name_backend(one)}/v1" for one in allowed[client])
+                for client in CLIENTS
             },
             "state": {"host": '"h1"', "profile": '"p\\"1"', "generation": "7", "switch": "null"}
             | {
-                f"role:{served}": f'"state":"{self.states[served]}","engine":"{engine}","back_in_s":null'
+                f"role:{served}": f'"engine":"{engine}"'
                 for served, engine in names.items()
             },
             "ports": {str(port): engine for engine, port in self.ports.items()},

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 
 import pytest
 from gateway_world import ENGINES, H2, KEYS, PATHS, Connection, Gateway, name_backend, write_request
@@ -20,12 +21,16 @@ def test_a_request_reaches_the_engine_of_its_model(gateway: Gateway, served: str
 
 
 def test_the_engine_gets_no_header_that_it_does_not_need(gateway: Gateway) -> None:
-    secrets = "X-Request-Id: mine\r\nX-Api-Key: k\r\nCookie: c\r\nX-Data-Parallel-Rank: 3\r\n"
+    secrets = "X-Request-Id: mine\r\nX-Api-Key: k\r\nCookie: c\r\nX-Vllm-Edge-Models: architect\r\n"
     gateway.ask(write_request({"model": "worker"}, PATHS[0] + "?key=1", headers=secrets))
     seen = gateway.engines["mid"].seen[-1]
     own = seen.headers.pop("x-request-id")
     assert len(own) == 36 and seen.target == PATHS[0]
-    assert seen.headers == {"host": "localhost", "content-length": "19", "connection": "close"}
+    limits = "n=8,logprobs=20,tokens=32768,prompts=16,schema=262144"
+    assert seen.headers == {"host": "localhost", "content-length": "19", "connection": "close"} | {
+        "x-vllm-edge-models": "worker",
+        "x-vllm-edge-limits": limits,
+    }
 
 
 @pytest.mark.parametrize(
@@ -57,16 +62,17 @@ def test_a_client_sees_the_models_that_it_may_use(gateway: Gateway, key: str, na
 def test_status_says_what_the_host_serves(gateway: Gateway) -> None:
     answer = gateway.ask(write_request(path="/status", key="part"))
     role = {"state": "up", "back_in_s": None, "waiting": 0}
-    assert answer.json == {
-        "host": "h1",
-        "profile": 'p"1',
-        "generation": 7,
-        "switch": None,
-        "roles": {served: role | {"engine": engine} for served, engine in gateway.names.items()},
-    }
-    gateway.commit("state", {})
+    sentry = {"sentry": role | {"engine": "small"}}
+    about = {"host": "h1", "profile": 'p"1', "generation": 7, "switch": None}
+    assert answer.json == about | {"roles": sentry}, "a key sees the roles that it may use"
+    assert sorted(gateway.ask(write_request(path="/status")).json["roles"]) == sorted(gateway.names)
+    gateway.set_servers("sentry", 0)
+    down = {"state": "down", "back_in_s": 55}
+    assert gateway.ask(write_request(path="/status", key="part")).json["roles"]["sentry"] == sentry["sentry"] | down
+    gateway.set_servers("sentry", 1)
+    gateway.commit("models", {})
     assert gateway.ask(write_request(path="/status")).json["roles"] == {}
-    gateway.commit("state")
+    gateway.commit("models")
 
 
 def ask_probe(gateway: Gateway, path: str) -> int:
@@ -83,6 +89,7 @@ def test_ready_is_true_while_the_role_is_served(gateway: Gateway) -> None:
 
     assert (gateway.run / "probe.sock").stat().st_mode & 0o777 == 0o600
     assert ask("sentry") == (200, 200, b"") and ask("idle") == (404, 404, b"")
+    assert gateway.ask(write_request(path="/ready/worker", key="part")).status == 404, "not a role of this key"
     gateway.set_servers("sentry", 0)
     assert ask("sentry") == (503, 503, b"")
     gateway.set_servers("sentry", 1)
@@ -159,3 +166,31 @@ def test_every_name_has_a_backend_of_its_own(gateway: Gateway) -> None:
     known = gateway.command("show backend")
     for name in gateway.variables["serving_gateway_names"]:
         assert f"role_{name_backend(name)}\n" in known
+
+
+def test_the_path_may_name_the_role(gateway: Gateway) -> None:
+    text = {"messages": [{"role": "user", "content": "x" * 2_000_000}], "model": "architect"}
+    late = gateway.ask(write_request(text))
+    assert late.json["error"]["code"] == "model_missing" and "/roles/architect/v1" in late.json["error"]["message"]
+    for path in PATHS:
+        for body in (text, {"prompt": "no model"}):
+            answer = gateway.ask(write_request(body, "/roles/architect" + path))
+            seen = gateway.engines["big"].seen[-1]
+            assert (answer.status, answer.headers["x-served-by"], seen.target) == (200, "big", path)
+            assert seen.headers["x-vllm-edge-models"] == "architect"
+    assert gateway.get_log(answer.headers["x-request-id"])["path"] == "/roles/ROLE" + PATHS[-1]
+    unknown = gateway.ask(write_request(text, "/roles/nobody/v1/completions", key="part"))
+    assert (unknown.status, unknown.json["error"]["message"][-17:]) == (404, " /roles/sentry/v1")
+    others = ("/roles/architect/v1/completions", "/roles//v1/completions", "/roles/sentry/status", "/roles/sentry/../v1")
+    assert [gateway.ask(write_request(text, path, key="part")).status for path in others] == [403, 404, 404, 404]
+    models = gateway.ask(write_request(path="/roles/worker/v1/models")).json
+    assert [one["id"] for one in models["data"]] == ["worker"]
+    assert gateway.ask(write_request(path="/roles/worker/v1/models", key="part")).json["data"] == []
+
+
+def test_the_role_in_the_path_is_the_name_of_its_backend(make_gateway: Callable[..., Gateway]) -> None:
+    gateway = make_gateway(names={"google/gemma-4-E2B-it": "mid"})
+    answer = gateway.ask(write_request({"prompt": "x"}, f"/roles/{name_backend('google/gemma-4-E2B-it')}{PATHS[0]}"))
+    assert answer.status == 200
+    assert gateway.engines["mid"].seen[-1].headers["x-vllm-edge-models"] == "google/gemma-4-E2B-it"
+    assert gateway.ask(write_request({"prompt": "x"}, "/roles/google/gemma-4-E2B-it" + PATHS[0])).status == 404
