@@ -71,7 +71,7 @@ def count_places(every: Mapping[str, Entry], engines: Mapping[str, Entry]) -> di
 
 
 def client_models(status: Iterable[Entry], engines: Mapping[str, Entry], url: str, max_tokens: int) -> dict[str, Any]:
-    """Return what a client has to know of each served name: endpoint, model, context and max tokens.
+    """Return what a client has to know of each served name: endpoints, model, context and max tokens.
 
     Args:
         status: `engines` in the output of `vllm-edge status --format json`.
@@ -82,7 +82,8 @@ def client_models(status: Iterable[Entry], engines: Mapping[str, Entry], url: st
         context = engines.get(engine["engine"], {}).get("max_model_len")
         for name in engine["served_names"]:
             limits = {"context": context, "max_tokens": min(context, int(max_tokens))} if context else {}
-            found[name] = {"endpoint": f"{url}/v1", "model": name, **limits}
+            of_role = f"{url}/roles/{backend_name(name)}/v1"
+            found[name] = {"endpoint": f"{url}/v1", "role_endpoint": of_role, "model": name, **limits}
     return dict(sorted(found.items()))
 
 

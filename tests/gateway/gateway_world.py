@@ -181,8 +181,8 @@ class Answer:
 class Connection:
     """A client's connection that sends raw bytes and reads answers of HTTP/1.1."""
 
-    def __init__(self, port: int, timeout: float = 30) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout)
+    def __init__(self, port: int, timeout: float = 30, source: str = "") -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout, (source, 0) if source else None)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.file = self.socket.makefile("rb")
 
@@ -415,16 +415,13 @@ class Gateway:
             },
             "rights": {f"{client}:{served}": "1" for client in CLIENTS for served in allowed[client]},
             "lists": {client: list_models(*allowed[client]) for client in CLIENTS}
-            | {f"{client}:{one}": list_models(one) for client in CLIENTS for one in allowed[client]}
+            | {f":{one}": list_models(one) for one in names}
             | {
                 f"{client}:": ", ".join(f"/roles/{name_backend(one)}/v1" for one in allowed[client])
                 for client in CLIENTS
             },
             "state": {"host": '"h1"', "profile": '"p\\"1"', "generation": "7", "switch": "null"}
-            | {
-                f"role:{served}": f'"engine":"{engine}"'
-                for served, engine in names.items()
-            },
+            | {f"role:{served}": f'"engine":"{engine}"' for served, engine in names.items()},
             "ports": {str(port): engine for engine, port in self.ports.items()},
         }[name]
 

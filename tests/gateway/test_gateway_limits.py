@@ -150,19 +150,46 @@ def test_a_slow_request_ends(make_gateway: Callable[..., Gateway], timeout: str,
 
 
 def test_one_address_has_not_all_connections(make_gateway: Callable[..., Gateway]) -> None:
-    gateway = make_gateway(edit=("src 127.0.0.0/8", "src 127.0.0.2"))  # here 127.0.0.1 is a stranger's address
-    opened = [Connection(gateway.port) for _ in range(512)]
-    wait_until(lambda: "conn_cur=512" in gateway.command("show table addresses"))
-    with contextlib.suppress(ConnectionError):  # it may be refused before a byte was sent
-        assert gateway.ask(write_request(path="/status")).status == 0
-    opened[0].send(write_request(path="/status"))
-    assert opened[0].read().status == 200
-    local = socket.create_connection(("127.0.0.1", gateway.port), 5, ("127.0.0.2", 0))
-    local.sendall(write_request(path="/status"))
-    assert local.recv(12) == b"HTTP/1.1 200"
-    for one in opened:
+    gateway = make_gateway()
+
+    def connect(address: str) -> Connection:
+        return Connection(gateway.port, source=address)
+
+    def is_served(connection: Connection, key: str | None) -> bool:
+        connection.send(write_request(path="/v1/models", key=key))
+        return connection.read().status == (200 if key else 401)
+
+    # What is not 127.0.0.1 is one address, as a local user has all of them.
+    opened = [connect(f"127.0.0.{2 + number % 9}") for number in range(64)]
+    wait_until(lambda: "conn_cur=64" in gateway.command("show table addresses"))
+    with pytest.raises((ConnectionError, AssertionError)):  # it may be refused before a byte was sent
+        assert is_served(connect("127.0.0.3"), "all")
+    assert is_served(connect("127.0.0.1"), None)
+    assert is_served(opened[0], "all")
+    more = connect("127.0.0.3")
+    assert is_served(more, "all"), "an address that has shown a key may have more"
+    for one in [*opened, more]:
         one.close()
-    local.close()
+
+
+@pytest.mark.parametrize("version", ["1.1", "2"])
+def test_a_connection_without_a_key_gets_few_answers(gateway: Gateway, version: str) -> None:
+    if version == "2":
+        client = H2(gateway.port)
+        for stream in range(1, 21, 2):
+            client.ask(stream, _path="/status", authorization="Bearer wrong")
+        client.read(lambda: len(client.reset) + len(client.ended) == 10 or client.away, 3)
+        assert list(client.status.values()) == [401] * 4
+        client.ask(21, _path="/status")
+        client.close()
+    else:
+        stranger = Connection(gateway.port)
+        stranger.send(write_request(path="/status", key=None) * 10)
+        assert [stranger.read().status for _ in range(5)] == [401] * 4 + [0]
+        stranger.close()
+    line = wait_until(lambda: [one for one in gateway.read_log() if one["status"] == 401])[-1]
+    assert (line["address"], line["client"]) == ("127.0.0.1", "-")
+    assert line["wrong_keys"] > 0 or version == "1.1", "it counts the keys that the address has sent"
 
 
 def test_a_damaged_map_is_an_error_for_its_role_only(clients: Gateway) -> None:

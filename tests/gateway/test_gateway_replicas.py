@@ -118,11 +118,3 @@ def test_requests_wait_while_no_engine_is_there(many: Gateway, pool: ThreadPoolE
     if way == "told":
         assert all(one.headers["x-served-by"] == one.json["engine"] for one in found)
         assert len({one.json["engine"] for one in found}) == 3, "the engines share what waited"
-
-
-def test_a_body_of_two_readings_needs_the_right_to_all_names_of_the_engines(many: Gateway) -> None:
-    body = b'{"model": "architect", "x": {"model": "sentry"}}'
-    assert [many.ask(write_request(body, key=key)).status for key in ("all", "solo")] == [200, 400]
-    many.commit("rights", {**many.map("rights"), f"solo@{ALL}": "1"})
-    assert many.ask(write_request(body, key="solo")).status == 200
-    many.commit("rights")

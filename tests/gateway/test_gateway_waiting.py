@@ -85,20 +85,6 @@ def test_no_more_than_some_requests_wait_for_the_next_engine(
     assert all(b"[DONE]" in one.result(30).body for one in running)
 
 
-def test_an_ambiguous_body_waits_only_for_a_client_that_may_use_every_name(
-    roles: Gateway, pool: ThreadPoolExecutor
-) -> None:
-    def send(key: str) -> Answer:
-        return roles.ask(write_request(b'{"model": "architect", "x": {"model": "sentry"}}', key=key))
-
-    assert [send(key).status for key in ("all", "solo")] == [200, 200]
-    send_away(roles, "told")
-    waiting = pool.submit(send, "all")
-    assert send("solo").json["error"]["code"] == "model_ambiguous"
-    roles.bring_back("architect", "small")
-    assert waiting.result(30).status == 200
-
-
 @pytest.mark.parametrize(("version", "way"), [("1.1", "told"), ("2", "socket gone")])
 def test_a_request_waits_no_longer_than_it_may(hasty: Gateway, way: str, version: str) -> None:
     send_away(hasty, way)

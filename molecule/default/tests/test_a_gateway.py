@@ -298,14 +298,14 @@ def test_clients_are_declared_limited_rotated_and_revoked(controller: Controller
                 ci.models.list()
         assert int(limited.value.response.headers["Retry-After"]) > 0
         # worker's engine has another name, architect, which the engine would take from a second key.
-        with pytest.raises(openai.BadRequestError) as twice:
+        with pytest.raises(openai.PermissionDeniedError) as twice:
             partial.post(
                 "/chat/completions",
                 cast_to=httpx2.Response,
                 content=b'{"model":"worker","messages":[{"role":"user","content":"x"}],"max_tokens":2,"model":"architect"}',
                 options={"headers": {"Content-Type": "application/json"}},
             )
-        assert twice.value.code == "model_ambiguous"
+        assert twice.value.code == "model_forbidden"
     printed = declare(controller, "-e", "rotate=partial", "-e", "revoke=ci")
     with connect(first) as gone, pytest.raises(openai.AuthenticationError):
         gone.models.list()

@@ -17,6 +17,7 @@ SLOTS = [{"name": "L4", "total_mib": 23, "reserved_mib": 0}, {"name": "", "total
 CARDS = [{"total_mib": 23, "reserved_mib": 1}] * 2
 SERVED = {"tensor_parallel_size": 1, "port": 8050, "served_names": ["r"]}
 GATED = {"a": SERVED | {"max_model_len": 128}, "b": {"served_names": ["s"]}}
+ENDPOINT = {"endpoint": "http://h:1/v1"}
 GATED |= {"unused": {"port": 1, "served_names": ["t"]}}
 STATUS = {"unit": "vllm-a.service", "load_seconds": 1.5, "active_since": "then", "active_state": "active"}
 STATUS |= {"peer_to_peer_off": ["why"], "accept_risk": ["--lax"]}
@@ -72,14 +73,16 @@ JUNK: dict[str, Any] = {"engines": {"e": PLAIN, "f": 3}, "profiles": {"p": None,
             (
                 # a and its replica serve the same name, and are in the file once.
                 [{"engine": one, "served_names": ["r"]} for one in ("a", "a-1")]
-                + [{"engine": "x", "served_names": ["q"]}],
+                + [{"engine": "x", "served_names": ["q/b"]}],
                 {"a-1": GATED["a"], **GATED},
                 "http://h:1",
                 100,
             ),
             {
-                "q": {"endpoint": "http://h:1/v1", "model": "q"},
-                "r": {"endpoint": "http://h:1/v1", "model": "r", "context": 128, "max_tokens": 100},
+                "q/b": ENDPOINT | {"role_endpoint": "http://h:1/roles/q_b-caf259b6/v1", "model": "q/b"},
+                "r": ENDPOINT
+                | {"role_endpoint": "http://h:1/roles/r/v1"}
+                | {"model": "r", "context": 128, "max_tokens": 100},
             },
         ),
         ("describe_gpus", (SLOTS[:1],), [{"nvml_total_mib": 23, "name": "L4", "nvml_reserved_mib": 0}]),

@@ -40,6 +40,11 @@ class Role:
         return ",".join(self.engines)
 
     @property
+    def address(self) -> str:
+        """The path under which it is reached without `model` in the body."""
+        return f"/roles/{backend_name(self.name)}/v1"
+
+    @property
     def links(self) -> dict[str, str]:
         """Target of each link of the role, by `name_link`; none while it is away."""
         engines = () if self.state == "away" else self.engines
@@ -56,8 +61,6 @@ class View:
     switch: str | None = None
     """Phase of the switch that runs."""
     roles: tuple[Role, ...] = ()
-    engines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The names that each engine answers to."""
     ports: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -120,7 +123,6 @@ def build_view(
         live.number,
         course.phase,
         tuple(roles),
-        {name: (*config.served_names, *config.stands_in_for) for name, config in configs.items()},
         # Two engines have the same port if one of them leaves: the one that comes counts.
         {
             port: name
@@ -139,15 +141,13 @@ def render_models(view: View) -> Maps:
     state = {key: _to_json(getattr(view, key)) for key in ("host", "profile", "generation", "switch")}
     models = {}
     for role in view.roles:
-        up = role.state == "up"
         words = (
             *(backend_name(role.name), role.target, role.state, role.name if role.state == "stand-in" else "-"),
             *(str(role.retry_after_s), str(role.port or "-")),
         )
         models[role.name] = " ".join(words)
-        told: dict[str, Any] = {"state": role.state, "engine": role.engines[0], "engines": role.engines}
-        told["back_in_s"] = None if up else role.retry_after_s
-        state[f"role:{role.name}"] = _to_json(told)[1:-1]
+        # Its state, and the seconds until it is back, are for HAProxy to say: it knows which engines it reaches.
+        state[f"role:{role.name}"] = _to_json({"engine": role.engines[0], "engines": role.engines})[1:-1]
     return {MODELS: models, STATE: state, PORTS: {str(port): engine for port, engine in view.ports.items()}}
 
 
@@ -180,23 +180,19 @@ def keep_seconds(maps: Maps, text: str) -> Maps:
 def render_clients(view: View, clients: Mapping[str, Client], now: str) -> Maps:
     """Return the maps of clients, rights and lists. A key that has ended by `now` (a stamp) is left out.
 
-    `<client>@<engine>` in rights means all names of the engine, or of all engines of a served name, which a comma
-    separates; in lists it is the list at the engine's own port.
+    In lists `<client>@<engine>` is the list at the engine's own port, `:<served name>` that at the address of the role,
+    and `<client>:` the addresses of the client's roles, for messages.
     """
     keys: dict[str, str] = {}
     rights: dict[str, str] = {}
-    lists: dict[str, str] = {}
+    lists = {f":{role.name}": _list_models([role]) for role in view.roles}
     for name, client in clients.items():
         words = f"{name} {client.requests_per_minute} {client.streams}"
         keys |= {key.sha256: words for key in client.keys if key.valid(now)}
         roles = [role for role in view.roles if client.may((role.name,))]
         rights |= {f"{name}:{role.name}": "1" for role in roles}
-        open_to = {engine for engine, names in view.engines.items() if client.may(names)}
-        targets = {*open_to, *(role.target for role in view.roles if open_to.issuperset(role.engines))}
-        rights |= {f"{name}@{target}": "1" for target in targets}
-        # While a role is away, nobody knows which engine will take a request of which two readings are possible.
-        rights |= {f"{name}@*": "1"} if not client.served_names else {}
         lists[name] = _list_models(roles)
+        lists[f"{name}:"] = ", ".join(role.address for role in roles)
         for engine in view.ports.values():
             lists[f"{name}@{engine}"] = _list_models([role for role in roles if engine in role.engines])
     return {CLIENTS: keys, RIGHTS: rights, LISTS: lists}
