@@ -96,7 +96,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"properties
         (DEEP, "400 limit_exceeded"),
         (DEEP.replace(b"[" * 128 + b"]" * 128, b"[" * 127 + b"]" * 127), "passed"),
         (b'{"a":' * 100_000, "400 limit_exceeded"),
-        (b"[" * 1_000_001, "400 limit_exceeded"),
+        (b"[" * 500_001, "400 limit_exceeded"),
         # The name: the last one counts, and only a string.
         (b'{"model": "worker", "model": "other"}', "403 model_forbidden"),
         (b'{"model": "other", "mod\\u0065l": "worker"}', "passed"),
