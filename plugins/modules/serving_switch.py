@@ -58,8 +58,8 @@ options:
         type: str
   models:
     description: The models of the engines by name, each with C(repo), C(revision), C(precision), the C(path) of the
-      weights and of their C(record) on the host, and their C(manifest_sha256), as the filter C(describe_weights)
-      returns them.
+      weights and of their C(record) on the host, their C(bytes) and their C(manifest_sha256), as the filter
+      C(describe_weights) returns them.
     type: dict
     required: true
   settings:
@@ -67,8 +67,8 @@ options:
       - What the host gives to all its engines. Each key is the variable C(vllm_engine_<key>) of the role
         C(vllm_engine), whose argument specification has its type and unit.
       - Required are C(uid), C(image), C(gpu_uuids), C(cache_directory), C(shm_size), C(tmp_size), C(pids_limit),
-        C(oom_score_adj), C(max_logprobs), C(stop_timeout_s), C(stall_timeout_s), C(progress_timeout_s) and
-        C(idle_probe_s).
+        C(oom_score_adj), C(max_logprobs), C(max_tokens), C(stop_timeout_s), C(stall_timeout_s), C(progress_timeout_s)
+        and C(idle_probe_s).
       - Optional are C(image_id), C(memory), C(ulimits), C(request_limits), C(shutdown_timeout_s) (V(0) for a release of
         vLLM without this option), and three results of modules, C(bus_environment) and C(bus_arguments) of
         M(edge.vllm_edge.gpu_topology) and C(secrets_hashes) of M(edge.vllm_edge.engine_secrets).
@@ -155,6 +155,7 @@ EXAMPLES = r"""
       pids_limit: 4096
       oom_score_adj: 500
       max_logprobs: 20
+      max_tokens: 32768
       stop_timeout_s: 30
       stall_timeout_s: 300
       progress_timeout_s: 300
@@ -200,6 +201,7 @@ msg:
   returned: always
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -213,13 +215,14 @@ from typing import Any, NoReturn
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils.vllm_edge.engine import policy
 from ..module_utils.vllm_edge.generation import committed, live, render, store
 from ..module_utils.vllm_edge.generation.model import Choice, Committed, Generation, GenerationError
 from ..module_utils.vllm_edge.generation.render import Rendered
 from ..module_utils.vllm_edge.paths import ETC, STATE, UNITS, HostPaths
 from ..module_utils.vllm_edge.switch.journal import Busy, Lock, holder
 from ..module_utils.vllm_edge.switch.model import Exit, Result
-from ..module_utils.vllm_edge.switch.moves import decide_moves
+from ..module_utils.vllm_edge.switch.moves import decide_moves, explain_restarts
 
 ENGINE: dict[str, Any] = {
     "engine": {"type": "dict", "required": True},
@@ -259,6 +262,8 @@ class Switch:
         self.result: dict[str, Any] = {}
         self.needed = False
         """Whether the host's program has to switch."""
+        self.why = ""
+        """Why engines restart, for check mode: the program says it in the first phase of a switch."""
 
     def fail(self, text: str, result: str, **more: Any) -> NoReturn:
         self.module.fail_json(msg=text, result=result, **{**self.result, **more})
@@ -375,7 +380,7 @@ class Switch:
         if self.needed:
             if not self.module.check_mode:
                 self.switch(generation, news)
-            self.done(live.would(generation, self.result["moves"]), changed=True)
+            self.done("; ".join(filter(None, (live.would(generation, self.result["moves"]), self.why))), changed=True)
         what = f"generation {generation.number} ({generation.profile}) runs as rendered"
         self.done("; ".join([what, *news]) + ".", changed=bool(news), result=Result.UNCHANGED)
 
@@ -385,12 +390,18 @@ class Switch:
         number = store.choose_number(rendered.digest, self.paths)
         same = now is not None and now.generation == number and now.digest == rendered.digest
         defect = store.is_written(rendered, number, now, self.paths)
+        # Before a generation that names it.
+        renewed = policy.install(self.paths, write=not self.module.check_mode)
         generation = store.load(self.paths, number) if defect is None else self.write(rendered, number, now)
         seen, target = live.seen(self.status())
         changes = live.live_changes(generation, self.paths)
         moves = decide_moves(generation.hashes, seen, changes, target)
         self.needed = bool(moves) or not same
+        if self.module.check_mode and now is not None and now.generation in store.numbers(self.paths):
+            with contextlib.suppress(GenerationError):
+                self.why = explain_restarts(store.load_committed(self.paths), generation, moves)
         news = [f"its directory was written again, as {defect}"] if same and defect is not None else []
+        news += [f"the file in {self.paths.policies} was written again"] if same and renewed else []
         origin = self.module.params["origin"]
         if not self.needed and now is not None and origin == "inventory" != now.origin:
             news.append(f"the inventory says so now too, which only {now.origin} did before")

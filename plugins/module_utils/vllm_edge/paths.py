@@ -63,6 +63,11 @@ class HostPaths:
         return self.run / "clients.json"
 
     @property
+    def policies(self) -> Path:
+        """The directory with the versions of the file by which engines judge requests (engine/policy.py)."""
+        return self.etc / "policy"
+
+    @property
     def secrets(self) -> Path:
         """The directory of the engines' secrets; only root may open it."""
         return self.etc / "secrets"

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from ansible.module_utils.vllm_edge.engine import policy
 from ansible.module_utils.vllm_edge.engine.config import EngineConfigError, engine_problems
 from ansible.module_utils.vllm_edge.engine.render import (
     Settings,
@@ -33,6 +34,7 @@ SETTINGS = Settings(
     pids_limit=4096,
     oom_score_adj=500,
     max_logprobs=20,
+    max_tokens=32768,
     cache_directory="/data/vllm/cache",
     ulimits=["memlock=1073741824:1073741824"],
     request_limits={"VLLM_MAX_N_SEQUENCES": 16},
@@ -69,8 +71,10 @@ def test_every_argument_of_an_engine_and_json_that_keeps_its_types() -> None:
         "--mount=type=bind,source=/data/vllm/cache/one/0a0a0a0a0a0a,target=/cache",
         "--mount=type=bind,source=/run/vllm-edge/engines/one,target=/run/api",
         "--mount=type=bind,source=/etc/vllm-edge/engines/one/chat-template.jinja,target=/chat-template.jinja,readonly",
+        f"--mount=type=bind,source=/etc/vllm-edge/policy/{policy.HASH},target=/policy,readonly",
         "--env-file=/etc/vllm-edge/secrets/one.env",
-        *("--env=HOME=/tmp", "--env=PYTHONNOUSERSITE=1", "--env=PYTHONSAFEPATH=1"),
+        *("--env=HOME=/tmp", "--env=USER=vllm-edge", "--env=LOGNAME=vllm-edge", "--env=PYTHONPATH=/policy"),
+        *("--env=PYTHONNOUSERSITE=1", "--env=PYTHONSAFEPATH=1"),
         *("--env=XDG_CACHE_HOME=/cache/.cache", "--env=CUDA_CACHE_PATH=/cache/.nv/ComputeCache"),
         *("--env=FLASHINFER_WORKSPACE_BASE=/cache", "--env=VLLM_CACHE_ROOT=/cache/vllm"),
         *("--env=TORCHINDUCTOR_CACHE_DIR=/cache/inductor",),
@@ -82,7 +86,8 @@ def test_every_argument_of_an_engine_and_json_that_keeps_its_types() -> None:
         *("--tensor-parallel-size=1", "--dtype=bfloat16", "--max-model-len=4096", "--gpu-memory-utilization=0.85"),
         *("--enforce-eager", '--limit-mm-per-prompt={"audio": 0, "image": 0}', "--tool-call-parser=gemma4"),
         *("--enable-auto-tool-choice", "--shutdown-timeout=20", "--chat-template=/chat-template.jinja"),
-        *("--max-logprobs=20", "--allowed-media-domains=none.invalid", "--seed=1"),
+        *("--max-logprobs=20", "--allowed-media-domains=none.invalid"),
+        *('--override-generation-config={"max_new_tokens": 32768}', "--seed=1", "--middleware=edge_policy.Policy"),
     ]
     (line,) = [word for word in render({**ONE, "limit_mm_per_prompt": {"video": {"count": 0}}}) if "limit-mm" in word]
     assert json.loads(line.partition("=")[2]) == {"video": {"count": 0}}
@@ -91,7 +96,6 @@ def test_every_argument_of_an_engine_and_json_that_keeps_its_types() -> None:
 def test_what_may_be_absent_is_absent() -> None:
     words = "\n".join(render({**ONE, "enforce_eager": False}, shutdown_timeout_s=0, ulimits=[]))
     for word in (
-        "--memory",
         "--env-file",
         "chat-template",
         "--enforce-eager",
@@ -111,7 +115,7 @@ def test_what_the_bus_wants_and_what_an_engine_states_itself_stands_once() -> No
     assert not [word for word in render() if "P2P" in word or "all-reduce" in word]
     stated = ["--disable-custom-all-reduce", "--max_logprobs=5", "--allowed-media-d=pictures.example"]
     words = render({**TWO, "extra_env": {"NCCL_P2P_DISABLE": "0", "VLLM_MAX_N_SEQUENCES": 2}, "extra_args": stated})
-    assert words[-3:] == stated
+    assert words[-4:] == [*stated, policy.MIDDLEWARE]
     for part, expected in (
         ("P2P", ["--env=NCCL_P2P_DISABLE=0"]),
         ("N_SEQUENCES", ["--env=VLLM_MAX_N_SEQUENCES=2"]),
@@ -120,6 +124,45 @@ def test_what_the_bus_wants_and_what_an_engine_states_itself_stands_once() -> No
         ("all-reduce", ["--disable-custom-all-reduce"]),
     ):
         assert [word for word in words if part in word] == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ([], ['--override-generation-config={"max_new_tokens": 9}']),
+        (
+            ["--seed=1", '--override-gen={"top_k": 2}'],
+            ["--seed=1", '--override-generation-config={"max_new_tokens": 9, "top_k": 2}'],
+        ),
+        (
+            ["--override_generation_config", '{"max_new_tokens": 99}', "--seed=1"],
+            ['--override-generation-config={"max_new_tokens": 99}', "--seed=1"],
+        ),
+        (
+            ["--override-generation-config.top_k=2"],
+            ["--override-generation-config.max_new_tokens=9", "--override-generation-config.top_k=2"],
+        ),
+        (["--override-generation-config.max_new_tokens", "99"], ["--override-generation-config.max_new_tokens", "99"]),
+        (["--runner", "pooling"], ["--runner", "pooling"]),
+    ],
+)
+def test_the_most_tokens_of_an_answer_and_what_an_engine_says_of_its_own(own: list[str], expected: list[str]) -> None:
+    words = render({**ONE, "extra_args": own}, max_tokens="9")
+    assert words[words.index("--allowed-media-domains=none.invalid") + 1 : -1] == expected
+
+
+def test_an_engine_always_has_a_limit_of_memory() -> None:
+    def limit(*own: str, gpus: int = 1) -> list[str]:
+        engine = {**ONE, "gpus": [*range(gpus)], "extra_args": own}
+        words = list_create_arguments(
+            engine, {**MODEL, "bytes": 10 * 2**30}, SETTINGS, HostPaths(), chat_template=False
+        )
+        return [word for word in words if word.startswith("--memory")]
+
+    # 10 GiB of weights, 4 for each of three processes, 8 for media, 4 and 5 in memory, 8 in reserve.
+    assert limit() == ["--memory=47g", "--memory-swap=47g"]
+    assert limit("--mm-processor-cache-gb=0", gpus=2) == ["--memory=43g", "--memory-swap=43g"]
+    assert limit("--cpu_offload_gb", "10", "--kv-offloading-size=3.5", gpus=2)[0] == "--memory=75g"
 
 
 def test_engine_json_has_what_the_program_reads() -> None:

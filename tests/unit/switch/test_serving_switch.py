@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import generations
 import pytest
+from ansible.module_utils.vllm_edge.engine import edge_policy, policy
 from ansible.module_utils.vllm_edge.generation import committed as generation_committed
 from ansible.module_utils.vllm_edge.generation import live, store
 from ansible.module_utils.vllm_edge.generation.model import Choice
@@ -32,7 +36,7 @@ esac
 SETTINGS = {
     **{"uid": 8050, "gpu_uuids": [UUID], "image": "vllm-edge/vllm:1", "image_id": f"sha256:{'11' * 32}"},
     **{"cache_directory": "/data/vllm/cache", "shm_size": "4g", "tmp_size": "4g", "pids_limit": 4096},
-    **{"oom_score_adj": 500, "max_logprobs": 20, "stop_timeout_s": 30, "stall_timeout_s": 300},
+    **{"oom_score_adj": 500, "max_logprobs": 20, "max_tokens": 32768, "stop_timeout_s": 30, "stall_timeout_s": 300},
     **{"progress_timeout_s": 300, "idle_probe_s": 300},
 }
 MODEL = {
@@ -157,7 +161,9 @@ def test_the_second_run_starts_nothing(host: Host) -> None:
         assert (result["changed"], result["result"], result["diff"]) == (False, "unchanged", []), result
         assert result["msg"] == "generation 1 (p) runs as rendered."
         assert host.asked == ["status --format json"]
-    live_files = [path for root in (host.paths.etc, host.paths.units) for path in root.rglob("*") if path.is_file()]
+    live_files = [
+        path for root in (host.paths.etc / "engines", host.paths.units) for path in root.rglob("*") if path.is_file()
+    ]
     assert {row["path"]: row["diff"] for row in result["files"]} == {str(path): {} for path in live_files}
     assert len(live_files) == 2 * 4 + 1, "engine.json, container.json, docker-create and the unit of each; the target"
     lock = str(host.paths.switch_lock)
@@ -184,6 +190,7 @@ def test_check_mode_only_tells_the_truth(host: Host, change: dict[str, Any], sta
     assert foreseen["changed"] and paths_of(foreseen) == shown
     assert foreseen["moves"]["start"] == start and foreseen["moves"]["stop"] == start
     assert ("stop e2b; start e2b" in foreseen["msg"]) is bool(start)
+    assert ("e2b: restart because of --" in foreseen["msg"]) is bool(start)
     host.journal("committed", 0)
     done = host.run(engine(**change), engine("e4b", 8060))
     assert (done["moves"], done["diff"], done["generation"]) == (foreseen["moves"], foreseen["diff"], 2)
@@ -263,6 +270,36 @@ def test_a_damaged_generation_is_written_again_without_a_switch(host: Host) -> N
     assert (result["changed"], result["result"]) == (True, "unchanged") and "written again" in result["msg"]
     assert store.load(host.paths, 1)
     assert not host.run(engine())["changed"]
+
+
+def test_the_file_by_which_engines_judge_requests_is_there_before_they_start(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former = os.umask(0o077)
+    try:
+        host.settle(engine())
+    finally:
+        os.umask(former)
+    container = store.load(host.paths, 1).engines["e2b"].container
+    file = host.paths.policies / hashlib.sha256(Path(edge_policy.__file__).read_bytes()).hexdigest() / "edge_policy.py"
+    assert f"--mount=type=bind,source={file.parent},target=/policy,readonly" in container
+    assert file.read_bytes() == Path(edge_policy.__file__).read_bytes() and not policy.find_problem(container)
+    assert [path.stat().st_mode & 0o777 for path in (file, file.parent, file.parent.parent)] == [0o644, 0o755, 0o755]
+    file.write_text("else")
+    assert "another content" in policy.find_problem(container)
+    assert host.run(engine(), check=True)["changed"] and file.read_text() == "else"
+    result = host.run(engine())
+    assert (result["changed"], result["result"]) == (True, "unchanged") and "written again" in result["msg"]
+    assert not policy.find_problem(container)
+    # Another text is another directory, and so another container. The former one goes with the last that names it.
+    monkeypatch.setattr(policy, "TEXT", "else")
+    monkeypatch.setattr(policy, "HASH", hashlib.sha256(b"else").hexdigest())
+    host.settle(engine())
+    store.prune(host.paths, 1)
+    assert file.exists() and "else" in [path.read_text() for path in host.paths.policies.glob("*/*")]
+    shutil.rmtree(host.paths.generation_dir(1))
+    store.prune(host.paths, 1)
+    assert [path.name for path in host.paths.policies.iterdir()] == [policy.HASH]
 
 
 def test_what_systemd_does_not_know_yet_is_a_move_and_a_switch_that_touched_nothing_changed_nothing(host: Host) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from ..engine.api_socket import MODE, PARENT_MODE, SOCKET_MODE, find_gateway_group
 from ..engine.config import CONTAINER_FILE, EngineConfig, EngineConfigError, list_engine_names, load_engine
+from ..engine.policy import find_problem as find_policy_problem
 from ..gateway.admin import AdminSocket
 from ..gateway.certificate import Certificate, read_certificate, server_pem
 from ..gateway.clients import GatewayError
@@ -532,6 +533,8 @@ class Reader(DriverReader):
             except EngineConfigError as error:
                 errors.append(str(error))
                 continue
+            if problem := find_policy_problem(engine.container):
+                errors.append(f"{name}: {problem}")
             unit = self.unit(engine.config.unit)
             if isinstance(unit, Unread):
                 unread = unit

@@ -9,18 +9,25 @@ gets: no privileges, no network, no other directories. Users' own `extra_args` a
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..names import ENGINE_NAME, LABEL_ENGINE, unit_name
+from ..names import ENGINE_NAME, ENGINE_USER, LABEL_ENGINE, unit_name
 from ..paths import HostPaths
 from ..text import shown
+from . import policy
 from .config import EngineConfigError
 
 FIXED_ENVIRONMENT = {
     "HOME": "/tmp",
+    # No image has their user in /etc/passwd, and torch before 2.13 asks for its name while it is imported.
+    "USER": ENGINE_USER,
+    "LOGNAME": ENGINE_USER,
+    # With vLLM, the class that judges requests.
+    "PYTHONPATH": policy.DIRECTORY,
     # An engine loads no code that it or another process wrote below its home or its working directory.
     "PYTHONNOUSERSITE": "1",
     "PYTHONSAFEPATH": "1",
@@ -62,11 +69,22 @@ PASSED = (
 HEALTH_TIMEOUT_S = 5
 """Seconds in which /health has to answer."""
 
+PROCESS_GIB = 4
+"""Host memory of the API server, of the engine's core and of the worker of each GPU, without weights; our choice. The
+CPU build of vLLM 0.32 took 1.7 GiB for all of them with a tiny model, and the libraries of CUDA take more."""
+RESERVE_GIB = 8
+"""For requests that wait, for pictures and sound that are decoded, and for compiling; our choice."""
+_IN_HOST_MEMORY = re.compile(
+    r"--(mm[-_]processor[-_]cache[-_]gb|cpu[-_]offload[-_]gb|kv[-_]offloading[-_]size|swap[-_]space)[= ]"
+    r"(\d+(?:[.]\d+)?)"
+)
+_POOLING = re.compile(r"--(runner[= ]pooling|convert[= ](?!none|auto))")
+
 _SIZE = r"[1-9]\d{0,15}[bkmgBKMG]?"
 _WHOLE = (r"\d{1,9}", "a whole number from 0")
 _FORMS = {
     "uid": (r"[1-9]\d{2,8}", "a user id from 100 on"),
-    **dict.fromkeys(("max_logprobs", "stop_timeout_s", "shutdown_timeout_s", "stall_timeout_s"), _WHOLE),
+    **dict.fromkeys(("max_logprobs", "max_tokens", "stop_timeout_s", "shutdown_timeout_s", "stall_timeout_s"), _WHOLE),
     **dict.fromkeys(("progress_timeout_s", "idle_probe_s"), _WHOLE),
     "gpu_uuids": (r"GPU-[0-9A-Fa-f-]{36}", "GPU-<UUID>, as `nvidia-smi -L` prints it"),
     "shm_size": (_SIZE, "a size such as 4g"),
@@ -109,6 +127,8 @@ class Settings:
     """Score of the kernel's OOM killer, from 0; 1000 is ended first."""
     max_logprobs: int
     """Most log-probabilities that a request gets for a token."""
+    max_tokens: int
+    """Most tokens of an answer, also of a request that states none."""
     cache_directory: str
     stop_timeout_s: int
     """Seconds from SIGTERM to SIGKILL."""
@@ -118,7 +138,7 @@ class Settings:
     image_id: str = ""
     """Id of the image; empty in check mode, where it may not be built yet."""
     memory: str = ""
-    """Limit of the host memory, such as 96g; empty for none."""
+    """Limit of the host memory, such as 96g; empty for what `compute_memory_gib` says."""
     ulimits: Sequence[str] = ()
     request_limits: Mapping[str, Any] = field(default_factory=dict)
     """Environment variables by which vLLM bounds what a request may ask."""
@@ -192,10 +212,9 @@ def _list_options(
         yield f"--ulimit={_check(limit, 'ulimits')}"
     yield f"--pids-limit={settings.pids_limit}"
     yield f"--oom-score-adj={settings.oom_score_adj}"
-    if settings.memory:
-        # Without swap beside it.
-        yield f"--memory={_check(settings.memory, 'memory')}"
-        yield f"--memory-swap={settings.memory}"
+    memory = settings.memory or f"{compute_memory_gib(engine, model, settings)}g"
+    yield f"--memory={_check(memory, 'memory')}"
+    yield f"--memory-swap={memory}"  # no swap beside it
     yield f"--tmpfs=/tmp:exec,mode=1777,size={_check(settings.tmp_size, 'tmp_size')}"
     weights = _check_directory(model["path"], f"path of the model {engine['model']}")
     yield f"--mount=type=bind,source={weights},target=/models/{_get_base(model)},readonly"
@@ -206,17 +225,74 @@ def _list_options(
     if chat_template:
         template = paths.engine_dir(name) / "chat-template.jinja"
         yield f"--mount=type=bind,source={template},target=/chat-template.jinja,readonly"
+    yield policy.make_mount(paths)
     if engine.get("secret_env"):
         yield f"--env-file={paths.secret_file(name)}"
     own = engine.get("extra_env") or {}
     bus = settings.bus_environment if len(engine["gpus"]) > 1 else {}
     default = {**DEFAULT_ENVIRONMENT, **settings.request_limits, **bus}
-    replaceable = {key: value for key, value in default.items() if key not in own}
-    for key, value in [*FIXED_ENVIRONMENT.items(), *replaceable.items(), *own.items()]:
+    environment = {**FIXED_ENVIRONMENT, **default, **own}
+    if "PYTHONPATH" in own:  # a risk that the engine accepts
+        environment["PYTHONPATH"] = f"{policy.DIRECTORY}:{own['PYTHONPATH']}"
+    for key, value in environment.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(key)):
             raise EngineConfigError(f"{shown(key)} is no name of an environment variable: letters, digits and _")
         yield f"--env={key}={_check_line(value, f'extra_env.{key}' if key in own else f'{key}')}"
     yield from ("--log-driver=json-file", "--log-opt=max-size=16m", "--log-opt=max-file=2")
+
+
+def compute_memory_gib(engine: Mapping[str, Any], model: Mapping[str, Any], settings: Settings) -> int:
+    """Return the host memory that an engine may use: what it is expected to need at most, with a reserve.
+
+    The weights count, because the page cache of a load counts against the limit, and with less every load would read
+    them twice.
+    """
+    workers = len(engine["gpus"])
+    options = " ".join(map(str, engine.get("extra_args") or ()))
+    stated = {name.replace("_", "-"): float(gib) for name, gib in _IN_HOST_MEMORY.findall(options)}
+    # vLLM's default, once in the API server and once in the engine's core (config/multimodal.py).
+    media = 2 * stated.get("mm-processor-cache-gb", 4)
+    offloaded = workers * (stated.get("cpu-offload-gb", 0) + stated.get("swap-space", 0)) + stated.get(
+        "kv-offloading-size", 0
+    )
+    in_memory = _read_gib(settings.shm_size, "shm_size") + _read_gib(settings.tmp_size, "tmp_size")
+    weights = int(model.get("bytes") or 0) / 2**30
+    return math.ceil(weights + (2 + workers) * PROCESS_GIB + media + offloaded + in_memory + RESERVE_GIB)
+
+
+def _read_gib(size: str, name: str) -> float:
+    """Return a size in the syntax of Docker in GiB."""
+    unit = _check(size, name)[-1].lower()
+    return int(size.rstrip("bkmgBKMG")) * {"k": 2**-20, "m": 2**-10, "g": 1.0}.get(unit, 2**-30)
+
+
+def _bound_generation(own: list[str], most: int) -> list[str]:
+    """Return the engine's own arguments with the most tokens of an answer, unless they say so themselves.
+
+    vLLM takes the last option as a whole, or all that are written with dots together; one in JSON is extended.
+    """
+    name = "--override-generation-config"
+    written = re.compile(r"--override[-_]g[a-z_-]*")
+    text = f'{{"max_new_tokens": {most}}}'
+    if _POOLING.search(" ".join(own)):
+        return own
+    places = [at for at, word in enumerate(own) if written.match(word)]
+    if not places:
+        return [f"{name}={text}", *own]
+    if "." in own[places[-1]].partition("=")[0]:
+        dotted = (
+            []
+            if any(re.search(r"[.]max_new_tokens(=|$)", own[at]) for at in places)
+            else [f"{name}.max_new_tokens={most}"]
+        )
+        return [*dotted, *own]
+    at = places[-1]
+    glued, value = "=" in own[at], own[at].partition("=")[2] if "=" in own[at] else "".join(own[at + 1 : at + 2])
+    try:
+        merged = {"max_new_tokens": most, **json.loads(value)}
+    except (ValueError, TypeError):
+        return own  # vLLM refuses it with a sentence
+    return [*own[:at], f"{name}={json.dumps(merged)}", *own[at + (1 if glued else 2) :]]
 
 
 def _list_vllm_arguments(
@@ -251,7 +327,9 @@ def _list_vllm_arguments(
         yield "--allowed-media-domains=none.invalid"
     bus = settings.bus_arguments if len(engine["gpus"]) > 1 else ()
     yield from (_check_line(word, "vllm_engine_peer_to_peer") for word in bus if word not in own)
-    yield from own
+    yield from _bound_generation(own, settings.max_tokens)
+    # vLLM makes the last one the outermost.
+    yield policy.MIDDLEWARE
 
 
 def _get_base(model: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 
+from ..engine import policy
 from ..engine.config import (
     CONFIG_FILE,
     CONTAINER_FILE,
@@ -292,7 +293,10 @@ def stage(paths: HostPaths) -> Path:
 
 
 def prune(paths: HostPaths, keep: int) -> list[int]:
-    """Remove all but the newest `keep` and the last two committed generations; return them. Raises GenerationError."""
+    """Remove all but the newest `keep` and the last two committed generations; return them. Raises GenerationError.
+
+    With them go the files of `engine.policy` that only they named.
+    """
     now = committed(paths)
     stay = {now.generation, now.previous_generation} if now else set()
     there = numbers(paths)
@@ -302,4 +306,8 @@ def prune(paths: HostPaths, keep: int) -> list[int]:
             shutil.rmtree(paths.generation_dir(number))
         except OSError as error:
             raise GenerationError(f"{paths.generation_dir(number)} could not be removed: {error}") from error
+    try:
+        policy.prune(paths)
+    except OSError as error:
+        raise GenerationError(f"{error.filename} could not be removed: {error}") from error
     return old

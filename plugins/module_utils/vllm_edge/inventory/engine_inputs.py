@@ -137,6 +137,8 @@ MAY_BE_EMPTY = frozenset(
 # Environment variables that the role sets for every engine, or that `gpus` decides.
 OUR_ENVIRONMENT: dict[str, str] = {
     "HOME": "the role sets it to a directory that lasts as long as the container",
+    "USER": "the role sets it to the name of the engines' user, which the image does not know",
+    "LOGNAME": "the role sets it to the name of the engines' user, which the image does not know",
     "PYTHONNOUSERSITE": "the role sets it, as an engine must not load code that it wrote itself",
     "PYTHONSAFEPATH": "the role sets it, as an engine must not load code that it wrote itself",
     "XDG_CACHE_HOME": "the role sets it to the engine's cache",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..engine.config import EngineConfig
+from ..engine.policy import find_problem
 from ..generation import secrets
 from ..generation.model import Generation, GenerationError, Limits
 from ..paths import HostPaths
@@ -63,6 +64,7 @@ def check_host(host: HostWorld, wanted: Generation, moves: Moves) -> Done:
     found.problems += check_disk(host.paths.state)
     found.warnings += check_load_limit(host.paths, wanted, start)
     found.problems += check_secrets(host.paths, wanted, moves)
+    found.problems += check_policies(wanted, moves)
     found.problems += [text for hook in hooks.HOOKS for text in hooks.find_unsafe(host.paths.hook_dir(hook))]
     try:
         found.add(_read_and_check_gpus(host, wanted, moves))
@@ -101,6 +103,14 @@ def check_secrets(paths: HostPaths, wanted: Generation, moves: Moves) -> list[st
         f"The secrets of engine {name} are not on this host ({paths.secret_file(name)}): site.yml brings them, from "
         "vllm_engine_secrets."
         for name in missing
+    ]
+
+
+def check_policies(wanted: Generation, moves: Moves) -> list[str]:
+    """Check the file by which an engine judges requests; an older generation may need one that is gone."""
+    found = {find_problem(wanted.engines[name].container): name for name in moves.start}
+    return [
+        f"{problem}: site.yml writes that of its release (engine {name})." for problem, name in found.items() if problem
     ]
 
 

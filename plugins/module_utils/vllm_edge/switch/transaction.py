@@ -20,6 +20,7 @@ from ..paths import HostPaths
 from .journal import JournalFile, JournalLost, make_id
 from .messages import capitalize, describe_over_budget, describe_route, name_generation, say, to_sentence
 from .model import HARMLESS, ONWARD, PHASES, Done, Journal, Moves, Phase, PhaseFailed, Result
+from .moves import explain_restarts
 from .phases import Failed, PhaseRunner, combine
 from .rollback import go_back
 
@@ -81,7 +82,9 @@ class Transaction(PhaseRunner):
             return Done(f"{name_generation(wanted)} is committed")
 
         acts: Mapping[Phase, Callable[[], Done]] = {
-            Phase.PREFLIGHT: lambda: self.world.preflight(wanted, moves),
+            Phase.PREFLIGHT: lambda: combine(
+                Done(explain_restarts(former, wanted, moves)), self.world.preflight(wanted, moves)
+            ),
             Phase.PREPARE: lambda: self.world.prepare(wanted, moves),
             Phase.AWAY: lambda: self.world.away(wanted, former, moves),
             Phase.DRAIN: drain,
