@@ -101,14 +101,16 @@ def write_certificate(path: Path) -> None:
     path.write_bytes(subprocess.run(words.split(), capture_output=True, check=True).stdout)
 
 
-def connect_tls(port: int, *protocols: str, newest: ssl.TLSVersion | None = None) -> ssl.SSLSocket:
+def connect_tls(
+    port: int, *protocols: str, newest: ssl.TLSVersion | None = None, ciphers: str = "ALL:@SECLEVEL=0"
+) -> ssl.SSLSocket:
     """A connection with TLS that believes every certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(list(protocols))
     if newest:
         context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, newest
-        context.set_ciphers("ALL:@SECLEVEL=0")
+        context.set_ciphers(ciphers)
     return context.wrap_socket(socket.create_connection(("127.0.0.1", port), 10))
 
 
@@ -131,6 +133,9 @@ def test_tls_with_http_2_and_a_renewed_certificate(make_gateway: Callable[..., G
     assert client.read(lambda: 1 in client.ended) and b"[DONE]" in client.data[1]
     with pytest.raises(ssl.SSLError):
         connect_tls(gateway.tls_port, "h2", newest=ssl.TLSVersion.TLSv1_1)
+    for suite in ("ECDHE-ECDSA-AES256-SHA", "ECDHE-ECDSA-CHACHA20-POLY1305"):
+        with pytest.raises(ssl.SSLError):
+            connect_tls(gateway.tls_port, "h2", newest=ssl.TLSVersion.TLSv1_2, ciphers=suite)
     with pytest.raises((ssl.SSLError, ConnectionError)):
         connect_tls(gateway.port, "h2")
 
