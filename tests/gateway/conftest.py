@@ -6,15 +6,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import gateway_world
 import pytest
 from gateway_world import HAPROXY, Gateway
 
 
 @pytest.fixture(scope="session")
-def haproxy() -> None:
-    """HAProxy, without which these tests say nothing."""
+def haproxy(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """HAProxy, without which these tests say nothing, with a socket of its master beside its file of the pid."""
     if not HAPROXY:
         pytest.skip("HAProxy is not installed: apt-get install haproxy (its own service may stay disabled)")
+    script = tmp_path_factory.mktemp("haproxy") / "haproxy"
+    script.write_text(f'#!/bin/sh\nexec {HAPROXY} "$@" -S "${{5%/pid}}/master.sock"\n')
+    script.chmod(0o755)
+    gateway_world.HAPROXY = str(script)
 
 
 def start_gateways(haproxy: None) -> Iterator[Callable[..., Gateway]]:
