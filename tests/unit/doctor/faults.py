@@ -412,7 +412,7 @@ CERTIFICATE, MAPS_WRONG = "fail gateway.certificate", "fail gateway.maps"
 GATEWAY_FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (unit(GATEWAY, ActiveState="failed", Result="exit-code"), "fail gateway.unit", "failed (exit-code)", "journalctl"),
     (unit(GATEWAY, ActiveState="inactive"), "fail gateway.unit", "no client is answered", "systemctl start"),
-    (set_to(gateway_down=True), DEAF, "does not answer on its admin socket", "systemctl restart"),
+    (set_to(gateway_down=True), DEAF, "does not answer on its socket", "systemctl restart"),
     (unit(GATEWAY, UnitFileState="disabled"), "warn gateway.unit", "does not start at boot", "systemctl enable"),
     (certificate(20), "warn gateway.certificate", "ends on", "reloads the gateway"),
     (certificate(5), CERTIFICATE, "ends on", "reloads the gateway"),

@@ -165,7 +165,7 @@ class Gateway:
 
     unit: Unit | Unread
     answers: bool
-    """Whether it answers on its admin socket."""
+    """Whether it answers on its socket."""
     differences: tuple[str, ...]
     """Maps, links and servers that are not as they should be."""
     problems: tuple[str, ...]

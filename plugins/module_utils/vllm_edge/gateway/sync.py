@@ -238,7 +238,8 @@ def _tell(proxy: HAProxy, change: Callable[[Worker], Iterable[str]], check: bool
                 left = [worker for worker in workers if worker.pid not in done]
                 if not left:
                     return _Told(True, tuple(changes))
-                changes |= dict.fromkeys(change(left[0]))
+                for changed in change(left[0]):
+                    changes[changed] = None
                 done.add(left[0].pid)
         except GatewayRefused as error:
             text = f"{error} 'systemctl reload {proxy.unit}' makes it read the files."
@@ -261,6 +262,7 @@ def _tell(proxy: HAProxy, change: Callable[[Worker], Iterable[str]], check: bool
             return _Told(True, tuple(changes), text, silent=True)
         elif not check and end_worker(left[0].pid):
             done.add(left[0].pid)
+            changes[f"former worker {left[0].pid} of {proxy.unit} ended with its streams"] = None
         else:
             text = (
                 f"A former worker of {proxy.unit} does not answer ({reason.rstrip('.')}), so it may still use former "

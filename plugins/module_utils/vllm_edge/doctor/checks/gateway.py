@@ -33,7 +33,8 @@ def check_gateway_unit(facts: Facts) -> Verdict:
         )
     if not gateway.answers:
         return fail(
-            f"{GATEWAY_UNIT} is active and does not answer on its admin socket, so a switch cannot tell it anything",
+            f"{GATEWAY_UNIT} is active and does not answer on its socket: no key can be revoked, and a switch cannot "
+            "tell it anything",
             f"'systemctl restart {GATEWAY_UNIT}' ends the streams that run; {STAGE} writes its configuration anew.",
         )
     if unit.file_state not in ENABLED:
