@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import secrets
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
 from ..module_utils.vllm_edge.engine.state import stamp
-from ..module_utils.vllm_edge.system.files import write_durably
+from ..module_utils.vllm_edge.system.files import sync, write_durably
 from ..module_utils.vllm_edge.text import nearest, shown
 
 SETTINGS: dict[str, Any] = {"served_names": [], "requests_per_minute": 600, "streams": 64}
@@ -51,6 +52,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 "rotate": {"type": "str", "default": ""},
                 "revoke": {"type": "str", "default": ""},
                 "rotation_hours": {"type": "int", "default": 24},
+                "settle": {"type": "bool", "default": False},
             }
         )
         self._host = str((task_vars or {}).get("inventory_hostname", ""))
@@ -60,11 +62,19 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         self._changed: list[str] = []
         now = datetime.now(UTC)
         clients = self._read(options["host_clients"], now)
+        self._settle(clients)
+        if options["settle"]:
+            return {"changed": bool(self._changed), "written": self._changed}
         first = not options["host_clients"].strip()
         declared = options["declared"] or ({"default": {}} if first else {})
+        known = set(clients)
         keys = self._decide(clients, declared, options, now)
         notes = [self._write(client, keys.get(client, ""), clients[client]) for client in sorted(clients)]
         if revoked := options["revoke"]:
+            if revoked not in known:
+                notes.append(
+                    f"{revoked} is no client of {self._host}, so nothing was revoked. {nearest(revoked, known)}"
+                )
             self._remove(revoked)
             if revoked in declared:
                 notes.append(f"{revoked} is still in serving_clients; the next run makes it again, with a new key.")
@@ -79,6 +89,27 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def _file(self, client: str) -> Path:
         return self._directory / f"{self._host}-{client}.env"
+
+    def _settle(self, clients: Mapping[str, Any]) -> None:
+        """Let files with new keys take their place where the host knows the key, and remove the others.
+
+        A run that ended before the host had the key leaves such a file, beside that with the former key.
+        """
+        for client, entry in clients.items():
+            file, new = self._file(client), self._new_file(client)
+            if self._check or not new.exists():
+                continue
+            found = _KEY.search(new.read_text(encoding="utf-8"))
+            if found and hash_key(found[1]) in {known["sha256"] for known in entry["keys"]}:
+                os.rename(new, file)
+                sync(self._directory)
+                self._changed.append(str(file))
+            else:
+                new.unlink()
+
+    def _new_file(self, client: str) -> Path:
+        """Return where a new key waits until the host knows it."""
+        return self._file(client).with_suffix(".env.new")
 
     def _read(self, text: str, now: datetime) -> dict[str, Any]:
         """Return the clients that the host has, without keys that have ended."""
@@ -97,17 +128,16 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         self, clients: dict[str, Any], declared: Mapping[str, Any], options: Mapping[str, Any], now: datetime
     ) -> dict[str, str]:
         """Change the clients as they are declared, rotated and revoked; return the new keys by client."""
-        for option in ("rotate", "revoke"):
-            if (name := options[option]) and name not in {*clients, *(declared if option == "rotate" else ())}:
-                raise AnsibleActionFail(
-                    f"{option} is {shown(name)}, which is no client of {self._host}; {nearest(name, clients)} Nothing "
-                    "was changed."
-                )
+        if (name := options["rotate"]) and name not in {*clients, *declared}:
+            raise AnsibleActionFail(
+                f"rotate is {shown(name)}, which is no client of {self._host}; {nearest(name, clients)} Nothing was "
+                "changed."
+            )
         keys = {}
         for name, settings in declared.items():
             entry = clients.setdefault(name, {"keys": []})
             entry.update({**SETTINGS, **dict(settings)})
-        clients.pop(options["revoke"], None)
+        clients.pop(options["revoke"], None)  # who is not there was revoked by a run that did not reach all hosts
         for name, entry in clients.items():
             if entry["keys"] and name != options["rotate"]:
                 continue
@@ -137,12 +167,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             self._changed.append(str(file))
             if not self._check:
                 self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                write_durably(file, text, 0o600)
+                write_durably(self._new_file(client) if new else file, text, 0o600)
         return ""
 
     def _remove(self, client: str) -> None:
-        file = self._file(client)
-        if file.exists():
-            self._changed.append(str(file))
-            if not self._check:
-                file.unlink()
+        for file in (self._file(client), self._new_file(client)):
+            if file.exists():
+                self._changed.append(str(file))
+                if not self._check:
+                    file.unlink()

@@ -9,7 +9,9 @@ short_description: Manage the keys of the gateway's clients
 version_added: "0.2.0"
 description:
   - Makes a key of 256 random bits on the controller for each client that has none, and writes it into
-    C(<host>-<client>.env) in O(directory), mode 0600. Returns what the host may know, the SHA-256 of each key.
+    C(<host>-<client>.env.new) in O(directory), mode 0600. Returns what the host may know, the SHA-256 of each key.
+  - When the host knows the key, a task with O(settle) moves the file to C(<host>-<client>.env). Where a run ended
+    between the two, the next one moves or removes the file first, so that no valid key is lost.
   - Keys are in no output and no result. Connects to no host.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
@@ -44,13 +46,17 @@ options:
     type: str
     default: ''
   revoke:
-    description: Client that is removed, with its keys and its file.
+    description: Client that is removed, with its keys and its file. One that is not there is only noted.
     type: str
     default: ''
   rotation_hours:
     description: Number of hours for which a rotated key stays valid.
     type: int
     default: 24
+  settle:
+    description: Only let new keys that O(host_clients) has take the place of the former ones.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""

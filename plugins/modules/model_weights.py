@@ -202,7 +202,6 @@ actions:
 """
 
 import contextlib
-import fcntl
 import grp
 import importlib.util
 import os
@@ -217,7 +216,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.respawn import has_respawned, respawn_module
 
 from ..module_utils.vllm_edge.paths import find_interpreter
-from ..module_utils.vllm_edge.system.files import write_durably
+from ..module_utils.vllm_edge.system.files import LockHeld, hold_lock, write_durably
 from ..module_utils.vllm_edge.weights import access, transfer
 from ..module_utils.vllm_edge.weights.directory import DirectorySource
 from ..module_utils.vllm_edge.weights.progress import Progress
@@ -337,19 +336,14 @@ class ModelWeights:
 
     def lock(self) -> None:
         """Acquire the lock. A download continues when the play that started it is interrupted."""
-        self.record_path.parent.mkdir(parents=True, exist_ok=True)
-        stream = self.held.enter_context((self.record_path.parent / f".{self.wanted.model}.lock").open("w"))
-        os.fchmod(stream.fileno(), 0o600)  # a user who can open the file could hold the lock
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            self.held.enter_context(hold_lock(self.record_path.parent / f".{self.wanted.model}.lock"))
+        except LockHeld as error:
             raise WeightsError(
                 f"Another run is bringing the weights of {self.wanted.model} at this moment (an interrupted play "
                 "leaves its download running). Wait for it; "
                 f"{self.params['progress_path'] or 'the directory .incoming'} shows how far it is."
             ) from error
-        # Closing is not enough: a process that was forked meanwhile holds the descriptor until its exec.
-        self.held.callback(fcntl.flock, stream, fcntl.LOCK_UN)
 
     def warn(self, plan: transfer.Plan) -> None:
         """Warn about unknown files, and about a directory that is no longer used."""

@@ -480,7 +480,7 @@ class Gateway:
         """Start the engines and HAProxy as its unit does."""
         for engine in self.engines.values():
             engine.start()
-        words = [str(HAPROXY), "-Ws", "-f", str(self.etc / "haproxy.cfg"), "-p", str(self.run / "pid")]
+        words = [str(HAPROXY), "-Ws", "-S", str(self.run / "master.sock"), "-f", str(self.etc / "haproxy.cfg")]
         self.process = subprocess.Popen(words, stdout=self.log.open("wb"), stderr=subprocess.STDOUT)
         wait_until(lambda: b"Loading success" in self.log.read_bytes() or (self.process and self.process.poll()))
         assert self.process.poll() is None, self.log.read_text()

@@ -21,10 +21,11 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.bench.client import temporary_client
 from ansible.module_utils.vllm_edge.gateway import sync, view
-from ansible.module_utils.vllm_edge.gateway.admin import AdminSocket, GatewayRefused
+from ansible.module_utils.vllm_edge.gateway.admin import GatewayRefused, HAProxy, Worker
 from ansible.module_utils.vllm_edge.gateway.clients import GatewayError
 from ansible.module_utils.vllm_edge.gateway.command import synchronize
-from ansible.module_utils.vllm_edge.gateway.sync import Report, publish_phase, view_host
+from ansible.module_utils.vllm_edge.gateway.describe import describe_gateway
+from ansible.module_utils.vllm_edge.gateway.sync import Report, open_proxy, publish_phase, view_host
 from ansible.module_utils.vllm_edge.gateway.view import Course, parse_text
 from ansible.module_utils.vllm_edge.generation import store
 from ansible.module_utils.vllm_edge.generation.model import Generation
@@ -95,16 +96,16 @@ def host(make_gateway_of_the_file: Callable[..., Gateway]) -> Host:
 
 
 @pytest.fixture
-def admin(host: Host) -> Iterator[AdminSocket]:
-    """The admin socket of the gateway, whose clients are afterwards as before."""
+def admin(host: Host) -> Iterator[Worker]:
+    """The worker of the gateway, whose clients are afterwards as before."""
     clients = (host.gateway.etc / "clients.json").read_text()
     host.sync()
-    yield AdminSocket(host.paths.gateway_run / "admin.sock")
+    yield open_proxy(host.paths).list_workers()[0]
     (host.gateway.etc / "clients.json").write_text(clients)
     host.sync()
 
 
-def test_a_switch_as_a_client_sees_it(host: Host, admin: AdminSocket) -> None:
+def test_a_switch_as_a_client_sees_it(host: Host, admin: Worker) -> None:
     connection = Connection(host.gateway.port)
 
     def ask() -> str:
@@ -112,7 +113,7 @@ def test_a_switch_as_a_client_sees_it(host: Host, admin: AdminSocket) -> None:
         return str(connection.read().json["engine"])
 
     def is_away() -> bool:
-        return admin.read_servers()["architect"]
+        return admin.read_servers()["architect"].away
 
     report = host.sync()
     assert report.answers and report.changes == (), "what HAProxy has read is what the files say"
@@ -136,7 +137,63 @@ def test_a_switch_as_a_client_sees_it(host: Host, admin: AdminSocket) -> None:
     assert (admin.read_map(host.gateway.etc / "state.map") or {})["switch"] == '"clean_up"'
 
 
-def test_many_clients_are_replaced_at_once(host: Host, admin: AdminSocket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_revoked_key_is_refused_whatever_else_is_broken(host: Host, admin: Worker) -> None:
+    """Also by the worker that a reload has left with its connections, whose streams go on."""
+    clients, late = json.loads((host.gateway.etc / "clients.json").read_text()), KEYS["revoked"]
+    key = {"keys": [{"sha256": hashlib.sha256(late.encode()).hexdigest()}]}
+    (host.gateway.etc / "clients.json").write_text(json.dumps(clients | {"late": key}))
+    host.sync()
+    stream = Connection(host.gateway.port)
+    stream.send(write_request({"model": "worker", "test": {"chunks": 12, "interval": 0.1}}))
+    assert stream.read_head().status == 200 and host.ask("revoked") == 200
+    host.gateway.reload()
+    assert len(open_proxy(host.paths).list_workers()) == 2
+    record = host.paths.active_profile.read_text()
+    host.paths.active_profile.write_text("{")
+    (host.gateway.etc / "clients.json").write_text(json.dumps(clients))
+    report = host.sync()
+    host.paths.active_profile.write_text(record)
+    assert "The committed generation cannot be read" in report.warnings[0] and len(report.warnings) == 1
+    assert host.ask("revoked") == 401 and host.ask("all") == 200
+    assert (admin.read_map(host.gateway.etc / "clients.map") or {}).keys() == host.map("clients").keys()
+    assert b"".join(stream.read_chunks()).endswith(b"[DONE]\n\n")
+    host.gateway.reload()
+    assert host.ask("revoked") == 401
+
+
+@pytest.mark.thorough
+def test_what_changes_during_a_reload_reaches_the_new_worker(host: Host, admin: Worker) -> None:
+    clients = json.loads((host.gateway.etc / "clients.json").read_text())
+    for number in range(12):
+        (worker,) = wait_until(lambda: (found := host.gateway.get_workers()) and found[1:] == [] and found)
+        key = f"vllm-{f'd{number}':x<43}"
+        clients[f"c{number}"] = {"keys": [{"sha256": hashlib.sha256(key.encode()).hexdigest()}]}
+        (host.gateway.etc / "clients.json").write_text(json.dumps(clients))
+        assert host.gateway.process
+        host.gateway.process.send_signal(signal.SIGUSR2)
+        time.sleep(number % 4 * 0.03)
+        assert host.sync().warnings == ()
+        wait_until(lambda worker=worker: worker not in host.gateway.get_workers())
+        assert host.ask(key) == 200, number
+
+
+def test_a_name_without_an_engine_is_down(host: Host, admin: Worker) -> None:
+    def state() -> str:
+        gateway = describe_gateway(host.paths, {"ActiveState": "active"})
+        assert gateway and gateway["problem"] is None
+        return str(gateway["roles"]["architect"]["state"])
+
+    assert state() == "up"
+    host.gateway.engines["big"].stop()
+    connection = Connection(host.gateway.port)
+    connection.send(write_request({"model": "architect"}))
+    wait_until(lambda: state() == "down")
+    connection.close()
+    host.gateway.engines["big"].start()
+    wait_until(lambda: state() == "up")
+
+
+def test_many_clients_are_replaced_at_once(host: Host, admin: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     file = host.gateway.etc / "clients.json"
     file.write_text(json.dumps({f"c{number}": {"keys": []} for number in range(400)}))
     changes = host.sync().changes
@@ -210,7 +267,9 @@ def test_its_time_ends_although_its_process_lives(host: Host) -> None:
         assert "bench:worker" not in (host.gateway.etc / "rights.map").read_text()
 
 
-def test_a_client_of_an_operator_and_a_gateway_that_is_down_are_refused(host: Host, tmp_path: Path) -> None:
+def test_a_client_of_an_operator_and_a_gateway_that_is_down_are_refused(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = host.gateway.etc / "clients.json"
     before = file.read_text()
     file.write_text(json.dumps({**json.loads(before), "bench": {"keys": []}}))
@@ -220,6 +279,7 @@ def test_a_client_of_an_operator_and_a_gateway_that_is_down_are_refused(host: Ho
     with pytest.raises(GatewayError, match=r"clients\.json"), temporary_client(host.paths):
         pass
     file.write_text(before)
+    monkeypatch.setattr(HAProxy, "is_stopped", lambda self: True)
     down = HostPaths(host.paths.etc, host.paths.state, host.paths.units, host.paths.run, tmp_path)
     with pytest.raises(GatewayError, match="The gateway does not run"), temporary_client(down):
         pass

@@ -16,7 +16,7 @@ import generations
 from ansible.module_utils.vllm_edge.doctor import registry
 from ansible.module_utils.vllm_edge.doctor.facts import TOOLKIT, Expectation, Space
 from ansible.module_utils.vllm_edge.doctor.reading import Reader
-from ansible.module_utils.vllm_edge.gateway.admin import AdminSocket, GatewayDown
+from ansible.module_utils.vllm_edge.gateway.admin import GatewayDown, HAProxy, Server
 from ansible.module_utils.vllm_edge.gateway.command import synchronize
 from ansible.module_utils.vllm_edge.gateway.view import parse_text
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
@@ -186,7 +186,7 @@ class FakeHost:
         activate(paths, rendered(*(generations.engine(name, **config) for name in ("e2b", *replicas))))
         self.write("etc/vllm-edge/gateway/haproxy.cfg", "  bind 10.0.0.1:8000 ssl crt x\nbackend role_sentry\n")
         self.unit("vllm-edge-gateway.service")
-        synchronize(paths, lambda paths: None, admin=cast(AdminSocket, self))
+        synchronize(paths, lambda paths: None, proxy=self.proxy(paths))
         self.certificate(timedelta(days=90))
 
     def certificate(self, ends: timedelta, begins: timedelta = -timedelta(days=1), key: str = "KEY") -> None:
@@ -196,13 +196,25 @@ class FakeHost:
         said = f"notBefore={times[0]}\nnotAfter={times[1]}\n{public.format('KEY')}"
         self.answers |= {"openssl x509": Ran(0, said), "openssl pkey": Ran(0, public.format(key))}
 
+    def proxy(self, paths: HostPaths) -> HAProxy:
+        """This host as the only worker of the gateway's HAProxy."""
+        return cast(HAProxy, self)
+
+    pid = 1
+
+    def list_workers(self) -> list[FakeHost]:
+        return [self]
+
+    def is_stopped(self) -> bool:
+        return self.units["vllm-edge-gateway.service"]["ActiveState"] != "active"
+
     def read_map(self, path: Path) -> dict[str, str]:
         return parse_text(path.read_text()) if path.exists() else {}
 
-    def read_servers(self) -> dict[str, bool]:
-        if self.gateway_down:
+    def read_servers(self) -> dict[str, Server]:
+        if self.gateway_down or self.is_stopped():
             raise GatewayDown("nobody answers")
-        return {"sentry": "sentry" in self.maintenance}
+        return {"sentry": Server("sentry" in self.maintenance, True)}
 
     def replace_map(self, path: Path, entries: dict[str, str]) -> None:
         pass
@@ -281,7 +293,7 @@ class FakeHost:
             HostPaths(*(self.root / place for place in places)),
             owners=lambda pids: {pid: self.owner for pid in pids},
             engine_uid=lambda: ENGINES,
-            admin=lambda paths: cast(AdminSocket, self),
+            proxy=self.proxy,
             space=lambda what, path: Space(what, f"/{path.relative_to(self.root)}", self.free_bytes, self.free_inodes),
             health=lambda url, timeout_s: Answer(None, error=self.silent) if self.silent else Answer(200),
         )

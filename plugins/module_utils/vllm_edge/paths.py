@@ -58,6 +58,11 @@ class HostPaths:
         return self.etc / "gateway"
 
     @property
+    def gateway_lock(self) -> Path:
+        """The lock of whoever changes the gateway's files, where the sandboxed units of the gateway may make it."""
+        return self.run / "gateway.lock"
+
+    @property
     def temporary_clients(self) -> Path:
         """Clients of the gateway that a running program made for itself, in the form of `clients.json`."""
         return self.run / "clients.json"

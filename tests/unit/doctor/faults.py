@@ -264,7 +264,8 @@ NO_CDI = "fail runtime.cdi-devices; unknown runtime.cdi-current runtime.cdi-conf
 OLD_DOCKER = "fail runtime.docker-version; unknown runtime.cdi-enabled"
 ASKED = "runtime.gpu-access runtime.leftovers"
 NO_ENGINE = (
-    "fail serving.configuration; unknown serving.units serving.sockets serving.libraries serving.boot serving.risks"
+    "fail serving.configuration; unknown serving.units serving.sockets serving.libraries serving.boot serving.profile "
+    "serving.risks"
 )
 NO_DOCKER = (
     "unknown runtime.docker-version runtime.docker-running runtime.cdi-enabled "
@@ -405,11 +406,13 @@ def replicate(host: FakeHost) -> None:
     host.gateway("e2b-1")
 
 
+PROFILE = "var/lib/vllm-edge/active-profile.json"
+DEAF = "fail gateway.unit; unknown gateway.maps"
 CERTIFICATE, MAPS_WRONG = "fail gateway.certificate", "fail gateway.maps"
 GATEWAY_FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (unit(GATEWAY, ActiveState="failed", Result="exit-code"), "fail gateway.unit", "failed (exit-code)", "journalctl"),
     (unit(GATEWAY, ActiveState="inactive"), "fail gateway.unit", "no client is answered", "systemctl start"),
-    (set_to(gateway_down=True), "fail gateway.unit", "does not answer on its admin socket", "systemctl restart"),
+    (set_to(gateway_down=True), DEAF, "does not answer on its socket", "systemctl restart"),
     (unit(GATEWAY, UnitFileState="disabled"), "warn gateway.unit", "does not start at boot", "systemctl enable"),
     (certificate(20), "warn gateway.certificate", "ends on", "reloads the gateway"),
     (certificate(5), CERTIFICATE, "ends on", "reloads the gateway"),
@@ -425,6 +428,13 @@ GATEWAY_FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (lambda host: host.link("run/vllm-edge/roles/sentry.sock", "/nowhere"), MAPS_WRONG, "link sentry.sock", "sync"),
     (gateway_file("clients.json", "{"), MAPS_WRONG, "clients.yml writes it anew", "vllm-edge gateway sync"),
     (gateway_file("haproxy.cfg", "  bind :8000\n"), "fail gateway.names", "no backend for sentry", "gateway.yml"),
+    (removed(PROFILE), f"fail serving.profile; {MAPS_WRONG}", "no profile is recorded on this host", "site.yml"),
+    (
+        write("proc/net/tcp", f"sl\n 0: {'0100007F:0001 00000000:0000 0A 00000000:00000000'} 00:0 0 0 0 9\n"),
+        "warn gateway.port",
+        "port 1 of 127.0.0.1 is taken: a process that is not visible",
+        "another port",
+    ),
     (replicate, "warn gateway.names serving.units", "fewer servers for sentry than there are engines", "gateway.yml"),
 )
 

@@ -156,7 +156,7 @@ def test_a_running_switch_moves_units_and_sockets_and_one_that_was_killed_is_a_f
     assert "vllm-edge recover" in check["remedy"]
     switches |= {"switch": {"generation": 2}, "unfinished_switch": None}
     host.unit("vllm-e2b.service", ActiveState="inactive")
-    moved = ("serving.units", "serving.sockets", "serving.libraries", "gateway.maps")
+    moved = ("serving.units", "serving.sockets", "serving.libraries", "serving.profile", "gateway.maps")
     assert host.not_ok() == dict.fromkeys(moved, "unknown")
 
 

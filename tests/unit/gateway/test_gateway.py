@@ -12,12 +12,14 @@ import shutil
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 from ansible.module_utils.vllm_edge.engine.loads import Load, remember_load
 from ansible.module_utils.vllm_edge.gateway import sync
-from ansible.module_utils.vllm_edge.gateway.admin import AdminSocket, GatewayDown, split_entries
+from ansible.module_utils.vllm_edge.gateway.admin import GatewayDown, HAProxy, Server, ask_master, split_entries
 from ansible.module_utils.vllm_edge.gateway.clients import GatewayError, read_clients
 from ansible.module_utils.vllm_edge.gateway.command import run_status, run_sync, synchronize
 from ansible.module_utils.vllm_edge.gateway.describe import describe_gateway, list_places, render_gateway
@@ -28,7 +30,7 @@ from ansible.module_utils.vllm_edge.gateway.view import (
     View,
     build_view,
     parse_text,
-    render_clients,
+    render_keys,
     render_models,
 )
 from ansible.module_utils.vllm_edge.generation import store
@@ -89,7 +91,8 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    monkeypatch.setattr(HAProxy, "is_stopped", lambda self: True)
     names = ("etc", "state", "units", "run", "gateway_run")
     return Host(HostPaths(**{name: tmp_path / name for name in names}))
 
@@ -155,12 +158,13 @@ def test_nobody_else_changes_the_files_while_they_are_compared_and_written(host:
     held: list[bool] = []
 
     def look() -> View:
-        held.append(is_locked(host.paths.gateway))
+        held.append(is_locked(host.paths.gateway_lock))
         return view_host(host.paths, host.live, None)
 
     sync.apply(host.paths, look)
     sync.apply(host.paths, look, check=True)
-    assert held == [True, False] and not is_locked(host.paths.gateway)
+    assert held == [True, False] and not is_locked(host.paths.gateway_lock)
+    assert host.paths.gateway_lock.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("standing", [True, False], ids=["stays", "leaves too"])
@@ -192,15 +196,23 @@ PARTS = tuple(
 
 @dataclass
 class Servers:
-    """The admin socket of a gateway with three servers for `auditor` and two for `architect`."""
+    """The only worker of a gateway with three servers for `auditor` and two for `architect`."""
 
     away: dict[str, bool]
+    pid = 1
+
+    @property
+    def proxy(self) -> HAProxy:
+        return cast(HAProxy, self)
+
+    def list_workers(self) -> list[Servers]:
+        return [self]
 
     def read_map(self, path: Path) -> None:
         return None
 
-    def read_servers(self) -> dict[str, bool]:
-        return dict(self.away)
+    def read_servers(self) -> dict[str, Server]:
+        return {link: Server(away, not away) for link, away in self.away.items()}
 
     def set_away(self, link: str, away: bool) -> None:
         self.away[link] = away
@@ -239,7 +251,7 @@ def test_a_name_is_away_only_if_none_of_its_engines_stays(
 
     def apply() -> Report:
         look = functools.partial(view_host, pooled.paths, pooled.live, course)
-        return sync.apply(pooled.paths, look, admin=cast(AdminSocket, servers))
+        return sync.apply(pooled.paths, look, proxy=servers.proxy)
 
     report = apply()
     models, state = pooled.map("models"), json.loads(f"{{{pooled.map('state')['role:auditor']}}}")
@@ -262,7 +274,7 @@ def test_status_names_every_engine(pooled: Host, capsys: pytest.CaptureFixture[s
     gateway = describe_gateway(pooled.paths, {})
     assert gateway and gateway["roles"]["auditor"]["engines"] == ["e4b-0", "e4b-1"]
     assert run_status(pooled.paths, output="text") == 0
-    assert "auditor      e4b-0, e4b-1  up" in capsys.readouterr().out
+    assert "auditor      e4b-0, e4b-1  unknown" in capsys.readouterr().out
     assert pooled.live.roles["auditor"] == ("e4b-0", "e4b-1")
 
 
@@ -279,6 +291,8 @@ def test_links_servers_and_places_have_the_same_names() -> None:
 
 def test_without_a_gateway_or_a_generation_nothing_is_served(host: Host) -> None:
     host.paths.active_profile.unlink()
+    for place in (host.paths.etc / "engines", host.paths.units):
+        shutil.rmtree(place)
     host.sync()
     assert host.map("models") == {} == host.map("ports") and host.links == {}
     (host.paths.gateway / "haproxy.cfg").unlink()
@@ -286,6 +300,102 @@ def test_without_a_gateway_or_a_generation_nothing_is_served(host: Host) -> None
 
 
 # ---- faults -----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_readable_generation_only_keys_and_rights_follow_the_clients(host: Host) -> None:
+    host.sync()
+    before = (host.map("models"), host.map("state"), host.map("ports"), host.links)
+    host.clients({"robot": {**CLIENTS["default"], "served_names": ["auditor"]}, "late": CLIENTS["robot"]})
+    unit = next((host.paths.generation_dir(1) / "units").glob("vllm-*.service"))
+    record = host.paths.active_profile.read_text()
+    for spoil in (
+        lambda: unit.write_text(f"{unit.read_text()}# a comment of somebody\n"),
+        lambda: host.paths.active_profile.write_text("{"),
+        host.paths.active_profile.unlink,
+    ):
+        spoil()
+        report = host.sync()
+        assert len(report.warnings) == 1 and "site.yml" in report.warnings[0]
+        assert (host.map("models"), host.map("state"), host.map("ports"), host.links) == before
+        assert host.map("clients") == {KEY: "robot 600 64"}
+        assert host.map("rights") == {"robot:auditor": "1"}, "no new right, and none that it no longer has"
+        assert run_sync(host.paths, no_switch, check=False, output="text") == 1
+    # The first switch of a host has not committed yet.
+    assert synchronize(host.paths, lambda paths: Course("start")).warnings == ()
+    host.paths.active_profile.write_text(record)
+
+
+def test_a_key_ends_also_while_the_clients_cannot_be_read(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    robot = {**CLIENTS["robot"], "keys": [{"sha256": OLD_KEY, "until": "2126-11-01T00:00:00Z"}]}
+    host.clients({**CLIENTS, "robot": robot})
+    host.sync()
+    host.clients([])
+    host.sync()
+    assert host.map("clients").keys() == {KEY, OLD_KEY}
+    monkeypatch.setattr(sync, "stamp", lambda: "2126-11-01T00:00:00Z")
+    assert host.sync().changes == ("clients.map",) and host.map("clients").keys() == {KEY}
+
+
+class Silent(Servers):
+    """A gateway whose workers do not answer, or only the former ones do not; a reload may help."""
+
+    def __init__(self, pids: list[int], state: str = "active", helps: bool = False) -> None:
+        super().__init__({})
+        self.pids, self.state, self.helps, self.calls = pids, state, helps, list[object]()
+        self.unit = "vllm-edge-gateway.service"
+
+    def list_workers(self) -> list[Any]:
+        deaf = MagicMock(side_effect=GatewayDown("timed out."))
+        deeds = {pid: MagicMock(return_value=None) if pid == 1 else deaf for pid in self.pids}
+        return [SimpleNamespace(pid=pid, read_map=read, read_servers=dict) for pid, read in deeds.items()]
+
+    def is_stopped(self) -> bool:
+        return self.state == "inactive"
+
+    def reload(self) -> bool:
+        self.calls.append("reload")
+        if self.helps:
+            self.pids = [1, *self.pids]
+        return self.state == "active"
+
+    def end(self, pid: int) -> bool:
+        self.calls.append(pid)
+        self.pids.remove(pid)
+        return True
+
+
+@pytest.mark.parametrize(
+    ("silent", "calls", "words"),
+    [
+        (Silent([2], "inactive"), [], None),
+        (Silent([2], "reloading"), ["reload"], "systemctl restart"),
+        (Silent([2]), ["reload"], "systemctl restart"),
+        (Silent([2], helps=True), ["reload", 2], None),
+        (Silent([1, 3]), [3], None),
+    ],
+    ids=["stopped", "in a reload", "for ever", "until a reload", "a former worker"],
+)
+def test_a_gateway_that_runs_and_does_not_answer_is_no_success(
+    host: Host, monkeypatch: pytest.MonkeyPatch, silent: Silent, calls: list[object], words: str | None
+) -> None:
+    monkeypatch.setattr(sync, "PATIENCE_S", 0)
+    monkeypatch.setattr(sync, "end_worker", silent.end)
+    report = host.sync(proxy=silent.proxy)
+    assert silent.calls == calls and ("ended with its streams" in str(report.changes)) is bool(
+        {2, 3}.intersection(calls)
+    )
+    assert report.warnings == () if words is None else words in report.warnings[0]
+    assert report.answers is (words is None and silent.state == "active")
+
+
+def test_a_full_disk_does_not_keep_a_revoked_key_valid(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = dict[str, dict[str, str]]()
+    monkeypatch.setattr(Servers, "read_map", lambda self, path: {"former": "x 0 0"})
+    monkeypatch.setattr(Servers, "replace_map", lambda self, path, new: told.update({path.name: new}), raising=False)
+    monkeypatch.setattr(sync, "_stage", MagicMock(side_effect=OSError(errno.ENOSPC, "full")))
+    with pytest.raises(GatewayError, match="full"):
+        host.sync(proxy=Servers({}).proxy)
+    assert told == {"clients.map": {KEY: "default 600 64"}}
 
 
 CLIENT = CLIENTS["default"]
@@ -383,7 +493,7 @@ def test_an_admin_socket_that_is_none_is_not_asked(tmp_path: Path) -> None:
         other.settimeout(0)
         for name in ("none", "link", "file"):
             with pytest.raises(GatewayDown):
-                AdminSocket(tmp_path / name, 0.2).ask("show info")
+                ask_master(tmp_path / name, "show info", 0.2)
         with pytest.raises(BlockingIOError):
             other.accept()
 
@@ -398,7 +508,8 @@ def test_the_status_of_a_gateway(host: Host, capsys: pytest.CaptureFixture[str])
     (host.paths.gateway / "haproxy.cfg").write_text(text)
     host.sync()
     host.away("e4b")
-    gateway = describe_gateway(host.paths, {"ActiveState": "active"})
+    servers = Servers({"architect": False, "worker": True, "auditor": False})
+    gateway = describe_gateway(host.paths, {"ActiveState": "active"}, servers.proxy)
     assert gateway is not None
     assert gateway["addresses"] == ["http://127.0.0.1:8000", "https://10.0.0.1:8443"]
     assert gateway["roles"]["worker"] == {
@@ -407,7 +518,7 @@ def test_the_status_of_a_gateway(host: Host, capsys: pytest.CaptureFixture[str])
     (line,) = render_gateway(gateway)
     assert line.startswith("gateway active; http://127.0.0.1:8000") and "architect stand-in, worker away" in line
     assert run_status(host.paths, output="text") == 0
-    assert ["architect", "e4b", "stand-in"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["architect", "e4b", "unknown"] in [line.split() for line in capsys.readouterr().out.splitlines()]
     (host.paths.gateway / "haproxy.cfg").unlink()
     assert describe_gateway(host.paths, {}) is None and run_status(host.paths, output="json") == 1
 
@@ -418,6 +529,5 @@ def test_views_are_pure(host: Host) -> None:
     seen = build_view("edge", longer, Course("away", (), host.coming), lambda name: 0.2)
     assert {role.state for role in seen.roles} == {"away"} and {role.retry_after_s for role in seen.roles} == {1}
     assert render_models(seen)["ports.map"] == {"8050": "31b-w4a16", "8060": "e4b"}
-    assert render_clients(seen, read_clients(host.paths.gateway / "clients.json"), "2026-10-01T00:00:00Z")[
-        "clients.map"
-    ].keys() == {KEY, OLD_KEY}
+    clients = read_clients(host.paths.gateway / "clients.json")
+    assert render_keys(clients, "2026-10-01T00:00:00Z").keys() == {KEY, OLD_KEY}

@@ -137,6 +137,13 @@ def test_an_empty_host_says_so_and_is_no_problem_until_a_profile_is_expected(bar
     assert "the Docker Engine cannot be asked" in text and "the driver is not loaded" in text
 
 
+def test_engines_without_a_recorded_profile_are_a_problem(serving: Host) -> None:
+    assert serving.ask()["problems"] == []
+    serving.paths.active_profile.unlink()
+    (problem,) = serving.ask()["problems"]
+    assert "no profile is recorded" in problem and "Run site.yml" in problem
+
+
 def test_a_serving_engine(serving: Host) -> None:
     state = EngineState("e2b", "serving", stamp(), load_seconds=25.3, last_failure=FAILURE)
     write_state(serving.paths.engine_state("e2b"), state)
@@ -491,11 +498,18 @@ def test_broken_files_are_named_and_the_rest_is_shown(configured: Host, tmp_path
         ({"problem": "the gateway's files are for root"}, None, "The gateway's files are for root."),
         ({"roles": {"architect": {"state": "away"}}}, None, "keeps requests for architect waiting"),
         ({"roles": {"architect": {"state": "away"}}}, {"phase": "drain"}, None),
+        (
+            {"roles": {"architect": {"state": "down", "engines": ["big"]}}},
+            None,
+            "does not reach the engine of architect",
+        ),
+        ({"roles": {"architect": {"state": "down", "engines": ["off"]}}}, None, None),
     ],
 )
 def test_what_is_wrong_with_the_gateway(changes: dict[str, Any], switch: object, words: str | None) -> None:
     gateway = {"unit": "vllm-edge-gateway.service", "active_state": "active", "problem": None, "roles": {}, **changes}
-    found = find_gateway_problems({"gateway": gateway, "switch": switch})
+    engines = [{"engine": "big", "active_state": "active"}, {"engine": "off", "active_state": "failed"}]
+    found = find_gateway_problems({"gateway": gateway, "switch": switch, "engines": engines})
     assert len(found) == (words is not None) and (words or "") in " ".join(found)
     assert find_gateway_problems({"gateway": None}) == []
 

@@ -14,6 +14,8 @@ from unittest.mock import Mock
 import pytest
 from ansible.module_utils.vllm_edge.engine.loads import Load, remember_load
 from ansible.module_utils.vllm_edge.engine.state import EngineState, write_state
+from ansible.module_utils.vllm_edge.gateway import sync
+from ansible.module_utils.vllm_edge.gateway.admin import HAProxy
 from ansible.module_utils.vllm_edge.generation import model, store
 from ansible.module_utils.vllm_edge.generation.model import FileChange, Limits, SeenEngine
 from ansible.module_utils.vllm_edge.names import TARGET
@@ -21,6 +23,7 @@ from ansible.module_utils.vllm_edge.switch import host as host_world
 from ansible.module_utils.vllm_edge.switch import requests
 from ansible.module_utils.vllm_edge.switch.model import Done, Moves, Phase
 from ansible.module_utils.vllm_edge.switch.moves import decide_moves
+from ansible.module_utils.vllm_edge.system.files import LockHeld
 from ansible.module_utils.vllm_edge.system.http import Answer
 from fake_host import OOM, ServingHost, failure, ok, write
 from generations import engine
@@ -188,7 +191,10 @@ def test_without_docker_an_engine_takes_its_time(finishing: ServingHost) -> None
     assert finishing.docker.killed == []
 
 
-def test_names_go_away_and_come_back_where_there_is_a_gateway(host: ServingHost, tmp_path: Path) -> None:
+def test_names_go_away_and_come_back_where_there_is_a_gateway(
+    host: ServingHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HAProxy, "is_stopped", lambda self: True)
     assert host.world.away(host.generation, host.generation, Moves()).detail == "this host has no gateway"
     host.world.publish(Phase.DRAIN)
     assert not host.paths.gateway.exists()
@@ -196,6 +202,9 @@ def test_names_go_away_and_come_back_where_there_is_a_gateway(host: ServingHost,
     write(paths.gateway / "haproxy.cfg", "")
     link = paths.run / "roles" / "e2b.sock"
     assert host.world.back(host.generation).detail == "every served name is reached; the gateway does not run"
+    with monkeypatch.context() as patch:
+        patch.setattr(sync, "hold_lock", Mock(side_effect=LockHeld))
+        assert "gateway.lock" in host.world.away(host.generation, host.generation, Moves()).warnings[0]
     assert os.readlink(link) == "../engines/e2b/api.sock"
     assert host.world.away(host.generation, None, Moves()).detail == "nothing is known to serve"
     assert host.world.away(host.generation, host.generation, Moves(stop=("e2b",))).detail.startswith(

@@ -303,6 +303,11 @@ def test_neither_a_child_nor_who_asks_looks_like_a_switch(paths: HostPaths) -> N
         pass
 
 
+def test_only_the_function_whose_locks_are_for_root_locks_a_file() -> None:
+    found = {path.name for path in (ROOT / "plugins").rglob("*.py") if "fcntl.flock(" in path.read_text()}
+    assert found == {"files.py"}
+
+
 # What another user sees and can do: `who` is its number, and the lock is opened as flock(1) would.
 AS_ANOTHER = """
 import fcntl, os, sys

@@ -9,10 +9,8 @@ finds no such client, and a reboot forgets the file. `clients.json`, which Ansib
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
-import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -24,10 +22,13 @@ from ..gateway.command import synchronize
 from ..names import TEMPORARY_CLIENT
 from ..paths import HostPaths
 from ..switch.history import read_course
-from ..system.files import is_locked, write_durably
+from ..system.files import hold_lock, is_locked, write_durably
 
 VALID_S = 24 * 3600.0
 """Seconds after which the key ends although its process runs; no benchmark may take longer."""
+
+LOCK_S = 5.0
+"""A synchronization that looks whether the client's program runs holds a shared lock for a moment."""
 
 
 def _admit(paths: HostPaths) -> None:
@@ -65,12 +66,12 @@ def temporary_client(paths: HostPaths, valid_s: float = VALID_S) -> Iterator[str
     key, now = f"vllm-{secrets.token_urlsafe(32)}", datetime.now(UTC)
     known = Key(hashlib.sha256(key.encode()).hexdigest(), stamp(now), stamp(now + timedelta(seconds=valid_s)))
     write_durably(place, json.dumps({TEMPORARY_CLIENT: asdict(Client((known,)))}), 0o600)
-    handle = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        _admit(paths)
-        yield key
+        with hold_lock(place, LOCK_S):
+            try:
+                _admit(paths)
+                yield key
+            finally:
+                place.unlink(missing_ok=True)
     finally:
-        place.unlink(missing_ok=True)
-        os.close(handle)
         synchronize(paths, read_course)

@@ -149,6 +149,8 @@ class Serving:
     unfinished_switch: str
     """What is known of a switch that was killed; empty if there is none."""
     switching: bool = False
+    without_profile: bool = False
+    """Whether no generation is recorded as the committed one."""
     over_budget: str = ""
     """What the last switch that committed said, if that was over its budget."""
     socket_directories: tuple[str, ...] | Unread = ()
@@ -163,7 +165,7 @@ class Gateway:
 
     unit: Unit | Unread
     answers: bool
-    """Whether it answers on its admin socket."""
+    """Whether it answers on its socket."""
     differences: tuple[str, ...]
     """Maps, links and servers that are not as they should be."""
     problems: tuple[str, ...]
@@ -172,6 +174,8 @@ class Gateway:
     """Served names that the configuration does not know."""
     too_few_servers: tuple[str, ...]
     """Served names with more engines than the configuration has servers for; also those that it does not know."""
+    port_users: tuple[str, ...]
+    """Who listens on port 1 of loopback, which has to refuse the requests that wait."""
     with_tls: bool
     certificate: Certificate | Unread | None
     """None if there is no file."""

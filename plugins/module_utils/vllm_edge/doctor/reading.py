@@ -20,13 +20,13 @@ from typing import Any
 from ..engine.api_socket import MODE, PARENT_MODE, SOCKET_MODE, find_gateway_group
 from ..engine.config import CONTAINER_FILE, EngineConfig, EngineConfigError, list_engine_names, load_engine
 from ..engine.policy import find_problem as find_policy_problem
-from ..gateway.admin import AdminSocket
+from ..gateway.admin import HAProxy
 from ..gateway.certificate import Certificate, read_certificate, server_pem
 from ..gateway.clients import GatewayError
 from ..gateway.command import synchronize
 from ..gateway.describe import list_addresses, list_places
 from ..gateway.names import name_link
-from ..gateway.sync import CONFIGURATION, Report, is_installed, open_admin
+from ..gateway.sync import CONFIGURATION, Report, is_installed, open_proxy
 from ..gpu import slots, topology
 from ..gpu.access import Access, CannotAsk, ask_docker, look, refuse_stopped_docker
 from ..gpu.driver import GENERATED, STATIC, resolve
@@ -43,6 +43,7 @@ from ..system.dpkg import Packages
 from ..system.files import find_wrong_attributes
 from ..system.host import Unread
 from ..system.http import Answer, get_health
+from ..system.listeners import find_port_users
 from ..system.process import engine_uid
 from ..system.sockets import pin
 from ..system.systemd import SystemdError
@@ -124,7 +125,7 @@ class Reader(DriverReader):
     owners: Callable[[Iterable[int]], Mapping[int, Owner]] = find_owners
     engine_uid: Callable[[], int | None] = engine_uid
     space: Callable[[str, Path], Space | Unread] = read_free_space
-    admin: Callable[[HostPaths], AdminSocket] = open_admin
+    proxy: Callable[[HostPaths], HAProxy] = open_proxy
     health: Callable[[str, float], Answer] = get_health
 
     def read(self, expected: Expectation = NOTHING_EXPECTED) -> Facts:
@@ -562,6 +563,7 @@ class Reader(DriverReader):
             target=self.unit(TARGET),
             unfinished_switch=str(killed["message"] or killed["id"]) if killed else "",
             switching=switches.get("switch") is not None,
+            without_profile=not os.path.lexists(self.paths.active_profile),
             open_to_others=tuple(self._find_open()),
             socket_directories=self._find_open_directories(sockets) if sockets else (),
             over_budget=kept[0]["message"] if kept and kept[0]["result"] == Result.OVER_BUDGET else "",
@@ -579,7 +581,7 @@ class Reader(DriverReader):
             return Unread(f"{place / CONFIGURATION}: {error.strerror}")
         problems: tuple[str, ...] = ()
         try:
-            report = synchronize(self.paths, read_course, check=True, admin=self.admin(self.paths))
+            report = synchronize(self.paths, read_course, check=True, proxy=self.proxy(self.paths))
         except GatewayError as error:
             report, problems = Report(True), (str(error),)
         places = list_places(text)
@@ -598,6 +600,7 @@ class Reader(DriverReader):
             too_few_servers=tuple(
                 name for name, engines in report.served.items() if name_link(name, engines - 1) not in places
             ),
+            port_users=tuple(find_port_users([("127.0.0.1", 1)], GATEWAY_UNIT, self.at("proc"))),
             with_tls=any(address.startswith("https:") for address in list_addresses(text)),
             certificate=certificate,
         )

@@ -77,11 +77,13 @@ CHECKS: Mapping[str, Callable[[Facts], Verdict]] = {
     "serving.boot": serving.check_serving_boot,
     "serving.permissions": serving.check_serving_permissions,
     "serving.switch": serving.check_serving_switch,
+    "serving.profile": serving.check_serving_profile,
     "serving.risks": serving.check_serving_risks,
     "gateway.unit": gateway.check_gateway_unit,
     "gateway.certificate": gateway.check_gateway_certificate,
     "gateway.maps": gateway.check_gateway_maps,
     "gateway.names": gateway.check_gateway_names,
+    "gateway.port": gateway.check_gateway_port,
 }
 DEEP: Mapping[str, Callable[[Deep], Verdict]] = {
     "deep.status": deep.check_status,

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway of a host, as far as it changes while it runs: its maps, the links to engines, and its admin socket."""
+"""The gateway of a host, as far as it changes while it runs: its maps, the links to engines, and what it reaches."""

@@ -1,67 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HAProxy's admin socket: replaces maps at run time, and takes servers away and brings them back."""
+"""HAProxy's command line: replaces maps at run time, takes servers away, brings them back, and says what it reaches.
+
+Everything goes through the socket of the master. A reload leaves the former worker with its connections, and with maps
+of its own, until these have ended; only the master reaches it then.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import stat
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
+from ..system.systemd import Systemd, SystemdError
 from ..text import shown
 from .names import find_link, name_server
 
 ANSWER_BYTES = 32 * 1024 * 1024
 TIMEOUT_S = 5.0
+RELOAD_S = 2.0
+"""Seconds for which a master may refuse connections while it reads its configuration and maps."""
 CHUNK_BYTES = 8_000
 """Bytes of entries in one command: HAProxy refuses a command that does not fit into its buffer, 16 KiB by default."""
 MAINTENANCE = 0x01
 """SRV_ADMF_FMAINT of HAProxy's srv_admin_state: an operator, or we, took the server away."""
+STOPPED = 0
+"""SRV_ST_STOPPED of HAProxy's srv_op_state: the health check reaches nobody."""
 
 
 class GatewayDown(Exception):
-    """Nothing answers on the admin socket. That is no failure: the gateway reads the files when it starts."""
+    """Nothing answers on the socket. Whether that is a failure, systemd's state of the unit says."""
 
 
 class GatewayRefused(Exception):
     """HAProxy did not do what it was told. The text has its answer."""
 
 
-class AdminSocket:
-    """The admin socket at a path. Every command is a connection of its own and takes TIMEOUT_S at most."""
+class Server(NamedTuple):
+    away: bool
+    """Whether it was taken away."""
+    up: bool
+    """Whether HAProxy reaches the engine, which it does not ask while the server is away."""
 
-    def __init__(self, path: Path, timeout_s: float = TIMEOUT_S) -> None:
-        self._path = path
-        self._timeout_s = timeout_s
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker of HAProxy, reached by the socket of its master. Each command takes TIMEOUT_S at most."""
+
+    path: Path
+    pid: int
+    timeout_s: float = TIMEOUT_S
 
     def ask(self, command: str) -> str:
         """Send a command and return the answer without surrounding lines. Raises GatewayDown."""
-        deadline = time.monotonic() + self._timeout_s
-        answer = bytearray()
-        try:
-            # The gateway's user may write the directory: pin what is there, and never follow a link of it.
-            place = os.open(self._path, os.O_PATH | os.O_NOFOLLOW)
-            try:
-                if not stat.S_ISSOCK(os.fstat(place).st_mode):
-                    raise OSError("it is no socket")
-                with socket.socket(socket.AF_UNIX) as connection:
-                    connection.settimeout(self._timeout_s)
-                    connection.connect(f"/proc/self/fd/{place}")
-                    connection.sendall(f"{command}\n".encode())
-                    while part := connection.recv(65_536):
-                        answer += part
-                        left = deadline - time.monotonic()
-                        if left <= 0 or len(answer) > ANSWER_BYTES:
-                            raise OSError("the answer does not end")
-                        connection.settimeout(left)
-            finally:
-                os.close(place)
-        except OSError as error:
-            raise GatewayDown(f"{self._path}: {error.strerror or error or 'no answer'}.") from error
-        return answer.decode("utf-8", "replace").strip("\n")
+        answer = ask_master(self.path, f"@!{self.pid} {command}", self.timeout_s)
+        if answer.startswith("Can't find the target PID"):
+            raise GatewayDown(f"The worker {self.pid} has ended.")
+        return answer
 
     def _order(self, command: str, expected: str = "") -> re.Match[str]:
         """Send a command. Raises GatewayRefused unless the answer matches the pattern `expected`."""
@@ -90,18 +91,106 @@ class AdminSocket:
         """Change one entry; key and value have no blanks. Raises GatewayDown, GatewayRefused."""
         self._order(f"set map {path} {key} {value}")
 
-    def read_servers(self) -> dict[str, bool]:
-        """Return whether each server that a link leads to is away, by `name_link`. Raises GatewayDown."""
+    def read_servers(self) -> dict[str, Server]:
+        """Return the state of each server that a link leads to, by `name_link`. Raises GatewayDown."""
         rows = [line.split() for line in self.ask("show servers state").splitlines()]
         return {
-            link: bool(int(row[6]) & MAINTENANCE)
+            link: Server(bool(int(row[6]) & MAINTENANCE), int(row[5]) != STOPPED)
             for row in rows
-            if len(row) > 6 and row[6].isdigit() and (link := find_link(row[1], row[3])) is not None
+            if len(row) > 6 and row[5].isdigit() and row[6].isdigit() and (link := find_link(row[1], row[3]))
         }
 
     def set_away(self, link: str, away: bool) -> None:
         """Take the server of a link away, or bring it back. Raises GatewayDown, GatewayRefused."""
         self._order(f"set server {name_server(link)} state {'maint' if away else 'ready'}")
+
+
+@dataclass(frozen=True)
+class HAProxy:
+    """One of the gateway's HAProxy processes: its unit, and the socket of its master."""
+
+    unit: str
+    path: Path
+    systemd: Systemd = field(default_factory=Systemd)
+
+    def list_workers(self) -> list[Worker]:
+        """Return the worker that takes connections, and those that reloads have left with theirs. Raises GatewayDown.
+
+        While a reload replaces the master nobody listens, so the worker that has read the files comes first afterwards.
+        """
+        deadline = time.monotonic() + RELOAD_S
+        while True:
+            try:
+                text = ask_master(self.path, "show proc", TIMEOUT_S)
+                break
+            except GatewayDown as error:
+                if not isinstance(error.__cause__, ConnectionError) or time.monotonic() >= deadline:
+                    raise
+            time.sleep(0.05)
+        rows = [line.split() for line in text.splitlines()]
+        workers = [Worker(self.path, int(row[0])) for row in rows if row[1:2] == ["worker"] and row[0].isdigit()]
+        if not workers:
+            raise GatewayDown(f"{self.path}: no worker is there.")
+        return workers
+
+    def is_stopped(self) -> bool:
+        """Return whether systemd says that it does not run, or will read its files at the start that is under way.
+
+        Raises GatewayDown: systemd does not say.
+        """
+        try:
+            return self.systemd.show([self.unit])[self.unit].active_state not in ("active", "reloading")
+        except SystemdError as error:
+            raise GatewayDown(f"{self.path} does not answer, and {error}.") from error
+
+    def reload(self) -> bool:
+        """Put a new worker in front; return False where a reload is under way, whose own end may be what calls this.
+
+        Raises SystemdError.
+        """
+        if self.systemd.show([self.unit])[self.unit].active_state != "active":
+            return False
+        self.systemd.reload(self.unit)
+        return True
+
+
+def end_worker(pid: int) -> bool:
+    """End a worker that a reload has left, with its connections; return whether that was allowed."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        return False
+    return True
+
+
+def ask_master(path: Path, command: str, timeout_s: float) -> str:
+    """Send a command to the socket of a master and return the answer. Raises GatewayDown."""
+    deadline = time.monotonic() + timeout_s
+    answer = bytearray()
+    try:
+        # Pin what is there, and never follow a link.
+        place = os.open(path, os.O_PATH | os.O_NOFOLLOW)
+        try:
+            if not stat.S_ISSOCK(os.fstat(place).st_mode):
+                raise OSError("it is no socket")
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(timeout_s)
+                connection.connect(f"/proc/self/fd/{place}")
+                connection.sendall(f"{command}\n".encode())
+                connection.shutdown(socket.SHUT_WR)  # the master hangs up after the last command
+                while part := connection.recv(65_536):
+                    answer += part
+                    left = deadline - time.monotonic()
+                    if left <= 0 or len(answer) > ANSWER_BYTES:
+                        raise OSError("the answer does not end")
+                    connection.settimeout(left)
+        finally:
+            os.close(place)
+    except OSError as error:
+        raise GatewayDown(f"{path}: {error.strerror or error or 'no answer'}.") from error
+    return answer.decode("utf-8", "replace").strip("\n")
 
 
 def split_entries(entries: Mapping[str, str], most: int = CHUNK_BYTES) -> Iterator[str]:

@@ -25,6 +25,10 @@ class GatewayError(Exception):
     """The gateway's files cannot be read or written. The text says which, why, and what to do."""
 
 
+class GatewayBusy(GatewayError):
+    """Another program has held the gateway's lock all the time."""
+
+
 @dataclass(frozen=True)
 class Key:
     """One key of a client. `until` ends a key that was rotated; it is as `engine.state.stamp` formats it."""

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from ..generation import store
+from ..generation.live import list_live_engines
 from ..generation.model import GenerationError
 from ..names import GATEWAY_UNIT
 from ..paths import HostPaths
 from ..system.systemd import ask_units
 from ..text import table
-from .admin import AdminSocket
+from .admin import HAProxy
 from .clients import GatewayError
 from .describe import describe_gateway, render_gateway
 from .sync import CONFIGURATION, Report, apply, view_host
@@ -24,7 +25,7 @@ ReadCourse = Callable[[HostPaths], Course | None]
 
 
 def synchronize(
-    paths: HostPaths, read_course: ReadCourse, *, check: bool = False, admin: AdminSocket | None = None
+    paths: HostPaths, read_course: ReadCourse, *, check: bool = False, proxy: HAProxy | None = None
 ) -> Report:
     """Make the gateway fit the committed generation and a switch that has not ended. See `sync.apply`.
 
@@ -32,17 +33,28 @@ def synchronize(
         read_course: reads the switch; called while nobody else changes the gateway's files
 
     Raises:
-        GatewayError: the generation cannot be read, or maps and links cannot be written
+        GatewayError: maps and links cannot be written
     """
 
-    def look() -> View:
+    def look() -> View | None:
         course = read_course(paths)
         try:
-            return view_host(paths, store.load_committed(paths), course)
+            live = store.load_committed(paths)
         except GenerationError as error:
-            raise GatewayError(f"The committed generation cannot be read: {error}") from error
+            raise GatewayError(
+                f"The committed generation cannot be read: {error} Clients reach the same names as before. Run "
+                "site.yml, which writes it anew."
+            ) from error
+        if live is None and list_live_engines(paths):
+            if course is not None:
+                return None  # the first switch of the host has not committed yet
+            raise GatewayError(
+                f"This host has engines, and {paths.active_profile}, which says what they serve, does not exist. "
+                "Clients reach the same names as before. Run site.yml, which writes it anew and restarts no engine."
+            )
+        return view_host(paths, live, course)
 
-    return apply(paths, look, check=check, admin=admin)
+    return apply(paths, look, check=check, proxy=proxy)
 
 
 def run_sync(paths: HostPaths, read_course: ReadCourse, *, check: bool, output: str) -> int:

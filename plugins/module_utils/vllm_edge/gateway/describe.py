@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..engine.state import stamp
 from ..names import GATEWAY_UNIT
 from ..paths import HostPaths
 from ..text import wrapped
+from .admin import GatewayDown, HAProxy, Server
 from .certificate import read_certificate, server_pem
-from .names import SERVER, find_link
-from .sync import CONFIGURATION, is_installed
+from .names import SERVER, find_link, name_link
+from .sync import CONFIGURATION, is_installed, open_proxy
 from .view import MODELS, parse_text
 
 
@@ -38,8 +39,12 @@ def list_places(configuration: str) -> set[str]:
     return {link for link in found if link is not None}
 
 
-def describe_gateway(paths: HostPaths, unit: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the gateway as `status --format json` shows it, as far as this user may see; None if the host has none."""
+def describe_gateway(paths: HostPaths, unit: Mapping[str, str], proxy: HAProxy | None = None) -> dict[str, Any] | None:
+    """Return the gateway as `status --format json` shows it, as far as this user may see; None if the host has none.
+
+    The state of a role is what HAProxy reaches: `up`, `stand-in`, `away` in a switch, `down` where no engine answers;
+    `unknown` if HAProxy cannot be asked.
+    """
     hidden = paths.gateway.is_dir() and not os.access(paths.gateway, os.X_OK)
     if not hidden and not is_installed(paths):
         return None
@@ -61,16 +66,30 @@ def describe_gateway(paths: HostPaths, unit: Mapping[str, str]) -> dict[str, Any
     except (OSError, ValueError) as error:
         return {**found, "problem": f"the gateway's files cannot be read: {error}"}
     found["addresses"] = list_addresses(text)
+    servers = None
+    try:
+        servers = (proxy or open_proxy(paths)).list_workers()[0].read_servers()
+    except GatewayDown as error:
+        if found["active_state"] in ("active", "reloading"):
+            found["problem"] = f"HAProxy does not say what it reaches: {str(error).rstrip('.')}"
     words = {name: value.split(" ") for name, value in parse_text(models).items()}
     found["roles"] = {
         name: {
             **{"engine": row[1].partition(",")[0], "engines": row[1].split(",")},
-            **{"state": row[2], "retry_after_s": int(row[4])},
+            **{"state": _judge_role(name, row, servers), "retry_after_s": int(row[4])},
         }
         for name, row in words.items()
         if len(row) == 6 and row[4].isdigit()
     }
     return found
+
+
+def _judge_role(name: str, row: Sequence[str], servers: Mapping[str, Server] | None) -> str:
+    """Return the state of a served name, from its entry in models.map and HAProxy's servers."""
+    if servers is None or row[2] == "away":
+        return "unknown" if servers is None else row[2]
+    mine = [servers.get(name_link(name, place)) for place in range(len(row[1].split(",")))]
+    return row[2] if any(server and server.up and not server.away for server in mine) else "down"
 
 
 def render_gateway(gateway: Mapping[str, Any]) -> list[str]:

@@ -3,44 +3,55 @@
 
 Files come first: a gateway that is down reads them when it starts. All new content is written under temporary names
 before the first rename, so a full file system changes nothing.
+
+The keys of the clients come before everything else and need `clients.json` alone, so that nothing keeps a revoked key
+valid. Where the names that are served cannot be read, they stay as they are.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..engine.state import read_state, stamp
 from ..generation.model import Generation
+from ..names import GATEWAY_UNIT
 from ..paths import HostPaths
 from ..planning.load_on_host import expect_load
-from ..system.files import make_fresh_name, sync
-from .admin import AdminSocket, GatewayDown, GatewayRefused
-from .clients import GatewayError, read_clients, read_temporary
+from ..system.files import LockHeld, hold_lock, make_fresh_name, sync
+from ..system.systemd import SystemdError
+from .admin import GatewayDown, GatewayRefused, HAProxy, Worker, end_worker
+from .clients import Client, GatewayBusy, GatewayError, read_clients, read_temporary
 from .names import backend_name
 from .view import (
+    CLIENTS,
     MODELS,
+    RIGHTS,
     STATE,
     Course,
     Maps,
     View,
     build_view,
+    drop_ended,
     keep_seconds,
+    narrow_rights,
     parse_text,
-    render_clients,
+    render_keys,
     render_models,
+    render_rights,
     to_text,
 )
 
 CONFIGURATION = "haproxy.cfg"
 FILE_MODE, DIRECTORY_MODE = 0o640, 0o710
 LOCK_S = 30.0
+PATIENCE_S = 10.0
+"""Seconds for which a worker that does not answer is asked again."""
 MOST_BYTES = 16 * 1024 * 1024
 """Bytes of a map that are read for comparison."""
 
@@ -65,8 +76,8 @@ def is_installed(paths: HostPaths) -> bool:
     return os.path.lexists(paths.gateway / CONFIGURATION)
 
 
-def open_admin(paths: HostPaths) -> AdminSocket:
-    return AdminSocket(paths.gateway_run / "admin.sock")
+def open_proxy(paths: HostPaths) -> HAProxy:
+    return HAProxy(GATEWAY_UNIT, paths.gateway_run / "master.sock")
 
 
 def view_host(paths: HostPaths, live: Generation | None, course: Course | None) -> View:
@@ -84,24 +95,15 @@ def view_host(paths: HostPaths, live: Generation | None, course: Course | None) 
 
 @contextlib.contextmanager
 def lock(paths: HostPaths, patience_s: float = LOCK_S) -> Iterator[None]:
-    """Let nobody else change the gateway's files meanwhile. Raises GatewayError after `patience_s`."""
-    try:
-        handle = os.open(paths.gateway, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise GatewayError(f"{paths.gateway} cannot be opened: {error}") from error
-    try:
-        deadline = time.monotonic() + patience_s
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() >= deadline:
-                    raise GatewayError(f"another program has held {paths.gateway} for {patience_s:g} s") from error
-            time.sleep(0.05)
+    """Let nobody else change the gateway's files meanwhile. Raises GatewayError, after `patience_s` GatewayBusy."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(hold_lock(paths.gateway_lock, patience_s))
+        except LockHeld as error:
+            raise GatewayBusy(f"Another program has held {paths.gateway_lock} for {patience_s:g} s.") from error
+        except OSError as error:
+            raise GatewayError(f"The lock {paths.gateway_lock} cannot be taken: {error}.") from error
         yield
-    finally:
-        os.close(handle)
 
 
 def _read(path: Path) -> str | None:
@@ -148,10 +150,11 @@ class _Difference:
     links: Mapping[str, str | None]
 
 
-def _compare(paths: HostPaths, maps: Maps, view: View) -> _Difference:
+def _compare(paths: HostPaths, maps: Maps, links: Mapping[str, str] | None = None) -> _Difference:
+    """Compare maps and, if they are given, links with what is there. Raises OSError."""
     texts = {paths.gateway / name: to_text(entries) for name, entries in maps.items()}
-    there = _list_links(paths.run / "roles")
-    wanted: dict[str, str | None] = {**dict.fromkeys(there), **view.links}
+    there = _list_links(paths.run / "roles") if links is not None else {}
+    wanted: dict[str, str | None] = {**dict.fromkeys(there), **(links or {})}
     return _Difference(
         {path: text for path, text in texts.items() if _read(path) != text},
         {name: target for name, target in wanted.items() if there.get(name) != target},
@@ -199,63 +202,152 @@ def _write(paths: HostPaths, difference: _Difference) -> None:
             os.close(directory)
 
 
-def _tell(
-    paths: HostPaths, admin: AdminSocket, maps: Maps, view: View, servers: Mapping[str, bool], check: bool
-) -> list[str]:
-    """Make the running gateway fit, and return what differed. Raises GatewayDown, GatewayRefused."""
-    changes = []
+@dataclass(frozen=True)
+class _Told:
+    answers: bool = True
+    """Whether the process runs."""
+    changes: tuple[str, ...] = ()
+    problem: str = ""
+    silent: bool = False
+    """Whether the worker that takes connections does not answer."""
+
+
+def _tell(proxy: HAProxy, change: Callable[[Worker], Iterable[str]], check: bool) -> _Told:
+    """Make every worker of a process fit by `change`, which returns what differed; with `check` each is asked once.
+
+    A reload meanwhile has a worker that is changed, too. A worker that a former reload has left, and that does not
+    answer, is ended with its connections: it would go on with former keys and rights until these have ended.
+    """
+    done: set[int] = set()
+    changes: dict[str, None] = {}
+    deadline = time.monotonic() + (0.0 if check else PATIENCE_S)
+    while True:
+        left = workers = list[Worker]()
+        try:
+            while True:
+                workers = proxy.list_workers()
+                left = [worker for worker in workers if worker.pid not in done]
+                if not left:
+                    return _Told(True, tuple(changes))
+                for changed in change(left[0]):
+                    changes[changed] = None
+                done.add(left[0].pid)
+        except GatewayRefused as error:
+            text = f"{error} 'systemctl reload {proxy.unit}' makes it read the files."
+            return _Told(True, tuple(changes), text)
+        except GatewayDown as error:
+            reason = str(error)
+        if not done:
+            try:
+                if proxy.is_stopped():
+                    return _Told(False)
+            except GatewayDown as error:
+                reason = str(error)
+        if time.monotonic() < deadline:
+            time.sleep(0.5)
+        elif not left or left[0] is workers[0]:
+            text = (
+                f"{proxy.unit} runs and does not answer ({reason.rstrip('.')}), so it may still use former keys and "
+                f"names. 'systemctl restart {proxy.unit}' makes it read the files, and ends the streams that run."
+            )
+            return _Told(True, tuple(changes), text, silent=True)
+        elif not check and end_worker(left[0].pid):
+            done.add(left[0].pid)
+            changes[f"former worker {left[0].pid} of {proxy.unit} ended with its streams"] = None
+        else:
+            text = (
+                f"A former worker of {proxy.unit} does not answer ({reason.rstrip('.')}), so it may still use former "
+                f"keys and names: 'kill -KILL {left[0].pid}' ends it, and the streams that it still has."
+            )
+            return _Told(True, tuple(changes), text)
+
+
+def _change_maps(paths: HostPaths, worker: Worker, maps: Maps, check: bool) -> Iterator[str]:
+    """Make the maps of a worker fit, and yield what differed. Raises GatewayDown, GatewayRefused."""
     for name, entries in maps.items():
-        there = admin.read_map(paths.gateway / name)
+        there = worker.read_map(paths.gateway / name)
         if there is None or there == entries:
             continue
-        changes.append(f"{name} in the running gateway")
+        yield f"{name} in the running gateway"
         if not check:
-            admin.replace_map(paths.gateway / name, entries)
+            worker.replace_map(paths.gateway / name, entries)
+
+
+def _change_servers(worker: Worker, view: View, check: bool) -> Iterator[str]:
+    """Make the servers of a worker fit, and yield what differed. Raises GatewayDown, GatewayRefused."""
     names = {backend_name(role.name): role for role in view.roles}
-    for link, was_away in servers.items():  # one that is missing the doctor names; the play of the gateway brings it
+    for link, server in worker.read_servers().items():  # one that is missing the doctor names; the play brings it
         backend, _, place = link.partition("+")
         if backend not in names:
             continue
         away = link not in names[backend].links
-        if was_away == away:
+        if server.away == away:
             continue
-        changes.append(f"server {f'{place} ' if place else ''}of {names[backend].name} {'away' if away else 'back'}")
+        yield f"server {f'{place} ' if place else ''}of {names[backend].name} {'away' if away else 'back'}"
         if not check:
-            admin.set_away(link, away)
-    return changes
+            worker.set_away(link, away)
+
+
+def _read_keys(paths: HostPaths, now: str) -> tuple[Mapping[str, Client] | None, dict[str, str], list[str]]:
+    """Return the clients (None if their file is damaged), the keys that count, and what could not be read.
+
+    Raises OSError: this user may not read the former keys.
+    """
+    temporary: Mapping[str, Client] = {}
+    problems = []
+    try:
+        temporary = read_temporary(paths.temporary_clients, now)
+    except GatewayError as error:
+        problems.append(str(error))
+    try:
+        clients = {**temporary, **read_clients(paths.gateway / "clients.json")}
+    except GatewayError as error:
+        former = drop_ended(parse_text(_read(paths.gateway / CLIENTS) or ""), now)
+        return None, former | render_keys(temporary, now), [*problems, str(error)]
+    return clients, render_keys(clients, now), problems
 
 
 def apply(
-    paths: HostPaths, look: Callable[[], View], *, check: bool = False, admin: AdminSocket | None = None
+    paths: HostPaths, look: Callable[[], View | None], *, check: bool = False, proxy: HAProxy | None = None
 ) -> Report:
-    """Make maps, links and the running gateway fit a view; with `check` only say what would change.
+    """Make maps, links and the running gateway fit the clients and a view; with `check` only say what would change.
 
-    Where the clients cannot be read, their maps stay as they are, which is a warning. A gateway that does not run is
-    neither a failure nor a warning.
+    The keys come first. What cannot be read or told is a warning: where the clients cannot be read, those that are
+    known stay, but not longer than their keys count; where the view cannot be read, names and links stay, and rights
+    only become fewer. A gateway that does not run is neither a failure nor a warning; one that runs and does not answer
+    is reloaded, and asked again.
 
     Args:
-        look: returns the view, called while nobody else changes the files
+        look: returns the view, None if names and links shall stay as they are; called while nobody else changes the
+            files. Raises GatewayError
         check: change nothing, and take no lock
-        admin: the gateway's admin socket; a stand-in for tests
+        proxy: the gateway; a stand-in for tests
 
     Raises:
-        GatewayError: maps or links cannot be written, or read; none was changed then
+        GatewayError: maps or links cannot be written, or read; running processes know the keys all the same
     """
     if not is_installed(paths):
         return Report(False)
-    warnings: list[str] = []
-    with contextlib.nullcontext() if check else lock(paths):
-        view = look()
-        maps = render_models(view)
+    proxy = proxy or open_proxy(paths)
+    report, silent = _apply(paths, look, check, proxy)
+    if check or not silent:
+        return report
+    # Without the lock: the reload of the unit synchronizes, too.
+    try:
+        reloaded = proxy.reload()
+    except SystemdError as error:
+        return replace(report, warnings=(*report.warnings, f"{error}."))
+    return _apply(paths, look, check, proxy)[0] if reloaded else report
+
+
+def _apply(paths: HostPaths, look: Callable[[], View | None], check: bool, proxy: HAProxy) -> tuple[Report, bool]:
+    """Return what `apply` does without a reload, and whether one may help."""
+    view: View | None = None
+    changes: list[str] = []
+
+    def write(maps: Maps, links: Mapping[str, str] | None = None) -> None:
         try:
-            now = stamp()
-            clients = read_temporary(paths.temporary_clients, now) | read_clients(paths.gateway / "clients.json")
-            maps |= render_clients(view, clients, now)
-        except GatewayError as error:
-            warnings.append(str(error))
-        try:
-            maps = keep_seconds(maps, _read(paths.gateway / MODELS) or "")
-            difference = _compare(paths, maps, view)
+            difference = _compare(paths, maps, links)
             if not check:
                 _write(paths, difference)
         except OSError as error:
@@ -263,21 +355,46 @@ def apply(
                 f"The gateway's maps and links cannot be {'read' if check else 'written'}: {error}. When the cause is "
                 "gone, 'vllm-edge gateway sync' writes them."
             ) from error
-        changes = [path.name for path in difference.files] + [f"link {name}" for name in difference.links]
-        admin = admin or open_admin(paths)
-        answers = True
+        changes.extend(path.name for path in difference.files)
+        changes.extend(f"link {name}" for name in difference.links)
+
+    with contextlib.nullcontext() if check else lock(paths):
         try:
-            servers = admin.read_servers()
-        except GatewayDown:
-            answers = False
-        else:
-            try:
-                changes += _tell(paths, admin, maps, view, servers, check)
-            except (GatewayDown, GatewayRefused) as refused:
-                warnings.append(f"{refused} 'systemctl reload vllm-edge-gateway.service' makes it read the files.")
-    away = tuple(role.name for role in view.roles if role.state == "away")
-    served = {role.name: len(role.engines) for role in view.roles}
-    return Report(True, tuple(changes), tuple(warnings), answers, away, served)
+            clients, keys, warnings = _read_keys(paths, stamp())
+        except OSError as error:
+            raise GatewayError(f"The gateway's maps cannot be read: {error}.") from error
+        try:
+            write({CLIENTS: keys})
+        finally:  # also on a full disk a running process refuses a revoked key
+            first = _tell(proxy, lambda one: _change_maps(paths, one, {CLIENTS: keys}, check), check)
+        maps: Maps = {}
+        try:
+            view = look()
+        except GatewayError as error:
+            warnings.append(str(error))
+        if view is not None:
+            maps = keep_seconds(render_models(view), _read(paths.gateway / MODELS) or "")
+            maps |= render_rights(view, clients) if clients is not None else {}
+        elif clients is not None:
+            maps = {RIGHTS: narrow_rights(parse_text(_read(paths.gateway / RIGHTS) or ""), clients)}
+        write(maps, view.links if view is not None else None)
+
+        def change(worker: Worker) -> Iterator[str]:
+            yield from _change_maps(paths, worker, maps, check)
+            if view is not None:
+                yield from _change_servers(worker, view, check)
+
+        second = _tell(proxy, change, check)
+    roles = view.roles if view is not None else ()
+    report = Report(
+        True,
+        tuple(dict.fromkeys((*changes, *first.changes, *second.changes))),
+        tuple(dict.fromkeys(filter(None, (*warnings, first.problem, second.problem)))),
+        answers=first.answers and second.answers and not (first.silent or second.silent),
+        away=tuple(role.name for role in roles if role.state == "away"),
+        served={role.name: len(role.engines) for role in roles},
+    )
+    return report, first.silent or second.silent
 
 
 def publish_phase(paths: HostPaths, phase: str | None) -> None:
@@ -292,4 +409,5 @@ def publish_phase(paths: HostPaths, phase: str | None) -> None:
             return
         _write(paths, _Difference({path: to_text({**entries, "switch": value})}, {}))
         with contextlib.suppress(GatewayDown, GatewayRefused):
-            open_admin(paths).set_entry(path, "switch", value)
+            for worker in open_proxy(paths).list_workers():
+                worker.set_entry(path, "switch", value)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..generation.model import Generation
+from ..names import TEMPORARY_CLIENT
 from .clients import Client
 from .names import backend_name, name_link
 
@@ -177,25 +178,52 @@ def keep_seconds(maps: Maps, text: str) -> Maps:
     return {**maps, MODELS: kept}
 
 
-def render_clients(view: View, clients: Mapping[str, Client], now: str) -> Maps:
-    """Return the maps of clients, rights and lists. A key that has ended by `now` (a stamp) is left out.
+def render_keys(clients: Mapping[str, Client], now: str) -> dict[str, str]:
+    """Return clients.map: `<client> <requests_per_minute> <streams>` by the SHA-256 of each key, without those that
+    have ended by `now` (a stamp). A fourth word is the end of a key that has one, for `drop_ended`."""
+    return {
+        key.sha256: f"{name} {client.requests_per_minute} {client.streams}{f' {key.until}' if key.until else ''}"
+        for name, client in clients.items()
+        for key in client.keys
+        if key.valid(now)
+    }
+
+
+def drop_ended(keys: Mapping[str, str], now: str) -> dict[str, str]:
+    """Return the entries of clients.map that count without `clients.json`: not those that have ended by `now`, nor
+    those of a program, which `render_keys` gives as long as it runs."""
+    rows = {key: words.split(" ") for key, words in keys.items()}
+    return {
+        key: keys[key] for key, row in rows.items() if row[0] != TEMPORARY_CLIENT and (len(row) < 4 or row[3] > now)
+    }
+
+
+def narrow_rights(rights: Mapping[str, str], clients: Mapping[str, Client]) -> dict[str, str]:
+    """Return the entries of a former rights.map that the clients still have, where no view says which are new."""
+    kept = {}
+    for entry, value in rights.items():
+        name, _, served = entry.partition(":")
+        if (client := clients.get(name)) and client.may((served,)):
+            kept[entry] = value
+    return kept
+
+
+def render_rights(view: View, clients: Mapping[str, Client]) -> Maps:
+    """Return the maps of rights and lists.
 
     In lists `<client>@<engine>` is the list at the engine's own port, `:<served name>` that at the address of the role,
     and `<client>:` the addresses of the client's roles, for messages.
     """
-    keys: dict[str, str] = {}
     rights: dict[str, str] = {}
     lists = {f":{role.name}": _list_models([role]) for role in view.roles}
     for name, client in clients.items():
-        words = f"{name} {client.requests_per_minute} {client.streams}"
-        keys |= {key.sha256: words for key in client.keys if key.valid(now)}
         roles = [role for role in view.roles if client.may((role.name,))]
         rights |= {f"{name}:{role.name}": "1" for role in roles}
         lists[name] = _list_models(roles)
         lists[f"{name}:"] = ", ".join(role.address for role in roles)
         for engine in view.ports.values():
             lists[f"{name}@{engine}"] = _list_models([role for role in roles if engine in role.engines])
-    return {CLIENTS: keys, RIGHTS: rights, LISTS: lists}
+    return {RIGHTS: rights, LISTS: lists}
 
 
 def to_text(entries: Mapping[str, str]) -> str:

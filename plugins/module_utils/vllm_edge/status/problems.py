@@ -52,11 +52,20 @@ def find_gateway_problems(status: Mapping[str, Any]) -> list[str]:
             f"{gateway['unit']} is {gateway['active_state']}: no client is answered. 'journalctl -u {gateway['unit']}' "
             f"says why; 'systemctl start {gateway['unit']}' starts it."
         )
-    away = [name for name, role in gateway["roles"].items() if role["state"] != "up"]
-    if away and status.get("switch") is None and status.get("unfinished_switch") is None:
+    if status.get("switch") is not None or status.get("unfinished_switch") is not None:
+        return problems
+    away = [name for name, role in gateway["roles"].items() if role["state"] in ("away", "stand-in")]
+    if away:
         problems.append(
             f"The gateway keeps requests for {', '.join(away)} waiting, and no switch runs: 'vllm-edge gateway sync' "
             "lets them go on."
+        )
+    serving = {engine["engine"] for engine in status.get("engines", ()) if engine["active_state"] == "active"}
+    down = [name for name, role in gateway["roles"].items() if role["state"] == "down" and serving & {*role["engines"]}]
+    if down:
+        problems.append(
+            f"The gateway does not reach the engine of {', '.join(down)}, which runs: requests for it wait, and are "
+            "refused. 'vllm-edge doctor' says what is wrong with sockets and links."
         )
     return problems
 
@@ -87,6 +96,12 @@ def find_profile_problems(status: Mapping[str, Any]) -> list[str]:
     """Return problems if the inventory, the record of the active profile and the files disagree."""
     profile, expected, running = status["active_profile"], status["expected_profile"], status.get("switch")
     if profile is None:
+        busy = running is not None or status.get("unfinished_switch") is not None
+        if not busy and any(engine["active_state"] in ("active", "activating") for engine in status["engines"]):
+            return [
+                "Engines run, and no profile is recorded on this host: their names stay as they are, and a switch that "
+                "fails has nothing to go back to. Run site.yml, which records the profile and restarts no engine."
+            ]
         if expected is None or running is not None:
             return []
         return [f"The inventory says profile {expected}, and no profile is active on this host: run site.yml."]

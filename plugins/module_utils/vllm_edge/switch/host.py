@@ -18,7 +18,7 @@ from ..engine.config import EngineConfig, EngineConfigError, load_config
 from ..engine.startup import Phase as EnginePhase
 from ..engine.state import EngineState, Failure, read_state, stamp
 from ..gateway import sync as gateway
-from ..gateway.clients import GatewayError
+from ..gateway.clients import GatewayBusy, GatewayError
 from ..gateway.sync import view_host
 from ..gateway.view import Course, View
 from ..generation import live, model
@@ -394,6 +394,12 @@ class HostWorld:
     def _show_clients(self, look: Callable[[], View]) -> Done:
         try:
             report = gateway.apply(self.paths, look)
+        except GatewayBusy as error:
+            # Links and health checks tell the gateway what serves, so a switch need not wait for it.
+            return Done(
+                "the gateway was not told",
+                warnings=(f"{error} Clients may get wrong answers until 'vllm-edge gateway sync' was run.",),
+            )
         except GatewayError as error:
             raise PhaseFailed(str(error)) from error
         if not report.installed:

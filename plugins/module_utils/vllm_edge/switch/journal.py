@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import time
@@ -22,7 +21,7 @@ from typing import Any, Literal, TypeVar
 
 from ..generation.model import STORED_MODE
 from ..paths import HostPaths
-from ..system.files import is_locked, write_durably
+from ..system.files import LockHeld, hold_lock, is_locked, write_durably
 from ..system.records import RecordError, read_record
 from .model import Direction, Journal, Phase, PhaseRecord
 
@@ -257,10 +256,6 @@ def set_aside_damaged(paths: HostPaths, stamp: str) -> Path | None:
     return kept
 
 
-LOCK_MODE = 0o600
-"""flock(2) needs no right to write: anybody who may open the file could hold the lock and block every switch."""
-
-
 class Busy(Exception):
     """Another process holds the lock; `journal` is what it does."""
 
@@ -277,44 +272,23 @@ class Busy(Exception):
 
 
 class Lock:
-    """The lock of the switch, held during a `with` statement.
-
-    The kernel releases it when the process dies, and no child inherits it. Entering raises Busy if another process
-    holds it.
-    """
+    """The lock of the switch, held during a `with` statement. Entering raises Busy if another process holds it."""
 
     def __init__(self, paths: HostPaths) -> None:
         self.paths = paths
-        self._handle: int | None = None
+        self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Lock:
-        self.paths.state.mkdir(parents=True, exist_ok=True)
-        # Python opens files close-on-exec, so a hook or a docker client that outlives the switch does not hold the
-        # lock.
-        handle = os.open(self.paths.switch_lock, os.O_RDWR | os.O_CREAT, LOCK_MODE)
-        os.fchmod(handle, LOCK_MODE)  # a former release or another umask may have created it
-        deadline = time.monotonic() + LOCK_PATIENCE_S
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() < deadline:
-                    time.sleep(0.02)
-                    continue
-                os.close(handle)
-                raise Busy(_read_running(self.paths)) from None
-            except BaseException:
-                os.close(handle)
-                raise
-            self._handle = handle
-            return self
+        try:
+            self._held.enter_context(hold_lock(self.paths.switch_lock, LOCK_PATIENCE_S))
+        except LockHeld:
+            raise Busy(_read_running(self.paths)) from None
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+        self._held.close()
 
 
 def holder(paths: HostPaths) -> Journal | None:

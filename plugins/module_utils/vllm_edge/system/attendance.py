@@ -9,7 +9,6 @@ a while.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import sys
 import threading
 import time
@@ -17,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .files import write_durably
+from .files import LockHeld, hold_lock, write_durably
 
 AFTER_S = 90.0
 """Seconds without a poll. The action plugin `follow` polls every 10 s and may need a minute to connect again."""
@@ -45,16 +44,14 @@ class LongRun:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Hold the lock of the command, and remove its line of progress in the end. Raises AlreadyRuns, OSError."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        with self._path("lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise AlreadyRuns from error
-            try:
-                yield
-            finally:
-                self._path("progress").unlink(missing_ok=True)
+        try:
+            with hold_lock(self._path("lock")):
+                try:
+                    yield
+                finally:
+                    self._path("progress").unlink(missing_ok=True)
+        except LockHeld as error:
+            raise AlreadyRuns from error
 
     def say(self, line: str) -> None:
         """Replace the line of progress; several threads may do so. Raises OSError."""

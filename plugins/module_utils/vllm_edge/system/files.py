@@ -8,7 +8,16 @@ import errno
 import fcntl
 import os
 import stat
+import time
+from collections.abc import Iterator
 from pathlib import Path
+
+LOCK_MODE = 0o600
+"""flock(2) needs no right to write: whoever may open a file can lock it, and so stop the programs that want to."""
+
+
+class LockHeld(Exception):
+    """Another process holds the lock."""
 
 
 def make_fresh_name(path: Path) -> Path:
@@ -23,6 +32,38 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def hold_lock(path: Path, patience_s: float = 0.0) -> Iterator[None]:
+    """Hold an exclusive flock(2) on a file that is for its owner alone, and is made if it is missing.
+
+    The kernel releases the lock when the process dies. No program that is started meanwhile inherits it.
+
+    Raises:
+        LockHeld: another process holds it, also after `patience_s`
+        OSError: the file cannot be made or opened
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, LOCK_MODE)
+    try:
+        os.fchmod(handle, LOCK_MODE)  # a former release or another umask may have made it
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() >= deadline:
+                    raise LockHeld(str(path)) from error
+            time.sleep(0.02)
+        try:
+            yield
+        finally:
+            # Closing is not enough: a process that was forked meanwhile has the descriptor until its exec.
+            fcntl.flock(handle, fcntl.LOCK_UN)
+    finally:
+        os.close(handle)
 
 
 def is_locked(path: Path) -> bool:

@@ -253,6 +253,10 @@ class Systemd:
             return str(error)
         return None if ran.status == 0 else ran.err or f"exit status {ran.status}"
 
+    def reload(self, unit: str) -> None:
+        """Reload the service and wait until it has done so. Raises SystemdError."""
+        self._order("reload", "--", unit)
+
     def enable(self, unit: str) -> None:
         self._order("enable", "--", unit)
 

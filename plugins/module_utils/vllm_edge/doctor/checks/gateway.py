@@ -33,7 +33,8 @@ def check_gateway_unit(facts: Facts) -> Verdict:
         )
     if not gateway.answers:
         return fail(
-            f"{GATEWAY_UNIT} is active and does not answer on its admin socket, so a switch cannot tell it anything",
+            f"{GATEWAY_UNIT} is active and does not answer on its socket: no key can be revoked, and a switch cannot "
+            "tell it anything",
             f"'systemctl restart {GATEWAY_UNIT}' ends the streams that run; {STAGE} writes its configuration anew.",
         )
     if unit.file_state not in ENABLED:
@@ -71,6 +72,8 @@ def check_gateway_maps(facts: Facts) -> Verdict:
     gateway = find_gateway(facts)
     if facts.serving.switching:
         decline_to_judge("a switch runs; 'vllm-edge progress' says how far it is")
+    if not gateway.answers and known(gateway.unit).active_state == "active":
+        decline_to_judge("HAProxy does not answer")
     if gateway.problems:
         return fail(" ".join(gateway.problems), "Do what it says, then 'vllm-edge gateway sync'.")
     if gateway.differences:
@@ -79,6 +82,17 @@ def check_gateway_maps(facts: Facts) -> Verdict:
             "'vllm-edge gateway sync' corrects it and cuts no stream.",
         )
     return good("maps, links and servers are as what serves needs them")
+
+
+def check_gateway_port(facts: Facts) -> Verdict:
+    """Warn if somebody listens where a request that waits for its engine has to be refused."""
+    gateway = find_gateway(facts)
+    if gateway.port_users:
+        return warn(
+            f"{listed(list(gateway.port_users))}: a request that waits for its engine goes there each second",
+            "Stop that program, or let it listen on another port or address.",
+        )
+    return good("port 1 of loopback refuses, which lets requests wait")
 
 
 def check_gateway_names(facts: Facts) -> Verdict:

@@ -115,6 +115,17 @@ def check_serving_switch(facts: Facts) -> Verdict:
     return good("no switch was left unfinished")
 
 
+def check_serving_profile(facts: Facts) -> Verdict:
+    """Fail if engines run and nothing says that they are what the host serves."""
+    running = [engine.name for engine in settled(facts) if engine.unit.active_state in ("active", "activating")]
+    if running and facts.serving.without_profile and not facts.serving.unfinished_switch:
+        return fail(
+            f"{listed(running)} run, and no profile is recorded on this host",
+            "Run site.yml, which records it and restarts no engine.",
+        )
+    return good("the profile of what runs is recorded")
+
+
 def check_serving_risks(facts: Facts) -> Verdict:
     risky = {engine.name: engine.accept_risk for engine in engines(facts) if engine.accept_risk}
     if not risky:
