@@ -405,8 +405,11 @@ def _apply(
         away=tuple(role.name for role in roles if role.state == "away"),
         served={role.name: len(role.engines) for role in roles},
     )
-    told = ((proxies.entry, entry), (proxies.gateway, gateway))
-    return report, [proxy for proxy, one in told if one.silent]
+    silent: list[HAProxy] = []
+    for proxy, told in ((proxies.entry, entry), (proxies.gateway, gateway)):
+        if told.silent and proxy not in silent:
+            silent.append(proxy)
+    return report, silent
 
 
 def publish_phase(paths: HostPaths, phase: str | None) -> None:
