@@ -66,6 +66,8 @@ class Worker:
     def _order(self, command: str, expected: str = "") -> re.Match[str]:
         """Send a command. Raises GatewayRefused unless the answer matches the pattern `expected`."""
         answer = self.ask(command)
+        if expected and not answer:
+            raise GatewayDown(f"The worker {self.pid} ended in the middle of a command.")
         found = re.fullmatch(expected, answer)
         if found is None:
             raise GatewayRefused(f"HAProxy answers {shown(answer)} to {shown(command.splitlines()[0])}.")
