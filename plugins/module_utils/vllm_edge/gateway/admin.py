@@ -55,11 +55,10 @@ class Worker:
 
     path: Path
     pid: int
-    timeout_s: float = TIMEOUT_S
 
     def ask(self, command: str) -> str:
         """Send a command and return the answer without surrounding lines. Raises GatewayDown."""
-        answer = ask_master(self.path, f"@!{self.pid} {command}", self.timeout_s)
+        answer = ask_master(self.path, f"@!{self.pid} {command}")
         if answer.startswith("Can't find the target PID"):
             raise GatewayDown(f"The worker {self.pid} has ended.")
         return answer
@@ -67,6 +66,8 @@ class Worker:
     def _order(self, command: str, expected: str = "") -> re.Match[str]:
         """Send a command. Raises GatewayRefused unless the answer matches the pattern `expected`."""
         answer = self.ask(command)
+        if expected and not answer:
+            raise GatewayDown(f"The worker {self.pid} ended in the middle of a command.")
         found = re.fullmatch(expected, answer)
         if found is None:
             raise GatewayRefused(f"HAProxy answers {shown(answer)} to {shown(command.splitlines()[0])}.")
@@ -121,7 +122,7 @@ class HAProxy:
         deadline = time.monotonic() + RELOAD_S
         while True:
             try:
-                text = ask_master(self.path, "show proc", TIMEOUT_S)
+                text = ask_master(self.path, "show proc")
                 break
             except GatewayDown as error:
                 if not isinstance(error.__cause__, ConnectionError) or time.monotonic() >= deadline:
@@ -165,9 +166,9 @@ def end_worker(pid: int) -> bool:
     return True
 
 
-def ask_master(path: Path, command: str, timeout_s: float) -> str:
-    """Send a command to the socket of a master and return the answer. Raises GatewayDown."""
-    deadline = time.monotonic() + timeout_s
+def ask_master(path: Path, command: str) -> str:
+    """Send a command to the socket of a master and return the answer, within TIMEOUT_S. Raises GatewayDown."""
+    deadline = time.monotonic() + TIMEOUT_S
     answer = bytearray()
     try:
         # Pin what is there, and never follow a link.
@@ -176,7 +177,7 @@ def ask_master(path: Path, command: str, timeout_s: float) -> str:
             if not stat.S_ISSOCK(os.fstat(place).st_mode):
                 raise OSError("it is no socket")
             with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(timeout_s)
+                connection.settimeout(TIMEOUT_S)
                 connection.connect(f"/proc/self/fd/{place}")
                 connection.sendall(f"{command}\n".encode())
                 connection.shutdown(socket.SHUT_WR)  # the master hangs up after the last command

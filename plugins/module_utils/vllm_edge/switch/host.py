@@ -405,7 +405,8 @@ class HostWorld:
         if not report.installed:
             return Done("this host has no gateway")
         told = f"requests for {several(report.away)} wait" if report.away else "every served name is reached"
-        return Done(f"{told}{'' if report.answers else '; the gateway does not run'}", warnings=report.warnings)
+        runs = report.answers or report.warnings  # one that does not answer is a warning
+        return Done(f"{told}{'' if runs else '; the gateway does not run'}", warnings=report.warnings)
 
     def drain(self, moves: Moves, limits: Limits) -> Done:
         """Wait until the engines in `moves.stop` have no request, or `limits.drain_timeout_s` has passed."""
