@@ -45,19 +45,7 @@ _LIMITED = {
 """The limit of each key. With `use_beam_search` the width is `n`."""
 _HOLDERS = ("sampling_params", "thinking")
 """Objects at the top level in which vLLM reads such keys, too (/inference/v1/generate, /v1/messages)."""
-_INPUTS = (
-    "input",
-    "inputs",
-    "texts",
-    "images",
-    "documents",
-    "queries",
-    "items",
-    "text_1",
-    "text_2",
-    "data_1",
-    "data_2",
-)
+_INPUTS = tuple("input inputs texts images documents queries items text_1 text_2 data_1 data_2".split())
 _SCHEMAS = ("response_format", "structured_outputs", "text", "tools", "functions", "input_schema", "output_config")
 """With `guided_*`: what vLLM compiles, or writes into the prompt by a template."""
 _DATA = ("arguments", "parameters", "input_schema", "annotations")
@@ -142,7 +130,7 @@ async def _read_body(first: Mapping[bytes, bytes], receive: Receive) -> bytes | 
     """Return the body; None if the client left. Raises Refusal."""
     too_large = Refusal(413, "request_too_large", "A body may have at most 20 MiB.")
     announced = first.get(b"content-length", b"0")
-    if not announced.isdigit() or len(announced) > 8 or int(announced) > MOST_BYTES:
+    if not announced.isdigit() or int(announced) > MOST_BYTES:
         raise too_large
     body = bytearray()
 
