@@ -45,7 +45,10 @@ _LIMITED = {
 """The limit of each key. With `use_beam_search` the width is `n`."""
 _HOLDERS = ("sampling_params", "thinking")
 """Objects at the top level in which vLLM reads such keys, too (/inference/v1/generate, /v1/messages)."""
-_INPUTS = tuple("input inputs texts images documents queries items text_1 text_2 data_1 data_2".split())
+_INPUTS = (
+    *("input", "inputs", "texts", "images", "documents", "queries", "items"),
+    *("text_1", "text_2", "data_1", "data_2"),
+)
 _SCHEMAS = ("response_format", "structured_outputs", "text", "tools", "functions", "input_schema", "output_config")
 """With `guided_*`: what vLLM compiles, or writes into the prompt by a template."""
 _DATA = ("arguments", "parameters", "input_schema", "annotations")
