@@ -262,8 +262,8 @@ class Switch:
         self.result: dict[str, Any] = {}
         self.needed = False
         """Whether the host's program has to switch."""
-        self.why = ""
-        """Why engines restart, for check mode: the program says it in the first phase of a switch."""
+        self.restarts: tuple[str, ...] = ()
+        """Why engines would restart, in check mode; otherwise the program says it."""
 
     def fail(self, text: str, result: str, **more: Any) -> NoReturn:
         self.module.fail_json(msg=text, result=result, **{**self.result, **more})
@@ -380,7 +380,7 @@ class Switch:
         if self.needed:
             if not self.module.check_mode:
                 self.switch(generation, news)
-            self.done("; ".join(filter(None, (live.would(generation, self.result["moves"]), self.why))), changed=True)
+            self.done("; ".join([live.would(generation, self.result["moves"]), *self.restarts]), changed=True)
         what = f"generation {generation.number} ({generation.profile}) runs as rendered"
         self.done("; ".join([what, *news]) + ".", changed=bool(news), result=Result.UNCHANGED)
 
@@ -399,7 +399,7 @@ class Switch:
         self.needed = bool(moves) or not same
         if self.module.check_mode and now is not None and now.generation in store.numbers(self.paths):
             with contextlib.suppress(GenerationError):
-                self.why = explain_restarts(store.load_committed(self.paths), generation, moves)
+                self.restarts = explain_restarts(store.load_committed(self.paths), generation, moves)
         news = [f"its directory was written again, as {defect}"] if same and defect is not None else []
         news += [f"the file in {self.paths.policies} was written again"] if same and renewed else []
         origin = self.module.params["origin"]

@@ -8,11 +8,13 @@
 * The worker becomes the lab's. Nothing is compiled: it would take most of the time of a start.
 * With the fault `engine-dies-on-first-completion` the first request compiles one of the sampler's kernels, and there is
   no C++ compiler, which kills the engine.
+* With the fault `engine-asks-for-its-user` it needs a user with a name, as torch before 2.13 does.
 * Its arguments are kept in the environment, by which a fault can be meant for one engine and not for another.
 """
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import sys
@@ -139,6 +141,8 @@ def main() -> None:
         if not visible:
             sys.exit(NO_GPU)
         os.environ[gpus.IDENTITY] = json.dumps(identity(arguments[1:]))
+        if gpus.fault_of(visible, "engine-asks-for-its-user") is not None:
+            getpass.getuser()
         kills = any(gpus.fault(gpu, "engine-dies-on-first-completion") is not None for gpu in visible)
         prepare_environment(os.environ, kills)
         os.execv(sys.executable, [sys.executable, "-m", PROCESSES, "serve", *rewrite(arguments[1:])])

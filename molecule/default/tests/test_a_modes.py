@@ -19,6 +19,7 @@ OPEN = {
     r"/var/lib/vllm-edge/(weights|sbom|log|progress)(/.*)?": "records, logs of pull and build, progress",
     # The engines' user reads it in the container.
     r"/etc/vllm-edge/engines/[a-z0-9-]+/chat-template\.jinja": "the engine",
+    r"/etc/vllm-edge/policy(/[0-9a-f]{64}(/edge_policy\.py)?)?": "the engine",
     r"/etc/vllm-edge/hooks(/(before_drain|after_commit)\.d)?": "operators see where hooks go",
     r"/etc/systemd/system/.*": "systemctl cat",
     r"/(opt|usr/local/bin)/vllm-edge(/.*)?": "the program",

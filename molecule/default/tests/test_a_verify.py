@@ -405,6 +405,7 @@ def test_container_is_what_docker_create_says(host: Host, engine: Served) -> Non
         model: ("bind", False),
         "/cache": ("bind", True),
         "/chat-template.jinja": ("bind", False),
+        "/policy": ("bind", False),
         "/run/api": ("bind", True),
     }
     assert machine_config["Tmpfs"] == {"/tmp": "exec,mode=1777,size=4g"}

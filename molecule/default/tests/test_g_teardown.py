@@ -20,6 +20,7 @@ OURS = [
     "/opt/vllm-edge",
     "/usr/local/bin/vllm-edge",
     "/etc/vllm-edge/engines",
+    "/etc/vllm-edge/policy",
     "/data/vllm/cache",
     "/var/lib/vllm-edge/engines",
     "/var/lib/vllm-edge/image.json",

@@ -20,6 +20,13 @@ def last_line():
     return traceback.format_exc().strip().splitlines()[-1]
 
 
+def explain():
+    line = last_line()
+    if "getpwuid" in line:
+        line += " (its torch asks for the name of the user, whom no image knows: set USER or LOGNAME for the container)"
+    return line
+
+
 def canonical(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -63,7 +70,7 @@ try:
     # Where a transformers that does not fit shows first.
     import vllm.transformers_utils.config
 except Exception:
-    failures.append(f"vllm cannot be imported: {last_line()}")
+    failures.append(f"vllm cannot be imported: {explain()}")
 
 libraries = []
 paths = []

@@ -219,6 +219,14 @@ def accept_risk(host: FakeHost) -> None:
     host.write(f"{FILES}/engine.json", json.dumps({**config, "accept_risk": ["--trust-remote-code"]}))
 
 
+def without_policy(host: FakeHost) -> None:
+    path = host.root / FILES / "container.json"
+    mount = f"--mount=type=bind,source={host.root}/etc/vllm-edge/policy/{'0' * 64},target=/policy,readonly"
+    host.write(
+        f"{FILES}/container.json", json.dumps({"arguments": [mount, *json.loads(path.read_text())["arguments"]]})
+    )
+
+
 def open_secrets(host: FakeHost) -> None:
     (host.root / "etc/vllm-edge/secrets").mkdir(mode=0o755)
 
@@ -385,6 +393,7 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (legacy_trainer, "warn runtime.gpu-access", "may take the GPUs from trainer, which", "create-dev-char-symlinks"),
     (measured, "warn runtime.leftovers", "vllm-edge-bench: left by a", "'docker rm --force vllm-edge-bench'"),
     (with_maps, "warn serving.libraries", f"{ENGINE} runs with a former libssl.so.3, python3.13", f"restart {ENGINE}'"),
+    (without_policy, "fail serving.configuration", "edge_policy.py: No such file", "site.yml"),
     (accept_risk, "warn serving.risks", "e2b runs with --trust-remote-code", "accept_risk"),
     (write(f"{FILES}/container.json"), NO_ENGINE, "container.json", "site.yml"),
 )

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible.module_utils.vllm_edge.engine import policy
+from ansible.module_utils.vllm_edge.engine.companion import Companion, build_create_arguments
 from ansible.module_utils.vllm_edge.engine.config import EngineConfigError, engine_problems
 from ansible.module_utils.vllm_edge.engine.render import (
     Settings,
@@ -17,6 +20,7 @@ from ansible.module_utils.vllm_edge.engine.render import (
     read_settings,
 )
 from ansible.module_utils.vllm_edge.paths import HostPaths
+from helpers import ROOT
 
 IMAGE = f"sha256:{'0a' * 32}"
 UUIDS = [f"GPU-f52a6b98-d1e7-5b3c-a05f-38c2d471000{slot}" for slot in range(3)]
@@ -163,6 +167,14 @@ def test_an_engine_always_has_a_limit_of_memory() -> None:
     assert limit() == ["--memory=47g", "--memory-swap=47g"]
     assert limit("--mm-processor-cache-gb=0", gpus=2) == ["--memory=43g", "--memory-swap=43g"]
     assert limit("--cpu_offload_gb", "10", "--kv-offloading-size=3.5", gpus=2)[0] == "--memory=75g"
+
+
+def test_every_container_of_ours_has_a_user_with_a_name_and_dumps_no_core() -> None:
+    images = yaml.safe_load((ROOT / "roles/vllm_image/vars/main.yml").read_text())["__vllm_image_cage"]
+    companion = build_create_arguments(Companion("test", "image", 8050, program=""), Path("/job"), Path("/out"))
+    ulimits = yaml.safe_load((ROOT / "roles/vllm_engine/defaults/main.yml").read_text())["vllm_engine_ulimits"]
+    for words in (images, companion, render(ulimits=ulimits)):
+        assert {"--env=USER=vllm-edge", "--env=LOGNAME=vllm-edge", "--ulimit=core=0:0"} <= {*words}
 
 
 def test_engine_json_has_what_the_program_reads() -> None:

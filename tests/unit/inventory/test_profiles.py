@@ -253,6 +253,7 @@ CASES: list[Case] = [
             ("pids_limit", -1, "too small, the least is 64"),
             ("oom_score_adj", 1001, "above 1000"),
             ("max_logprobs", -1, "too small"),
+            ("max_tokens", 0, "too small"),
         ]
     ),
     extra("risk", ["--trust_remote_code"], "'--trust-remote-code' is a risk: it runs Python code", "accept_risk"),

@@ -107,6 +107,8 @@ def test_what_cannot_be_imported_and_a_vllm_without_its_compiled_part_are_named(
     assert "transformers cannot be imported: ModuleNotFoundError" in transformers
     assert "vllm cannot be imported: AttributeError: ambiguous" in vllm
     assert "no compiled library" in compiled
+    (image.root / "vllm/transformers_utils/config.py").write_text("raise KeyError('getpwuid(): uid not found: 8050')\n")
+    assert "set USER or LOGNAME" in image.test()[1]
 
 
 def test_package_that_the_layer_changed(image: Image) -> None:

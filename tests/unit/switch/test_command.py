@@ -24,7 +24,7 @@ from ansible.module_utils.vllm_edge.switch import history
 from ansible.module_utils.vllm_edge.switch.command import moves_lines, run_check, run_rollback, run_switch_to
 from ansible.module_utils.vllm_edge.switch.history import count_seconds_since
 from ansible.module_utils.vllm_edge.switch.journal import Lock, from_json, to_json
-from ansible.module_utils.vllm_edge.switch.model import Direction, Exit, Journal, Moves, PhaseFailed, Result
+from ansible.module_utils.vllm_edge.switch.model import Direction, Exit, Journal, Moves, Phase, PhaseFailed, Result
 from ansible.module_utils.vllm_edge.system.systemd import Ran
 from ansible.module_utils.vllm_edge.text import WIDTH
 from journals import RUNNING, ended
@@ -429,6 +429,12 @@ def test_progress_of_the_running_switch(
     first, *engines = command.out.splitlines()
     assert first.startswith(f"generation 4 (bf16-tp4): {told[0]} for ") and first.endswith(" s")
     assert engines == told[1:]
+    if direction == "forward" and others:
+        begun = replace(RUNNING, phase=Phase.DRAIN, restarts=("e2b: restart because of --memory",))
+        command.paths.switch_journal.write_text(json.dumps(to_json(begun)))
+        with Lock(command.paths):
+            assert command.end(run(command.paths, "progress")) == 0
+        assert command.out.splitlines()[1:] == ["e2b: restart because of --memory"]
 
 
 @pytest.mark.parametrize(

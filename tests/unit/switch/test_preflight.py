@@ -97,6 +97,9 @@ def test_a_hook_that_others_may_write_is_refused_before_anything_is_touched(benc
 def test_secrets_that_are_gone_and_a_docker_that_does_not_answer_are_refused(bench: ReadyHost) -> None:
     told = bench.refused(bench.generation(secrets_hash="0" * 64))
     assert f"The secrets of engine e2b are not on this host ({bench.world.paths.secret_file('e2b')})" in told
+    mount = f"--mount=type=bind,source={bench.world.paths.policies / ('0' * 64)},target=/policy,readonly"
+    told = bench.refused(bench.generation(note=mount))
+    assert "Engine e2b cannot start, the file by which it judges requests" in told and "No such file" in told
     bench.docker.away = "connection refused"
     assert "The Docker Engine did not answer for 60 s (connection refused)" in bench.refused()
 

@@ -43,6 +43,7 @@ def test_a_switch_commits_and_touches_only_what_differs(bench: SwitchHost, capsy
     assert {record.direction for record in journal.phases} == {"forward"}
     assert (journal.keep, {*journal.stop}) == (("e4b",), {"31b-nvfp4", "e2b"})
     assert {*journal.start} == {"31b-w4a16", "e2b"}
+    assert journal.restarts == ("e2b: restart because of --max-model-len",)
     assert (journal.from_generation, journal.from_profile) == (1, "nvfp4-tp2")
     assert (journal.generation, journal.profile, journal.origin) == (2, "w4a16-tp2", "-e")
     assert len(journal.canary) == 4 and len(journal.gpus) == 4

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from ..names import LABEL_COMPANION
+from ..names import ENGINE_USER, LABEL_COMPANION
 from ..paths import HostPaths
 from ..system.docker import ContainerGone, DockerAway, DockerEngine, DockerRefused
 from ..system.files import read_foreign
@@ -104,7 +104,14 @@ def build_create_arguments(companion: Companion, job: Path, out: Path) -> list[s
         mounts.append(f"type=bind,source={companion.weights},target=/models/{companion.weights.name},readonly")
     mounts += [f"type=bind,source={path},target=/run/{name},readonly" for name, path in companion.sockets.items()]
     environment = {
-        **{"HOME": "/tmp", "XDG_CACHE_HOME": "/tmp/.cache", "VLLM_CACHE_ROOT": "/tmp/vllm", "HF_HUB_OFFLINE": "1"},
+        **{
+            "HOME": "/tmp",
+            "USER": ENGINE_USER,
+            "LOGNAME": ENGINE_USER,
+            "XDG_CACHE_HOME": "/tmp/.cache",
+            "VLLM_CACHE_ROOT": "/tmp/vllm",
+            "HF_HUB_OFFLINE": "1",
+        },
         **{"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1"},
         **{"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", **companion.environment},
     }
@@ -116,7 +123,7 @@ def build_create_arguments(companion: Companion, job: Path, out: Path) -> list[s
         *(f"--device=nvidia.com/gpu={uuid}" for uuid in companion.gpus),
         *(f"--memory={companion.memory_mib}m", f"--memory-swap={companion.memory_mib}m", "--oom-score-adj=1000"),
         *("--pids-limit=2048", "--shm-size=1g", "--tmpfs=/tmp:exec,mode=1777,size=4g"),
-        f"--ulimit=fsize={OUTPUT_BYTES}",
+        *(f"--ulimit=fsize={OUTPUT_BYTES}", "--ulimit=core=0:0"),
         *(f"--mount={mount}" for mount in mounts),
         *(f"--env={name}={value}" for name, value in environment.items()),
         *("--log-driver=json-file", "--log-opt=max-size=16m", "--entrypoint=python3", "--workdir=/tmp"),

@@ -141,7 +141,7 @@ def _explain_facts(death: Death) -> Explanation | None:
         return Explanation(
             "oom_killed",
             "the kernel killed a process of the engine because the host's memory, or the container's limit, ran out",
-            "Look with `journalctl -k | grep -i oom`; free host memory, or raise the container's --memory",
+            "Look with `journalctl -k | grep -i oom`; free host memory, or raise vllm_engine_memory",
         )
     if death.removed:
         return Explanation(

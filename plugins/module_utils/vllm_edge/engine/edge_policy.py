@@ -46,17 +46,8 @@ _LIMITED = {
 _HOLDERS = ("sampling_params", "thinking")
 """Objects at the top level in which vLLM reads such keys, too (/inference/v1/generate, /v1/messages)."""
 _INPUTS = (
-    "input",
-    "inputs",
-    "texts",
-    "images",
-    "documents",
-    "queries",
-    "items",
-    "text_1",
-    "text_2",
-    "data_1",
-    "data_2",
+    *("input", "inputs", "texts", "images", "documents", "queries", "items"),
+    *("text_1", "text_2", "data_1", "data_2"),
 )
 _SCHEMAS = ("response_format", "structured_outputs", "text", "tools", "functions", "input_schema", "output_config")
 """With `guided_*`: what vLLM compiles, or writes into the prompt by a template."""
@@ -142,7 +133,7 @@ async def _read_body(first: Mapping[bytes, bytes], receive: Receive) -> bytes | 
     """Return the body; None if the client left. Raises Refusal."""
     too_large = Refusal(413, "request_too_large", "A body may have at most 20 MiB.")
     announced = first.get(b"content-length", b"0")
-    if not announced.isdigit() or len(announced) > 8 or int(announced) > MOST_BYTES:
+    if not announced.isdigit() or int(announced) > MOST_BYTES:
         raise too_large
     body = bytearray()
 

@@ -45,7 +45,7 @@ def find_problem(container: Iterable[str]) -> str:
         except OSError as error:
             wrong = str(error.strerror)
         if wrong:
-            return f"{place / _FILE}, without which the engine judges no request and does not start, has {wrong}"
+            return f"the file by which it judges requests, {place / _FILE}: {wrong}"
     return ""
 
 

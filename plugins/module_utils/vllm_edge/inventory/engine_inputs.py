@@ -52,6 +52,7 @@ QUANTITIES: dict[str, Quantity] = {
     "vllm_engine_pids_limit": Quantity("processes", "4096", 64, 4_194_304),
     "vllm_engine_oom_score_adj": Quantity("", "500", 0, 1000, "write 0 to 1000; the highest is killed first"),
     "vllm_engine_max_logprobs": Quantity("tokens", "20", 0, 1_000_000),
+    "vllm_engine_max_tokens": Quantity("tokens", "32768"),
     "listen_port": Quantity("port", "8000", 1, 65535, "write a port, such as 8000 or 443"),
     "requests_per_minute": Quantity("requests", "600", 0, 1_000_000),
     "streams": Quantity("requests", "64", 0, 1_000_000),

@@ -135,6 +135,7 @@ ENVIRONMENT = re.compile(
 )
 UNSAFE_ENVIRONMENT: dict[str, str] = {
     "VLLM_SERVER_DEV_MODE": "clients may pause the engine, replace its weights and run its methods, without a key",
+    "VLLM_USE_RUST_FRONTEND": "that API server runs no middleware, so nothing judges what clients ask",
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "it unpickles what comes over the engine's sockets",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "clients load adapters from any path of the container",
     "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "an allowed site of media sends the engine on to any address",

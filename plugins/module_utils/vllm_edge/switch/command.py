@@ -26,7 +26,7 @@ from ..text import wrapped
 from .history import describe_names, list_loading_engines
 from .journal import Busy, holder, read_journal, to_json
 from .model import EXITS, Exit, Journal, Moves, PhaseFailed
-from .render import render_head, render_phase, render_result
+from .render import render_head, render_phase, render_restarts, render_result
 
 PROGRAM = "/usr/local/bin/vllm-edge"
 INTERRUPTED = 130
@@ -297,7 +297,7 @@ class Teller:
 
     def __init__(self, paths: HostPaths, clock: Callable[[], float] = time.monotonic) -> None:
         self.paths, self.clock = paths, clock
-        self.headed = False
+        self.headed = self.explained = False
         self.told = 0
         self.told_at = clock()
 
@@ -305,6 +305,9 @@ class Teller:
         if not self.headed:
             self.headed = True
             self._print(render_head(to_json(journal)))
+        if journal.restarts and not self.explained:
+            self.explained = True
+            self._print(render_restarts(to_json(journal)))
         ended = [record for record in journal.phases if record.outcome is not None]
         for record in ended[self.told :]:
             self._print([render_phase(asdict(record))])

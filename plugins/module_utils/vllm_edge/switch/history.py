@@ -17,7 +17,7 @@ from ..paths import HostPaths
 from ..system.systemd import ask_units
 from ..text import wrapped
 from .journal import DAMAGED, explain_unreadable, history, holder, read_journal, to_json
-from .model import HARMLESS, ONWARD, Journal, Result
+from .model import HARMLESS, ONWARD, PHASES, Journal, Phase, Result
 from .render import render_switches
 
 HISTORY = 10
@@ -112,7 +112,8 @@ def run_progress(paths: HostPaths) -> int:
     lasting = [record for record in journal.phases if record.outcome is None]
     seconds = f" for {count_seconds_since(lasting[-1].began_at):.0f} s" if lasting else ""
     print(f"generation {journal.generation} ({journal.profile}): {back}{journal.phase or 'beginning'}{seconds}")
-    for line in list_loading_engines(journal):
+    before = journal.phase is None or PHASES.index(journal.phase) < PHASES.index(Phase.START)
+    for line in [*(journal.restarts if before else ()), *list_loading_engines(journal)]:
         print(line)
     return 0
 

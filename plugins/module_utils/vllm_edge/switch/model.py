@@ -215,6 +215,8 @@ class Journal:
     keep: tuple[str, ...] = ()
     stop: tuple[str, ...] = ()
     start: tuple[str, ...] = ()
+    restarts: tuple[str, ...] = ()
+    """Why engines restart (`moves.explain_restarts`)."""
     phases: tuple[PhaseRecord, ...] = ()
     downtime: Mapping[str, Downtime] = field(default_factory=dict)
     canary: tuple[Mapping[str, Any], ...] = ()

@@ -6,7 +6,6 @@ Nothing here reads or changes the host.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
@@ -36,16 +35,19 @@ def _decide(engine: SeenEngine, wanted: str | None) -> Literal["keep", "wait", "
     return "stop" if _occupies(engine) else None
 
 
-def explain_restarts(former: Generation | None, wanted: Generation, moves: Moves) -> str:
-    """Return which engines stop and start again, and which of their options differ; empty if none does."""
+def explain_restarts(former: Generation | None, wanted: Generation, moves: Moves) -> tuple[str, ...]:
+    """Return which engines stop and start again, and which of their options differ, engines with the same together."""
     reasons: dict[str, list[str]] = {}
     for name in moves.start:
         if former is None or name not in moves.stop or former.hashes.get(name) in (None, wanted.hashes[name]):
             continue
         differ = {*former.engines[name].container} ^ {*wanted.engines[name].container}
-        options = {re.sub(r"^(?:--env=)?([^=]*).*", r"\1", word) for word in differ}
+        options = {
+            word.removeprefix("--env=").partition("=")[0] if word.startswith("-") else "image, model or names"
+            for word in differ
+        }
         reasons.setdefault(", ".join(sorted(options)) or "its unit, its files or a time limit", []).append(name)
-    return "; ".join(f"{', '.join(names)}: restart because of {why}" for why, names in reasons.items())
+    return tuple(f"{', '.join(names)}: restart because of {why}" for why, names in reasons.items())
 
 
 def decide_moves(

@@ -108,9 +108,11 @@ def check_secrets(paths: HostPaths, wanted: Generation, moves: Moves) -> list[st
 
 def check_policies(wanted: Generation, moves: Moves) -> list[str]:
     """Check the file by which an engine judges requests; an older generation may need one that is gone."""
-    found = {find_problem(wanted.engines[name].container): name for name in moves.start}
+    found = {name: find_problem(wanted.engines[name].container) for name in moves.start}
     return [
-        f"{problem}: site.yml writes that of its release (engine {name})." for problem, name in found.items() if problem
+        f"Engine {name} cannot start, {problem}. A generation of this release has its own: run site.yml."
+        for name, problem in found.items()
+        if problem
     ]
 
 

@@ -50,6 +50,10 @@ def switch_moves(journal: Row) -> list[str]:
     return wrapped("; ".join(parts)) if parts else []
 
 
+def render_restarts(journal: Row) -> list[str]:
+    return [line for text in journal.get("restarts") or () for line in wrapped(text)]
+
+
 def render_downtime(downtime: Mapping[str, Row]) -> list[str]:
     """Return a table by served name: how long nothing answered, in how many gaps, and mostly in which phases."""
     rows = []
@@ -81,7 +85,7 @@ def render_result(journal: Row) -> list[str]:
 
 def render_switch(journal: Row) -> list[str]:
     """Return a whole switch: what moved, the phases with their seconds, and the downtime by served name."""
-    lines = [*render_head(journal), *render_result({**journal, "downtime": {}})]
+    lines = [*render_head(journal), *render_restarts(journal), *render_result({**journal, "downtime": {}})]
     rows = [
         [
             phase_words(phase),

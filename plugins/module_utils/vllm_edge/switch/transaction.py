@@ -64,7 +64,8 @@ class Transaction(PhaseRunner):
         if isinstance(moves, Failed):
             return self._refused(moves)
         try:
-            self.file.write(keep=moves.keep, stop=moves.stop, start=moves.start)
+            restarts = explain_restarts(former, wanted, moves)
+            self.file.write(keep=moves.keep, stop=moves.stop, start=moves.start, restarts=restarts)
         except JournalLost as lost:
             return self._refused(Failed(None, to_sentence(str(lost))))
         if repair and not moves:
@@ -82,9 +83,7 @@ class Transaction(PhaseRunner):
             return Done(f"{name_generation(wanted)} is committed")
 
         acts: Mapping[Phase, Callable[[], Done]] = {
-            Phase.PREFLIGHT: lambda: combine(
-                Done(explain_restarts(former, wanted, moves)), self.world.preflight(wanted, moves)
-            ),
+            Phase.PREFLIGHT: lambda: self.world.preflight(wanted, moves),
             Phase.PREPARE: lambda: self.world.prepare(wanted, moves),
             Phase.AWAY: lambda: self.world.away(wanted, former, moves),
             Phase.DRAIN: drain,

@@ -121,6 +121,22 @@ def test_the_fault_takes_the_compiler_away(lab_gpu_root: LabRoot, monkeypatch: p
     Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rmdir()
 
 
+def test_the_fault_wants_a_user_with_a_name_as_torch_before_2_13(
+    lab_gpu_root: LabRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr("pwd.getpwuid", find)
+    for name in (gpus.IDENTITY, "LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "")
+    lab_gpu_root.set_fault(0, "engine-asks-for-its-user")
+    with pytest.raises(KeyError, match="uid not found"):
+        run(monkeypatch, "serve", "/models/x")
+    monkeypatch.setenv("USER", "vllm-edge")
+    assert run(monkeypatch, "serve", "/models/x")
+
+
 def test_outside_the_lab_it_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAB_GPU_ROOT", str(tmp_path / "absent"))
     with pytest.raises(SystemExit, match=r"belongs to the lab of vllm-edge.*use the image vllm/vllm-openai"):
