@@ -14,7 +14,8 @@ description:
   - Waits for other programs that hold a lock of apt or dpkg. If the lock is not released in time, the module fails and
     names the program.
   - Gives up on a server that does not answer within O(timeout) seconds.
-  - Asks apt how much disk space the packages need, and fails if there is not enough.
+  - Asks apt what it would do first, and fails if there is not enough disk space, or if it would remove packages that
+    O(absent) does not name.
   - apt downloads and checks all packages before dpkg installs the first one. If the module fails before that, nothing
     was changed, and the message says so.
 extends_documentation_fragment:
@@ -134,12 +135,15 @@ class Packages:
                 found[name] = sorted(numbers, key=lambda number: [*map(int, number.split("."))], reverse=True)
         return found
 
-    def cramped(self, command: list[str]) -> str:
-        """Return why the disk space is insufficient. Empty if it is sufficient, or if apt predicts no sizes."""
+    def foresee(self, command: list[str]) -> str:
+        """Return why apt must not do this: other people's packages would go, or the disk space is insufficient."""
         # --assume-no would only answer questions, and apt asks none if it installs exactly what was requested. The lock
         # is not needed, because nothing is written.
         asked = [*command, "--print-uris", "-o", "Debug::NoLocking=1"]
         foretold = apt.apt_get(self.run, asked, self.request.limits)
+        others = [name for name in apt.parse_removals(foretold.text) if name not in self.module.params["absent"]]
+        if others:
+            return apt.explain_removals(self.request.purpose, others)
         free = {}
         for directory in ("/var/cache/apt/archives", "/usr"):
             at = os.path.join(self.module.params["root"], directory.lstrip("/"))
@@ -162,8 +166,8 @@ class Packages:
         if params["replace"]:
             command += ["--allow-downgrades", "--allow-change-held-packages"]
         command += [*params["packages"], *(f"{name}-" for name in params["absent"])]
-        if cramped := self.cramped(command):
-            self.module.fail_json(msg=cramped)
+        if refused := self.foresee(command):
+            self.module.fail_json(msg=refused)
         command += ["--download-only"] if params["download_only"] else []
         outcome = apt.apt_get(self.run, command, self.request.limits)
         sources = read_sources(params["root"])

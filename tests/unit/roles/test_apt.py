@@ -375,6 +375,17 @@ def test_a_disk_without_room_is_told_before_anything_is_installed(
     seen("disk too small for the packages", result["msg"])
 
 
+def test_packages_of_others_are_not_removed(run: RunModule, tmp_path: Path) -> None:
+    """As apt 3.0.3 foretold it for docker.io on a host with podman-docker."""
+    going = "The following packages will be REMOVED:\n  old podman-docker* libz:i386\nThe following NEW packages\n  x\n"
+    (tmp_path / "done").write_text(going + FORETOLD.format("1 MB", "1 MB"))
+    result = run(absent=["old"])
+    said = "The toolkit could not be installed, and nothing was changed: apt would remove libz, podman-docker, which"
+    assert result["rc"] == 1 and result["msg"].startswith(said)
+    assert "--print-uris" in (tmp_path / "apt-get.log").read_text().splitlines()[-1], "nothing was installed"
+    assert run(absent=["old", "podman-docker", "libz"])["rc"] == 0
+
+
 def test_an_index_of_others_that_cannot_be_read_is_a_warning(run: RunModule, tmp_path: Path) -> None:
     (tmp_path / "update").write_text(DROPPED)
     result = run()

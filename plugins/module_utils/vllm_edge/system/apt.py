@@ -327,6 +327,25 @@ def parse_sizes(text: str) -> tuple[int, int]:
     return (_bytes(download), _bytes(installed))
 
 
+def parse_removals(text: str) -> list[str]:
+    """Return the names of the packages that apt-get announces to remove, without architecture."""
+    listed = re.search(r"^The following packages will be REMOVED:\n((?: .*\n)+)", text, re.MULTILINE)
+    return sorted({word.rstrip("*").partition(":")[0] for word in listed[1].split()}) if listed else []
+
+
+def explain_removals(purpose: str, removed: Sequence[str]) -> str:
+    """Return why packages that would take others with them are not installed; empty if they take none."""
+    if not removed:
+        return ""
+    names = " ".join(removed)
+    return (
+        f"{purpose[:1].upper()}{purpose[1:]} could not be installed, and nothing was changed: apt would remove "
+        f"{', '.join(removed)}, which vllm-edge did not install and somebody may need. If nobody does, remove what is "
+        f"in the way yourself ('apt-get --simulate remove {names}' shows what goes with it) and run again. Otherwise "
+        f"this host cannot have both: 'apt-cache show {names}' names the conflicts."
+    )
+
+
 def _bytes(found: re.Match[str] | None) -> int:
     return int(float(found[1].replace(",", "")) * _UNITS[found[2]]) if found else 0
 
