@@ -40,10 +40,6 @@ options:
     description: Whether Docker may be restarted while containers are running.
     type: bool
     default: false
-  swarm_state:
-    description: File of a swarm's node, by which a node whose daemon is stopped is known.
-    type: path
-    default: /var/lib/docker/swarm/docker-state.json
   timeout:
     description: Number of seconds that the daemon may take to answer after a reload or restart.
     type: int
@@ -90,6 +86,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils.vllm_edge.system.docker import locate_swarm_state
 from ..module_utils.vllm_edge.system.files import sync
 from ..module_utils.vllm_edge.text import printable
 
@@ -187,11 +184,11 @@ class Daemon:
             return None
         return info if code == 0 and isinstance(info, dict) and info.get("ServerVersion") else None
 
-    def is_in_swarm(self, info: dict[str, Any] | None) -> bool:
+    def is_in_swarm(self, info: dict[str, Any] | None, config: dict[str, Any]) -> bool:
         """Return whether the host is a node of a swarm; one whose daemon is stopped is known by the node's state."""
         if info is None:
-            return os.path.exists(self.module.params["swarm_state"])
-        return (info.get("Swarm") or {}).get("LocalNodeState", "inactive") != "inactive"
+            return os.path.exists(locate_swarm_state(config))
+        return bool((info.get("Swarm") or {}).get("LocalNodeState", "inactive") != "inactive")
 
     def containers(self) -> list[str]:
         _, out, _ = self.run("docker", "ps", "--format", "{{.Names}}")
@@ -298,12 +295,12 @@ class Daemon:
         old, before = self.read()
         after = with_cdi(merge(before, self.module.params["settings"]), version)
         info = self.info()
-        if after.get("live-restore") and self.is_in_swarm(info):
+        if after.get("live-restore") and self.is_in_swarm(info, after):
             del after["live-restore"]
             self.module.warn(
-                "This host is a node of a swarm, and Docker starts no node with live-restore, so it is left out of "
-                f"{self.path}: a restart of Docker ends all containers, and engines start again after it. 'docker "
-                "swarm leave' and another run bring it."
+                "This host is a node of a swarm (docker info: Swarm), and Docker starts no node with live-restore, so "
+                f"it is left out of {self.path}: a restart of Docker ends all containers, and engines start again "
+                "after it. Where no swarm is needed, 'docker swarm leave' and another run bring it."
             )
         changed = compare(before, after)
         text = render(after, old or "") if changed else old or ""
@@ -337,7 +334,6 @@ def main() -> None:
             "settings": {"type": "dict", "default": {}},
             "allow_restart": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 60},
-            "swarm_state": {"type": "path", "default": "/var/lib/docker/swarm/docker-state.json"},
         },
         supports_check_mode=True,
     )

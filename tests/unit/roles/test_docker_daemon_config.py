@@ -127,7 +127,6 @@ def run(run_module: Run, program: Callable[[str, str], None], tmp_path: Path, pa
         (tmp_path / name).touch()
     (tmp_path / "swarm").write_text('"Swarm":{"LocalNodeState":"inactive"}')
     given = {"path": str(path), "settings": {"live-restore": True}, "timeout": 2}
-    given["swarm_state"] = str(tmp_path / "node")
     return lambda check=False, **more: run_module("docker_daemon_config", given | more, check=check)
 
 
@@ -217,15 +216,17 @@ def test_a_reload_that_is_not_taken_over_is_undone_by_another(run: Run, path: Pa
 @pytest.mark.parametrize("state", ["active", "locked", "stopped"])
 def test_a_node_of_a_swarm_has_no_live_restore(run: Run, path: Path, tmp_path: Path, state: str) -> None:
     """Docker takes it by a reload, and starts never again. A host that got it from a former run loses it."""
-    (tmp_path / "started").write_text(write(path, '{"features": {"cdi": true}, "live-restore": true}'))
+    kept = {"data-root": str(tmp_path / "images"), "features": {"cdi": True}}
+    (tmp_path / "started").write_text(write(path, json.dumps({**kept, "live-restore": True}, indent=0)))
     (tmp_path / "config").write_text(path.read_text())
     if state == "stopped":
         (tmp_path / "down").touch()
-        (tmp_path / "node").touch()
+        (tmp_path / "images/swarm").mkdir(parents=True)
+        (tmp_path / "images/swarm/docker-state.json").touch()
     else:
         (tmp_path / "swarm").write_text(f'"Swarm":{{"LocalNodeState":"{state}"}}')
     result = run()
-    assert (result["rc"], json.loads(path.read_text())) == (0, {"features": {"cdi": True}})
+    assert (result["rc"], json.loads(path.read_text())) == (0, kept)
     assert "node of a swarm" in str(result["warnings"])
     assert calls(tmp_path) == ([] if state == "stopped" else ["reload"])
     assert run()["changed"] is False
