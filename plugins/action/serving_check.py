@@ -69,7 +69,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         hub = {name: self._read(f"model_weights_{name}") for name in ("endpoint", "token", "token_file", "environment")}
         found = profiles.find_mistakes(inventory, project) + self._find_unpinned()
         found += self._find_quality_mistakes()
-        if (directory := self._read("serving_reports_directory")) is not None:
+        # A plan, which names the profile, writes nothing.
+        if not self._profile and (directory := self._read("serving_reports_directory")) is not None:
             sources = self._variables.get("ansible_inventory_sources", ())
             found += filter(None, [reports.find_fault(str(directory), sources, INVENTORY_IGNORE_PATTERNS)])
         if not self._read("model_weights_source_directory"):
