@@ -11,7 +11,9 @@ import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from shlex import quote
 from typing import Any
+from urllib.parse import urlsplit
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
@@ -23,6 +25,8 @@ from ..module_utils.vllm_edge.text import nearest, shown
 SETTINGS: dict[str, Any] = {"served_names": [], "requests_per_minute": 600, "streams": 64}
 MARK_S = 300
 """A rotated key ends at a whole five minutes, when vllm-edge-gateway-sync.timer runs."""
+FORMER = Path(__file__).resolve().parents[2] / "reports" / "clients"
+"""Where the files of clients were by default before they were beside the inventory."""
 _KEY = re.compile(r"^OPENAI_API_KEY=(vllm-[A-Za-z0-9_-]{43})$", re.MULTILINE)
 
 
@@ -34,6 +38,25 @@ def hash_key(key: str) -> str:
 def compute_end(now: datetime, hours: int) -> datetime:
     """Return when a rotated key ends: after these hours, at the next whole five minutes."""
     return datetime.fromtimestamp(-(-(now + timedelta(hours=hours)).timestamp() // MARK_S) * MARK_S, UTC)
+
+
+def find_address(text: str) -> str | None:
+    """Return the host in the URL of a client's file; None without one."""
+    found = re.search(r"^OPENAI_BASE_URL='?([^'\n]*)", text, re.MULTILINE)
+    return urlsplit(found[1]).hostname if found else None
+
+
+def quote_value(name: str, value: str) -> str:
+    """Return a value as shells, systemd and dotenv read it from a file; if possible without quotes, as Docker does.
+
+    Raises AnsibleActionFail: it has a quote or a line break.
+    """
+    if re.search(r"['\n\r]", value):
+        raise AnsibleActionFail(
+            f"{name} is {shown(value)}: programs do not agree on how to read a quote or a line break from a client's "
+            "file. Nothing was changed. Choose another serving_gateway_url or serving_reports_directory."
+        )
+    return value if re.fullmatch(r"[\w@%+=:,./\[\]-]+", value, re.ASCII) else f"'{value}'"
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -158,10 +181,21 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 f"{shown(before.partition(chr(10))[0])}. Nothing was changed. Rename the client, or move the file away."
             )
         found = _KEY.search(before)
+        known = {key["sha256"] for key in entry["keys"]}
+        lines = [head, *(f"{name}={quote_value(name, value)}" for name, value in self._environment.items() if value)]
+        there, here = find_address(before), find_address("\n".join(lines))
+        if found and hash_key(found[1]) not in known and there != here:
+            raise AnsibleActionFail(
+                f"{file} has a key for {there} that {self._host} ({here}) does not know: it belongs to another host of "
+                "this name, and nobody could read it again. Nothing was changed. Set another serving_reports_directory "
+                "in one of the two inventories, or move the file away."
+            )
         key = new or (found[1] if found else "")
-        if hash_key(key) not in {known["sha256"] for known in entry["keys"]}:
+        if hash_key(key) not in known:
+            former = FORMER / file.name
+            if former.exists() and known & {hash_key(one) for one in _KEY.findall(former.read_text(encoding="utf-8"))}:
+                return f"The key of {client} is still in the former place: mv {quote(str(former))} {quote(str(file))}"
             return f"The key of {client} is not in {file}; if nobody has it, `-e rotate={client}` makes a new one."
-        lines = [head, *(f"{name}={value}" for name, value in self._environment.items() if value)]
         text = "\n".join([*lines, f"OPENAI_API_KEY={key}", ""])
         if text != before:
             self._changed.append(str(file))

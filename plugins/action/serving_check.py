@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ansible.constants import INVENTORY_IGNORE_PATTERNS
 from ansible.errors import AnsibleError, AnsibleUndefinedVariable
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
@@ -17,7 +18,7 @@ from ansible.utils.display import Display
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from ..module_utils.vllm_edge.inventory import gateway, pins, profiles, variables
+from ..module_utils.vllm_edge.inventory import gateway, pins, profiles, reports, variables
 from ..module_utils.vllm_edge.inventory.engine_inputs import find_secret_fault
 from ..module_utils.vllm_edge.quality import suite
 from ..module_utils.vllm_edge.text import shown
@@ -68,6 +69,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         hub = {name: self._read(f"model_weights_{name}") for name in ("endpoint", "token", "token_file", "environment")}
         found = profiles.find_mistakes(inventory, project) + self._find_unpinned()
         found += self._find_quality_mistakes()
+        # A plan, which names the profile, writes nothing.
+        if not self._profile and (directory := self._read("serving_reports_directory")) is not None:
+            sources = self._variables.get("ansible_inventory_sources", ())
+            found += filter(None, [reports.find_fault(str(directory), sources, INVENTORY_IGNORE_PATTERNS)])
         if not self._read("model_weights_source_directory"):
             found += access.find_access_mistakes(**hub)
         if not found:

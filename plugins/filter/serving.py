@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ansible.constants import INVENTORY_IGNORE_PATTERNS
 from ansible.errors import AnsibleFilterError
 
 from ..module_utils.vllm_edge.gateway.names import backend_name
-from ..module_utils.vllm_edge.inventory import profiles, replicas
+from ..module_utils.vllm_edge.inventory import profiles, replicas, reports
 from ..module_utils.vllm_edge.planning import model_facts, recording
 from ..module_utils.vllm_edge.text import shown
 
@@ -239,11 +240,20 @@ def unit_word(value: object, name: str) -> str:
     return text.replace("%", "%%")
 
 
+def locate_reports(inventory_file: str | None) -> str:
+    return reports.locate(inventory_file)
+
+
+def find_reports_fault(directory: str, sources: Sequence[str]) -> str:
+    """Return why this is no directory for reports, by the inventories of the run and Ansible's configuration, or ""."""
+    return reports.find_fault(directory, sources, INVENTORY_IGNORE_PATTERNS)
+
+
 NEWEST_RECORDS = 20
 
 
-def find_new_records(files: Sequence[Entry], reports: str, host: str) -> list[str]:
-    """Return the paths of a host's newest records that its directories below `reports` do not have in the same size.
+def find_new_records(files: Sequence[Entry], directory: str, host: str) -> list[str]:
+    """Return the paths of a host's newest records that its directories below this one do not have in the same size.
 
     Names begin with the time. A record of another size was not complete when it was fetched.
     """
@@ -254,7 +264,7 @@ def find_new_records(files: Sequence[Entry], reports: str, host: str) -> list[st
 
     def is_here(file: Entry) -> bool:
         path = Path(file["path"])
-        here = Path(reports, path.parent.name, host, path.name)
+        here = Path(directory, path.parent.name, host, path.name)
         return here.exists() and here.stat().st_size == file["size"]
 
     return [file["path"] for file in newest if not is_here(file)]
@@ -283,6 +293,8 @@ class FilterModule:
             list_mount_units,
             find_release,
             report_engines,
+            locate_reports,
+            find_reports_fault,
             find_new_records,
             unit_word,
             backend_name,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: apt_packages
-short_description: Install packages with apt and explain failures
+short_description: Install and remove packages with apt and explain failures
 version_added: "0.1.0"
 description:
   - Refreshes the package indexes and installs packages with C(apt-get). An index that cannot be read is only a warning
@@ -14,7 +14,8 @@ description:
   - Waits for other programs that hold a lock of apt or dpkg. If the lock is not released in time, the module fails and
     names the program.
   - Gives up on a server that does not answer within O(timeout) seconds.
-  - Asks apt how much disk space the packages need, and fails if there is not enough.
+  - Asks apt what it would do first, and fails if there is not enough disk space, or if it would remove packages that
+    neither O(absent) nor O(removable) names.
   - apt downloads and checks all packages before dpkg installs the first one. If the module fails before that, nothing
     was changed, and the message says so.
 extends_documentation_fragment:
@@ -23,8 +24,8 @@ extends_documentation_fragment:
   - edge.vllm_edge.root
 attributes:
   check_mode:
-    support: none
-    description: The module is skipped in check mode. The roles report what would be installed.
+    support: full
+    description: In check mode the module asks apt what it would do with the package indexes that the host has.
   diff_mode:
     support: none
     description: The module returns no difference.
@@ -33,9 +34,14 @@ options:
     description: Packages to install, each as C(name) or C(name=version). A version may end in C(*).
     type: list
     elements: str
-    required: true
+    default: []
   absent:
-    description: Packages to remove in the same transaction.
+    description: Packages to remove in the same transaction. Without O(packages) their configuration files go, too.
+    type: list
+    elements: str
+    default: []
+  removable:
+    description: Packages that apt may remove where one of O(packages) takes their place or no longer fits them.
     type: list
     elements: str
     default: []
@@ -111,6 +117,7 @@ class Packages:
             params["version_variable"],
             params["repository_variables"],
             apt.Limits(params["lock_timeout"], params["timeout"]),
+            "installed" if params["packages"] else "removed",
         )
         self.names = [package.split("=")[0] for package in params["packages"]]
 
@@ -134,25 +141,30 @@ class Packages:
                 found[name] = sorted(numbers, key=lambda number: [*map(int, number.split("."))], reverse=True)
         return found
 
-    def cramped(self, command: list[str]) -> str:
-        """Return why the disk space is insufficient. Empty if it is sufficient, or if apt predicts no sizes."""
+    def foresee(self, command: list[str]) -> str:
+        """Return what apt would do. Fails if that removes packages of others, or if the disk space is insufficient."""
         # --assume-no would only answer questions, and apt asks none if it installs exactly what was requested. The lock
         # is not needed, because nothing is written.
         asked = [*command, "--print-uris", "-o", "Debug::NoLocking=1"]
-        foretold = apt.apt_get(self.run, asked, self.request.limits)
+        foretold = apt.apt_get(self.run, asked, self.request.limits).text
+        meant = {*self.module.params["absent"], *self.module.params["removable"]}
+        if others := [name for name in apt.parse_removals(foretold) if name not in meant]:
+            self.module.fail_json(msg=apt.explain_removals(self.request, others))
         free = {}
         for directory in ("/var/cache/apt/archives", "/usr"):
             at = os.path.join(self.module.params["root"], directory.lstrip("/"))
             if not os.path.isdir(at):
-                return ""
+                return foretold
             found = os.statvfs(at)
             free[directory] = (os.stat(at).st_dev, found.f_bavail * found.f_frsize)
-        return apt.explain_lack_of_space(self.request.purpose, apt.parse_sizes(foretold.text), free)
+        if cramped := apt.explain_lack_of_space(self.request, apt.parse_sizes(foretold), free):
+            self.module.fail_json(msg=cramped)
+        return foretold
 
     def ensure(self) -> dict[str, Any]:
         params = self.module.params
         update = apt.Outcome(True, "", 0)
-        if params["update"]:
+        if params["update"] and not self.module.check_mode:
             update = apt.apt_get(self.run, ["update"], self.request.limits)
             if apt.find_lock(update.text):
                 self.module.fail_json(msg=apt.explain_failed_install(self.request, update, "", [], {}))
@@ -162,9 +174,14 @@ class Packages:
         if params["replace"]:
             command += ["--allow-downgrades", "--allow-change-held-packages"]
         command += [*params["packages"], *(f"{name}-" for name in params["absent"])]
-        if cramped := self.cramped(command):
-            self.module.fail_json(msg=cramped)
+        command += [] if params["packages"] else ["--purge"]
+        nothing = r"^Need to get 0 B" if params["download_only"] else r"^0 upgraded, 0 newly installed, 0 to remove"
+        foretold = self.foresee(command)
+        if self.module.check_mode:
+            return {"changed": re.search(nothing, foretold, re.MULTILINE) is None, "installed": []}
         command += ["--download-only"] if params["download_only"] else []
+        # Holds where apt's words were not understood.
+        command += [] if params["absent"] or params["removable"] else ["--no-remove"]
         outcome = apt.apt_get(self.run, command, self.request.limits)
         sources = read_sources(params["root"])
         if not outcome.ok:
@@ -174,7 +191,6 @@ class Packages:
             purpose = self.request.purpose
             told = apt.describe_failures(unread, sources, self.request.variables, self.request.limits.silence_s)
             self.module.warn(f"{purpose[:1].upper()}{purpose[1:]} could be installed, but {told}")
-        nothing = r"^Need to get 0 B" if params["download_only"] else r"^0 upgraded, 0 newly installed, 0 to remove"
         return {
             "changed": re.search(nothing, outcome.text, re.MULTILINE) is None,
             "installed": [" ".join(pair) for pair in re.findall(r"^Setting up (\S+) \((\S+)\)", outcome.text, re.M)],
@@ -184,8 +200,9 @@ class Packages:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "packages": {"type": "list", "elements": "str", "required": True},
+            "packages": {"type": "list", "elements": "str", "default": []},
             "absent": {"type": "list", "elements": "str", "default": []},
+            "removable": {"type": "list", "elements": "str", "default": []},
             "purpose": {"type": "str", "required": True},
             "version_variable": {"type": "str", "default": ""},
             "repository_variables": {"type": "dict", "default": {}},
@@ -196,6 +213,7 @@ def main() -> None:
             "timeout": {"type": "int", "default": 20},
             "root": {"type": "path", "default": "/"},
         },
+        supports_check_mode=True,
     )
     module.exit_json(**Packages(module).ensure())
 

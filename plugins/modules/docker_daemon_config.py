@@ -16,7 +16,9 @@ description:
     necessary, restarted.
   - If a restart is necessary while containers are running, the module fails before it changes anything, unless
     O(allow_restart) is set.
-  - If the daemon does not come up with the new file, the old file is restored and the module fails.
+  - If the daemon does not come up with the new file, the old file is restored and the module fails. Docker is restarted
+    for that only if it was restarted before, or if it no longer runs.
+  - On a node of a swarm C(live-restore) is taken out, with a warning, because Docker starts no such node with it.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
@@ -84,6 +86,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils.vllm_edge.system.docker import locate_swarm_state
 from ..module_utils.vllm_edge.system.files import sync
 from ..module_utils.vllm_edge.text import printable
 
@@ -181,6 +184,12 @@ class Daemon:
             return None
         return info if code == 0 and isinstance(info, dict) and info.get("ServerVersion") else None
 
+    def is_in_swarm(self, info: dict[str, Any] | None, config: dict[str, Any]) -> bool:
+        """Return whether the host is a node of a swarm; one whose daemon is stopped is known by the node's state."""
+        if info is None:
+            return os.path.exists(locate_swarm_state(config))
+        return bool((info.get("Swarm") or {}).get("LocalNodeState", "inactive") != "inactive")
+
     def containers(self) -> list[str]:
         _, out, _ = self.run("docker", "ps", "--format", "{{.Names}}")
         return sorted(out.split())
@@ -264,10 +273,13 @@ class Daemon:
                 continue
             said = self.journal()
             self.write(old)
+            # A daemon that refused a reload runs on: a restart would end other people's containers.
+            runs_on = action == "reload" and self.info() is not None
             self.run("systemctl", "reset-failed", "docker.service")
-            back, _, _ = self.run("systemctl", "restart", "docker.service")
+            back, _, _ = self.run("systemctl", "reload" if runs_on else "restart", "docker.service")
+            failed = "did not take over" if runs_on else f"did not come back after a {action} with"
             self.module.fail_json(
-                msg=f"Docker did not come back after a {action} with the new {self.path}: {said} -- the old file is in "
+                msg=f"Docker {failed} the new {self.path}: {said} -- the old file is in "
                 f"place again and Docker {'runs with it' if back == 0 else 'does not run: journalctl -u docker'}. "
                 f"An option that is set both in the file and on dockerd's command line (systemctl cat docker.service) "
                 f"is a usual cause."
@@ -282,11 +294,18 @@ class Daemon:
         version = parse_version(self.run("dockerd", "--version")[1])
         old, before = self.read()
         after = with_cdi(merge(before, self.module.params["settings"]), version)
+        info = self.info()
+        if after.get("live-restore") and self.is_in_swarm(info, after):
+            del after["live-restore"]
+            self.module.warn(
+                "This host is a node of a swarm (docker info: Swarm), and Docker starts no node with live-restore, so "
+                f"it is left out of {self.path}: a restart of Docker ends all containers, and engines start again "
+                "after it. Where no swarm is needed, 'docker swarm leave' and another run bring it."
+            )
         changed = compare(before, after)
         text = render(after, old or "") if changed else old or ""
         if changed:
             self.validate(text)
-        info = self.info()
         # A stopped daemon reads the file when it is started.
         needed, containers = (actions(before, after, info), self.containers()) if info else ([], [])
         if "restart" in needed:

@@ -98,6 +98,14 @@ def test_a_cut_within_the_swap_leaves_a_link_that_leads_to_a_whole_release(
     assert releases.current == release
 
 
+def test_what_a_umask_keeps_for_root_is_built_again(releases: Releases) -> None:
+    release = build(releases, "a")
+    (release / "lib/vllm_edge/cli.py").chmod(0o640)
+    releases.finish(release)
+    wanted = releases.wanted("a")
+    assert not wanted.whole and "cli.py was built with a umask that lets only root read it" in wanted.why
+
+
 def relink(path: Path) -> None:
     path.unlink()
     path.symlink_to("python4")

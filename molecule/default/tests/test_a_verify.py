@@ -15,6 +15,7 @@ from conftest import (
     BYSTANDER,
     ENGINES,
     GPUS,
+    INVENTORY,
     INVENTORY_HOST,
     PROFILE,
     ROLES,
@@ -577,7 +578,7 @@ def test_status_for_programs(machine: Machine) -> None:
 
 def test_report_agrees_with_nvidia_smi(host: Host, machine: Machine) -> None:
     on_host = read_json(host, f"{STATE}/report.json")
-    on_controller = json.loads((ROOT / "reports" / f"{INVENTORY_HOST}.json").read_text())
+    on_controller = json.loads((INVENTORY / "reports" / f"{INVENTORY_HOST}.json").read_text())
     assert on_host == on_controller
     used = machine.gpu_memory()
     assert [gpu["uuid"] for gpu in on_host["gpus"]] == list(used)

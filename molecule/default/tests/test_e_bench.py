@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import INVENTORY_HOST, PROFILE, ROOT, VICTIM, Clients, Controller, Machine, Play, play_result
+from conftest import INVENTORY, INVENTORY_HOST, PROFILE, VICTIM, Clients, Controller, Machine, Play, play_result
 
 FORMER = f"/var/lib/vllm-edge/bench/20260101T000000Z-{PROFILE}.jsonl"
 AT = "2026-01-01T00:00:00Z"
@@ -94,7 +94,7 @@ def ran(machine: Machine, controller: Controller) -> Iterator[Ran]:
         looked.play = play_result(process)
     finally:
         machine.run("rm", "-f", FORMER)
-    directory = ROOT / "reports" / "bench" / INVENTORY_HOST
+    directory = INVENTORY / "reports" / "bench" / INVENTORY_HOST
     fetched = max(directory.glob("*.jsonl"), key=lambda path: path.stat().st_mtime, default=None)
     if fetched and fetched.stat().st_mtime >= began:
         looked.lines = [json.loads(line) for line in fetched.read_text().splitlines()]

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
-from conftest import INVENTORY_HOST, ROOT, VICTIM, Controller, Machine
+from conftest import INVENTORY, INVENTORY_HOST, VICTIM, Controller, Machine
 
 # Of these the tiny model, which rates all its tokens alike, answers the first five tokens without a tie.
 QUESTIONS = {
@@ -74,6 +74,6 @@ def test_the_suite_passes_fails_and_is_shown_in_the_status(machine: Machine, con
     assert play.rc == 2 and "1 of 2 answers are not as expected" in " ".join(play.output.split()), play.output[-6000:]
     quality = json.loads(machine.run("vllm-edge", "status", "--format", "json"))["quality"]
     assert (quality["passed"], quality["failed"], quality["unsteady"]) == (1, 1, 0)
-    record = json.loads((ROOT / "reports" / "quality" / INVENTORY_HOST / f"{quality['run']}.json").read_text())
+    record = json.loads((INVENTORY / "reports" / "quality" / INVENTORY_HOST / f"{quality['run']}.json").read_text())
     assert [(one["case"], one["verdict"]) for one in record["cases"]] == [("a-word", "passed"), ("that-word", "failed")]
     assert [len(one["repeats"]) for one in record["cases"]] == [2, 2]

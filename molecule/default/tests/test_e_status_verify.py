@@ -112,7 +112,7 @@ def test_status_as_one_json_object(controller: Controller, status: dict[str, Any
         check=True,
     )
     found = json.loads(done.stdout)
-    assert found == json.loads((ROOT / "reports" / f"{INVENTORY_HOST}-status.json").read_text())
+    assert found == json.loads((INVENTORY / "reports" / f"{INVENTORY_HOST}-status.json").read_text())
     assert (found["host"], found["problems"]) == (INVENTORY_HOST, [])
     assert found["active_profile"] == status["active_profile"]
     assert lives(found) == lives(status)

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -550,6 +551,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 file=sys.stderr,
             )
             return 2
+        if not command.anywhere:
+            os.umask(0o022)  # sudo may give root one that keeps the gateway, engines or people out
         try:
             return run(options, host_paths(options.etc, options.state))
         except BrokenPipeError:

@@ -31,8 +31,11 @@ PATTERNS: tuple[re.Pattern[str], ...] = (
     re.compile(
         rf"{NAME}[\w.-]{{0,50}}[\"']?[ \t]{{0,50}}[=:][ \t]{{0,50}}(?P<secret>{_VALUE})", re.IGNORECASE | re.MULTILINE
     ),
-    # The form of known tokens, wherever they appear.
-    re.compile(r"\b(?P<secret>hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{12,}|gh[pousr]_[A-Za-z0-9]{12,}|glpat-[\w-]{12,})"),
+    # The form of known tokens, wherever they appear; the last one is that of our gateway's keys.
+    re.compile(
+        r"\b(?P<secret>hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{12,}|gh[pousr]_[A-Za-z0-9]{12,}|glpat-[\w-]{12,}"
+        r"|vllm-[A-Za-z0-9_-]{43}(?![\w-]))"
+    ),
 )
 
 

@@ -140,7 +140,10 @@ def _contents(release: Path) -> dict[str, str]:
 
 
 def _find_difference(release: Path) -> str:
-    """Return what differs from the release as it was built; empty if nothing does. Added files do not count."""
+    """Return what differs from the release as it was built, or what of it is not for everybody; else an empty string.
+
+    Added files do not count.
+    """
     try:
         built: dict[str, str] = json.loads((release / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -148,4 +151,9 @@ def _find_difference(release: Path) -> str:
     except ValueError:
         return f"{release / MANIFEST} is damaged"
     there = _contents(release)
-    return next((f"{release / path} is not as it was built" for path in built if there.get(path) != built[path]), "")
+    for path, found in built.items():
+        if there.get(path) != found:
+            return f"{release / path} is not as it was built"
+        if not found.startswith("link to ") and not int(found[:4], 8) & stat.S_IROTH:
+            return f"{release / path} was built with a umask that lets only root read it"
+    return ""

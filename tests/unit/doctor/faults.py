@@ -94,6 +94,11 @@ def docker_config(text: str) -> Change:
     return write("etc/docker/daemon.json", text)
 
 
+def in_swarm(host: FakeHost) -> None:
+    settings(**{"data-root": "/data/docker", "live-restore": True})(host)
+    host.write("data/docker/swarm/docker-state.json")
+
+
 # What only looks like a library: a file of nobody, of /tmp and of the program's own environment.
 MAPS = """\
 55d0a0000000-55d0a0001000 r-xp 00000000 fe:00 100   /usr/bin/python3.13 (deleted)
@@ -342,6 +347,7 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (dockerd("Docker version 20.10.24, build 2"), OLD_DOCKER, "20.10.24 does not know CDI", "Docker's repository"),
     (docker(ActiveState="failed"), f"fail {RUNNING}; unknown {ASKED}", "failed", "systemctl start docker"),
     (docker(UnitFileState="disabled"), f"warn {RUNNING}", "does not start at boot", "systemctl enable docker.service"),
+    (in_swarm, "fail runtime.docker-config", "a node of a swarm", "'docker swarm leave'"),
     (docker_config("{,}"), "fail runtime.docker-config runtime.cdi-enabled", "is no JSON", "dockerd --validate"),
     (docker_config("{}"), "fail runtime.cdi-enabled", "the default is off before 28.2", '"cdi": true'),
     (package("hi 1.19.1-1", *TOOLKIT), "warn runtime.toolkit", "toolkit#1967", "container_runtime_toolkit_version"),

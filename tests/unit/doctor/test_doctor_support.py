@@ -108,6 +108,8 @@ def test_records_of_the_host_are_in_the_report_and_what_is_too_long_or_unreadabl
     ("text", "expected"),
     [
         ("https://hub.example.org/api?token=abcdefgh&x=1", "https://hub.example.org/api?token=REDACTED"),
+        (f"key vllm-{'aB3_-' * 8}xyz was", "key REDACTED was"),
+        (f"unit vllm-{'aB3_-' * 9} was", f"unit vllm-{'aB3_-' * 9} was"),
         ("https://hf_abcdefgh12@hub.example.org", "https://REDACTED@hub.example.org"),
         ("git@example.org:owner/name", "git@example.org:owner/name"),
         ('{"api-key": "abc"}', '{"api-key": "REDACTED"}'),

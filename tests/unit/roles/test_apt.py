@@ -311,7 +311,8 @@ def run(run_module: RunModule, tmp_path: Path, program: Callable[[str, str], Non
         "0 upgraded, 1 newly installed, 0 to remove and 0 not upgraded.\nSetting up toolkit (9-1) ...\n"
     )
     given = {"packages": ["toolkit=9-1"], "purpose": "the toolkit", "version_variable": "toolkit_version"}
-    return lambda **more: run_module("apt_packages", {**given, "root": str(tmp_path), **more})
+    given["root"] = str(tmp_path)
+    return lambda check=False, **more: run_module("apt_packages", {**given, **more}, check=check)
 
 
 def test_packages_are_installed(run: RunModule, tmp_path: Path) -> None:
@@ -323,7 +324,8 @@ def test_packages_are_installed(run: RunModule, tmp_path: Path) -> None:
     assert install.endswith(" --allow-downgrades --allow-change-held-packages toolkit=9-1 old-")
     (tmp_path / "done").write_text("0 upgraded, 0 newly installed, 0 to remove and 3 not upgraded.\n")
     assert run(update=False)["changed"] is False
-    assert "--allow" not in (tmp_path / "apt-get.log").read_text().splitlines()[-1]
+    last = (tmp_path / "apt-get.log").read_text().splitlines()[-1]
+    assert "--allow" not in last and last.endswith(" --no-remove")
     assert len((tmp_path / "apt-get.log").read_text().splitlines()) == 5
     (tmp_path / "done").write_text("0 upgraded, 0 newly installed, 1 downgraded, 0 to remove and 3 not upgraded.\n")
     assert run()["changed"] is True
@@ -352,12 +354,12 @@ def test_sizes(text: str, needed: tuple[int, int]) -> None:
 def test_room() -> None:
     gib = 2**30
     needed = (1 * gib, 2 * gib)
-    assert apt.explain_lack_of_space("the driver", needed, {"/var": (1, 2 * gib), "/usr": (2, 3 * gib)}) == ""
-    apart = apt.explain_lack_of_space("the driver", needed, {"/var": (1, 1 * gib), "/usr": (2, 3 * gib)})
+    assert apt.explain_lack_of_space(REQUEST, needed, {"/var": (1, 2 * gib), "/usr": (2, 3 * gib)}) == ""
+    apart = apt.explain_lack_of_space(REQUEST, needed, {"/var": (1, 1 * gib), "/usr": (2, 3 * gib)})
     assert "takes 1024 MiB of the file system of /var, 512 MiB have to stay free there, and 1024 MiB are" in apart
-    together = apt.explain_lack_of_space("the driver", needed, {"/var": (1, 3 * gib), "/usr": (1, 3 * gib)})
-    assert "The driver could not be installed, and nothing was changed: it takes 3072 MiB" in together
-    assert apt.explain_lack_of_space("the driver", (0, 0), {"/var": (1, 0), "/usr": (1, 0)}) == ""
+    together = apt.explain_lack_of_space(REQUEST, needed, {"/var": (1, 3 * gib), "/usr": (1, 3 * gib)})
+    assert "The container toolkit could not be installed, and nothing was changed: it takes 3072 MiB" in together
+    assert apt.explain_lack_of_space(REQUEST, (0, 0), {"/var": (1, 0), "/usr": (1, 0)}) == ""
 
 
 def test_a_disk_without_room_is_told_before_anything_is_installed(
@@ -373,6 +375,21 @@ def test_a_disk_without_room_is_told_before_anything_is_installed(
     )
     assert "--print-uris" in (tmp_path / "apt-get.log").read_text().splitlines()[-1], "nothing was installed"
     seen("disk too small for the packages", result["msg"])
+
+
+def test_packages_of_others_are_not_removed(run: RunModule, tmp_path: Path) -> None:
+    """As apt 3.0.3 foretold it for docker.io on a host with podman-docker."""
+    going = "The following packages will be REMOVED:\n  old podman-docker* libz:i386\nThe following NEW packages\n  x\n"
+    (tmp_path / "done").write_text(going + FORETOLD.format("1 MB", "1 MB"))
+    for check in (True, False):
+        result = run(absent=["old"], check=check)
+        said = "The toolkit could not be installed, and nothing was changed: apt would remove libz, podman-docker, "
+        assert result["rc"] == 1 and result["msg"].startswith(said)
+    assert "--print-uris" in (tmp_path / "apt-get.log").read_text().splitlines()[-1], "nothing was installed"
+    assert run(absent=["old"], removable=["podman-docker", "libz"])["rc"] == 0
+    assert run(packages=[], absent=["old"])["msg"].startswith("The toolkit could not be removed, and nothing was ")
+    assert run(packages=[], absent=["old", "podman-docker", "libz"])["rc"] == 0
+    assert (tmp_path / "apt-get.log").read_text().splitlines()[-1].endswith(" old- podman-docker- libz- --purge")
 
 
 def test_an_index_of_others_that_cannot_be_read_is_a_warning(run: RunModule, tmp_path: Path) -> None:

@@ -95,14 +95,15 @@ ps) cat "$STATE/ps";;
 info) [ -e "$STATE/down" ] && { echo '{"ServerVersion":""}'; exit 1; }
     live=false; grep -q '"live-restore": true' "$STATE/config" && live=true
     dirs=null; grep -q '"cdi": true' "$STATE/started" && dirs='["/etc/cdi"]'
-    echo "{\\"ServerVersion\\":\\"26.1.5\\",\\"LiveRestoreEnabled\\":$live,\\"CDISpecDirs\\":$dirs}";;
+    swarm=$(cat "$STATE/swarm")
+    echo "{\\"ServerVersion\\":\\"26.1.5\\",\\"LiveRestoreEnabled\\":$live,\\"CDISpecDirs\\":$dirs,$swarm}";;
 esac
 """
 SYSTEMCTL = """
 echo "$1" >> "$STATE/systemctl.log"
 file="$STATE/docker/daemon.json"
 case "$1" in
-reload) cat "$file" > "$STATE/config" 2>/dev/null;;
+reload) grep -qs flagged "$file" || cat "$file" > "$STATE/config" 2>/dev/null;;
 restart) grep -qs conflict "$file" && { touch "$STATE/down"; exit 1; }
     rm -f "$STATE/down"; : > "$STATE/config"
     cat "$file" > "$STATE/config" 2>/dev/null; cp "$STATE/config" "$STATE/started";;
@@ -124,6 +125,7 @@ def run(run_module: Run, program: Callable[[str, str], None], tmp_path: Path, pa
     program("journalctl", "echo 'failed to start daemon: flag and file both set conflict'")
     for name in ("ps", "config", "started"):
         (tmp_path / name).touch()
+    (tmp_path / "swarm").write_text('"Swarm":{"LocalNodeState":"inactive"}')
     given = {"path": str(path), "settings": {"live-restore": True}, "timeout": 2}
     return lambda check=False, **more: run_module("docker_daemon_config", given | more, check=check)
 
@@ -199,6 +201,35 @@ def test_docker_that_does_not_come_back_gets_the_old_file(run: Run, path: Path, 
     assert "both set conflict" in result["msg"] and "Docker runs with it" in result["msg"]
     assert (path.read_text() if path.exists() else None) == old
     assert not (tmp_path / "down").exists()
+
+
+def test_a_reload_that_is_not_taken_over_is_undone_by_another(run: Run, path: Path, tmp_path: Path) -> None:
+    """live-restore is an option of dockerd's command line, too: it refuses the reload and runs on, as do containers."""
+    old = write(path, '{"features": {"cdi": true}}')
+    (tmp_path / "started").write_text(old)
+    (tmp_path / "ps").write_text("web\n")
+    result = run(settings={"live-restore": True, "labels": ["flagged"]})
+    assert result["rc"] == 1 and "did not take over" in result["msg"] and "Docker runs with it" in result["msg"]
+    assert path.read_text() == old and calls(tmp_path) == ["reload", "reset-failed", "reload"]
+
+
+@pytest.mark.parametrize("state", ["active", "locked", "stopped"])
+def test_a_node_of_a_swarm_has_no_live_restore(run: Run, path: Path, tmp_path: Path, state: str) -> None:
+    """Docker takes it by a reload, and starts never again. A host that got it from a former run loses it."""
+    kept = {"data-root": str(tmp_path / "images"), "features": {"cdi": True}}
+    (tmp_path / "started").write_text(write(path, json.dumps({**kept, "live-restore": True}, indent=0)))
+    (tmp_path / "config").write_text(path.read_text())
+    if state == "stopped":
+        (tmp_path / "down").touch()
+        (tmp_path / "images/swarm").mkdir(parents=True)
+        (tmp_path / "images/swarm/docker-state.json").touch()
+    else:
+        (tmp_path / "swarm").write_text(f'"Swarm":{{"LocalNodeState":"{state}"}}')
+    result = run()
+    assert (result["rc"], json.loads(path.read_text())) == (0, kept)
+    assert "node of a swarm" in str(result["warnings"])
+    assert calls(tmp_path) == ([] if state == "stopped" else ["reload"])
+    assert run()["changed"] is False
 
 
 def test_stopped_docker_only_gets_the_file(run: Run, path: Path, tmp_path: Path) -> None:

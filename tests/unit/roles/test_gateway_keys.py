@@ -35,6 +35,7 @@ def act(tmp_path: Path, load_module: Callable[..., Any]) -> Act:
     With `cut` the run ends before the host has clients.json.
     """
     plugin = load_module("gateway_clients", "action")
+    plugin.FORMER = tmp_path / "former"
 
     def run(
         on_host: str = "", *, check: bool = False, cut: bool = False, host: str = "box", **options: Any
@@ -78,6 +79,31 @@ def test_a_client_gets_a_key_once_and_a_lost_one_is_told_with_a_way_out(act: Act
     Path(file).unlink()
     again = act(first["content"])
     assert again["changed"] is False and "`-e rotate=default` makes a new one" in again["notes"][0]
+
+
+def test_a_key_is_neither_overwritten_nor_lost_between_two_places(act: Act, tmp_path: Path) -> None:
+    first = act(environment={"OPENAI_BASE_URL": "https://prod:8443/v1"})
+    file = Path(first["files"]["default"])
+    with pytest.raises(AnsibleActionFail, match=r"a key for prod that box \(staging\) does not know: .* Set another"):
+        act(environment={"OPENAI_BASE_URL": "https://staging:8443/v1"})
+    key = read_key(str(file))
+    assert list_hashes(first, "default") == [sha256(key)]
+    moved = act(first["content"], environment={"OPENAI_BASE_URL": "https://prod.example:8443/v1"})
+    assert moved["changed"] and read_key(str(file)) == key
+    former = tmp_path / "former" / file.name
+    former.parent.mkdir()
+    file.rename(former)
+    assert act(first["content"])["notes"] == [f"The key of default is still in the former place: mv {former} {file}"]
+
+
+def test_the_file_of_a_client_is_read_by_a_shell(act: Act) -> None:
+    place = "/My Project/$(id) ca.pem"
+    file = act(environment={"OPENAI_BASE_URL": "http://[::1]:8000/v1", "SSL_CERT_FILE": place})["files"]["default"]
+    shell = ["sh", "-ec", f'set -a; . "{file}"; env']
+    seen = subprocess.run(shell, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {f"SSL_CERT_FILE={place}", "OPENAI_BASE_URL=http://[::1]:8000/v1"} <= set(seen)
+    with pytest.raises(AnsibleActionFail, match=r"SSL_CERT_FILE is .* Choose another serving_gateway_url or serving_r"):
+        act(environment={"SSL_CERT_FILE": "/o'brien/ca.pem"})
 
 
 def test_declared_clients_have_their_limits_and_default_comes_only_to_a_new_host(act: Act) -> None:

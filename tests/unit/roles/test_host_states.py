@@ -51,6 +51,7 @@ def test_packages_installed_held_and_half_installed() -> None:
 def test_a_driver_is_the_packages_of_its_version() -> None:
     packages, _ = packaging.parse_packages(PACKAGES + "nvidia-settings\tii \t550.163.01-2\n")
     assert packaging.driver_packages(packages, "580.173.02") == ["libnvidia-ml1", "nvidia-driver-cuda"]
+    assert packaging.is_driver("nvidia-cuda-mps") and not packaging.is_driver("nvidia-cuda-toolkit")
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,8 @@ class Host:
             "serving_gateway_program": str(self.root / "bin/vllm-edge"),
             "serving_gateway_clients_directory": str(self.root / "clients"),
             "serving_gateway_listen": [{"address": "127.0.0.1", "port": 61999, "tls": True}],
+            # Names with _ are usual in inventories. The role refuses a name that its certificate lacks.
+            "serving_gateway_url": "https://gpu_01:61999",
             "serving_gateway_names": ["sentry", "worker"],
             "serving_gateway_replicas": {"worker": 2},
             "serving_gateway_roles": ["sentry"],
@@ -103,7 +105,7 @@ def the_gateway_comes_once_changes_by_a_reload_and_goes(host: Host) -> Steps:
     key = re.search(r"vllm-[\w-]{43}", text)
     assert key and key[0] not in played.text and "PRIVATE" not in played.text
     assert f"SSL_CERT_FILE={host.root}/clients/{host.root.name}-ca.pem\n" in text
-    assert "OPENAI_BASE_URL=https://127.0.0.1:61999/v1\n" in text
+    assert "OPENAI_BASE_URL=https://gpu_01:61999/v1\n" in text
     assert host.client.stat().st_mode & 0o777 == 0o600
     assert host.client.parent.stat().st_mode & 0o777 == 0o700
     on_host = (host.root / "etc/gateway/clients.json").read_text()

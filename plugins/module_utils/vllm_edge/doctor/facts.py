@@ -92,6 +92,8 @@ class Runtime:
     """Why daemon.json is not valid; empty if it is."""
     flags: Mapping[str, Any]
     """Settings on the command line of the dockerd that runs, under their names in daemon.json."""
+    in_swarm: bool | Unread
+    """Whether the host is a node of a swarm."""
     refresh: Unit | Unread
     """The unit nvidia-cdi-refresh.path."""
     creates_nodes: bool

@@ -39,6 +39,7 @@ from ..switch import hooks
 from ..switch.history import read_course, read_switches
 from ..switch.model import Result
 from ..system import cdi, dpkg
+from ..system.docker import locate_images, locate_swarm_state
 from ..system.dpkg import Packages
 from ..system.files import find_wrong_attributes
 from ..system.host import Unread
@@ -134,9 +135,7 @@ class Reader(DriverReader):
         rows, problem = self.smi(GPU_FIELDS)
         gpus = self.gpus(rows, problem, engines, expected)
         runtime = self.runtime()
-        docker_root = "/var/lib/docker"
-        if not isinstance(runtime.config, Unread):
-            docker_root = str(runtime.config.get("data-root") or docker_root)
+        docker_root = locate_images({} if isinstance(runtime.config, Unread) else runtime.config)
         return Facts(
             as_root=os.geteuid() == 0,
             system=system,
@@ -389,6 +388,7 @@ class Reader(DriverReader):
             flags=parse_dockerd_flags(self.plain(f"proc/{pid}/cmdline").split("\0") if pid else ()),
             config=config,
             config_error=error,
+            in_swarm=self.in_swarm({} if isinstance(config, Unread) else config),
             refresh=self.unit("nvidia-cdi-refresh.path"),
             creates_nodes=any(
                 "create-device-nodes" in self.plain(str(path.relative_to(self.root)))
@@ -403,6 +403,16 @@ class Reader(DriverReader):
             access=self.access(),
             leftovers=self.leftovers(),
         )
+
+    def in_swarm(self, config: Mapping[str, Any]) -> bool | Unread:
+        place = locate_swarm_state(config)
+        try:
+            self.at(place).stat()
+        except PermissionError:
+            return Unread(f"{place} is for root")
+        except OSError:
+            return False
+        return True
 
     def version(self, program: str) -> str:
         ran = self.ask(program, "--version")

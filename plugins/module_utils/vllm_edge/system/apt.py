@@ -272,6 +272,12 @@ class Request:
     variables: Mapping[str, str]
     """Variable that sets a repository's address, by that address."""
     limits: Limits
+    verb: str = "installed"
+    """What could not be done: "installed" or "removed"."""
+
+    @property
+    def failed(self) -> str:
+        return f"{self.purpose[:1].upper()}{self.purpose[1:]} could not be {self.verb}"
 
 
 def explain_failed_install(
@@ -288,7 +294,7 @@ def explain_failed_install(
         offered: available versions of the requested packages, newest first
     """
     text = outcome.text
-    told = f"{request.purpose[:1].upper()}{request.purpose[1:]} could not be installed"
+    told = request.failed
     if "dpkg was interrupted" in text:
         return (
             f'{told}: an earlier run of dpkg on this host was cut off. Nothing was changed: run "dpkg --configure -a", '
@@ -327,11 +333,28 @@ def parse_sizes(text: str) -> tuple[int, int]:
     return (_bytes(download), _bytes(installed))
 
 
+def parse_removals(text: str) -> list[str]:
+    """Return the names of the packages that apt-get announces to remove, without architecture."""
+    listed = re.search(r"^The following packages will be REMOVED:\n((?: .*\n)+)", text, re.MULTILINE)
+    return sorted({word.rstrip("*").partition(":")[0] for word in listed[1].split()}) if listed else []
+
+
+def explain_removals(request: Request, removed: Sequence[str]) -> str:
+    """Return why nothing is done that would take these packages of others away."""
+    names = " ".join(removed)
+    return (
+        f"{request.failed}, and nothing was changed: apt would remove {', '.join(removed)}, which vllm-edge did not "
+        f"install and somebody may need ('apt-cache show {names}' names the conflict or dependency). If nobody does, "
+        f"remove it yourself ('apt-get --simulate remove {names}' shows what goes with it) and run again. Otherwise "
+        + ("this host cannot have both." if request.verb == "installed" else "keep these packages.")
+    )
+
+
 def _bytes(found: re.Match[str] | None) -> int:
     return int(float(found[1].replace(",", "")) * _UNITS[found[2]]) if found else 0
 
 
-def explain_lack_of_space(purpose: str, needed: tuple[int, int], free: Mapping[str, tuple[int, int]]) -> str:
+def explain_lack_of_space(request: Request, needed: tuple[int, int], free: Mapping[str, tuple[int, int]]) -> str:
     """Return why the file systems lack the space for an installation; empty if there is enough.
 
     Args:
@@ -346,10 +369,10 @@ def explain_lack_of_space(purpose: str, needed: tuple[int, int], free: Mapping[s
         if wanted[system] and there < wanted[system] + RESERVE_BYTES:
             mib = 1024**2
             return (
-                f"{purpose[:1].upper()}{purpose[1:]} could not be installed, and nothing was changed: it takes "
-                f"{wanted[system] // mib} MiB of the file system of {directory}, {RESERVE_BYTES // mib} MiB have to "
-                f"stay free there, and {there // mib} MiB are. 'apt-get clean', removing old kernels ('apt-get "
-                f"autoremove --purge') and 'journalctl --vacuum-size=200M' free some."
+                f"{request.failed}, and nothing was changed: it takes {wanted[system] // mib} MiB of the file system "
+                f"of {directory}, {RESERVE_BYTES // mib} MiB have to stay free there, and {there // mib} MiB are. "
+                f"'apt-get clean', removing old kernels ('apt-get autoremove --purge') and 'journalctl "
+                f"--vacuum-size=200M' free some."
             )
     return ""
 

@@ -24,8 +24,10 @@ PATTERNS = (
 )
 """Package name patterns to query."""
 # Packages with NVIDIA's prefix that are no part of a driver: the container toolkit has its own versions and its own
-# role, and a pinning package only configures apt.
-OTHERS = re.compile(r"nvidia-container-.*|libnvidia-container.*|nvidia-docker.*|nvidia-driver-pinning-.*")
+# role, a pinning package only configures apt, and CUDA's compiler and libraries are for programs of others.
+OTHERS = re.compile(
+    r"(?:lib)?nvidia-container.*|nvidia-docker.*|nvidia-driver-pinning-.*|nvidia-cuda-(?!mps).*|nvidia-cudnn.*"
+)
 PREBUILT = re.compile(r"linux-(?:modules|objects|signatures)-nvidia-.*")
 """Kernel modules that a distribution built and signed; their versions follow the kernel."""
 DRIVER = re.compile(rf"(?:lib)?nvidia-.*|libcuda1|{PREBUILT.pattern}")

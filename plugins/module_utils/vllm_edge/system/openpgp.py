@@ -112,7 +112,7 @@ def list_fingerprints(data: bytes) -> list[str]:
         if tag == TAG_SUBKEY:
             continue
         if body[0] == 4:
-            digest = hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body)
+            digest = hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body, usedforsecurity=False)
         else:
             digest = hashlib.sha256(b"\x9b" + len(body).to_bytes(4, "big") + body)
         found.add(digest.hexdigest().upper())

@@ -80,6 +80,12 @@ def check_runtime_docker_config(facts: Facts) -> Verdict:
             "Correct it before Docker restarts: it would not start ('dockerd --validate' checks the file).",
         )
     config = known(facts.runtime.config)
+    if {**facts.runtime.flags, **config}.get("live-restore") and known(facts.runtime.in_swarm):
+        return fail(
+            "live-restore is set and this host is a node of a swarm: Docker will not start the next time",
+            f"Take live-restore out of /etc/docker/daemon.json and 'systemctl reload docker' ({HOST_STAGE} does so), "
+            "or leave the swarm ('docker swarm leave').",
+        )
     return good(
         f"/etc/docker/daemon.json is valid: {', '.join(sorted(config))}" if config else "no daemon.json settings"
     )
