@@ -143,8 +143,11 @@ def test_the_collection_carries_its_wheel(collections: Path) -> None:
 
 @pytest.mark.slow
 def test_playbooks_run_by_their_full_names(collections: Path, tmp_path: Path) -> None:
-    """With variables, tasks and modules of the collection, which import the package from there."""
-    inventory = installed(collections) / "inventories/xr7620"
+    """With variables, tasks and modules of the collection, which import the package from there.
+
+    The inventory is a copy, because reports are beside it, and an update removes what is in the collection.
+    """
+    inventory = shutil.copytree(installed(collections) / "inventories/xr7620", tmp_path / "site") / "hosts.yml"
     playbooks = ["edge.vllm_edge.validate", "edge.vllm_edge.plan"]
     options = ["-e", "serving_profile=e2b-only", "-e", "plan_profile=e2b-only"]
     path = {"ANSIBLE_COLLECTIONS_PATH": str(collections)}

@@ -49,6 +49,8 @@ class Host:
         (root / "packages/pip/__init__.py").touch()
         (root / "packages/pip/__main__.py").write_text(PIP)
         write_program(root / "bin/python3", PYTHON)
+        # Nobody else can read a test's directories.
+        write_program(root / "bin/setpriv", 'while [ "$1" != env ]; do shift; done; exec "$@"')
         write_program(root / "bin/apt-get", 'echo "0 upgraded, 0 newly installed, 0 to remove and 0 not upgraded."')
 
     def run(self, check: bool = False) -> Run:
