@@ -208,7 +208,7 @@ ATTACKS = {
 def test_memory_stays_bounded(make_gateway: Callable[..., Gateway], kind: str) -> None:
     gateway = make_gateway()
     request, mib = ATTACKS[kind]
-    assert gateway.ask(write_request(path="/status")).status == 200, "an address that is known may have more connections"
+    assert gateway.ask(write_request(path="/status")).status == 200, "a known address may have more connections"
     before = gateway.get_memory_mib()
     connections = [Connection(gateway.port) for _ in range(64)]
     for connection in connections:
