@@ -37,7 +37,7 @@ test: bootstrap $(VENV)/.stamp collections ## Every test
 .PHONY: test-all
 test-all: export VLLM_EDGE_THOROUGH := 1
 test-all: test ## Every test and the cases that take longer: further cases on the simulated host, real engines in containers, the judge of the plan, ansible-test sanity, deliberate faults
-	@tools/timed "load of the gateway" pytest tests/gateway/test_gateway_load.py
+	@tools/timed "load and floods of the gateway" pytest tests/gateway/test_gateway_load.py tests/gateway/test_gateway_floods.py
 	@tools/timed "engines in containers" pytest -m docker tests/unit tests/judge
 	@$(MAKE) sanity
 	@$(MAKE) faults

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -29,7 +30,7 @@ import jinja2
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = ROOT / "roles/serving_gateway/templates/haproxy.cfg.j2"
 HAPROXY = os.environ.get("VLLM_EDGE_HAPROXY") or shutil.which("haproxy", path=os.environ["PATH"] + ":/usr/sbin")
-PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
+PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages"]
 ENGINES = {"big": ["architect"], "mid": ["worker"], "small": ["auditor", "sentry"]}
 PORTED = ("big", "small")
 """The engines that have a port of their own."""
@@ -37,6 +38,19 @@ CLIENTS = {"all": "", "part": "sentry", "solo": "architect", "slow": "", "narrow
 """Each client, and the only name that it may use (empty: all)."""
 LIMITS = {"slow": (5, 0), "narrow": (0, 3)}
 KEYS = {client: f"vllm-{client:x<43}" for client in CLIENTS}  # pragma: allowlist secret
+
+
+def load_policy() -> Any:
+    """The class that engines judge requests by, from its file alone, as their containers have it."""
+    path = ROOT / "plugins/module_utils/vllm_edge/engine/edge_policy.py"
+    spec = importlib.util.spec_from_file_location("edge_policy", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Policy
+
+
+Policy = load_policy()
 
 
 def wait_until(true: Callable[[], Any], seconds: float = 10) -> Any:
@@ -54,6 +68,14 @@ def get_free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def write_certificate(path: Path) -> None:
+    """A key and its certificate, in one file."""
+    words = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=gateway -keyout - -out -"
+    )
+    path.write_bytes(subprocess.run(words.split(), capture_output=True, check=True).stdout)
 
 
 def name_backend(served: str) -> str:
@@ -75,6 +97,11 @@ class Seen:
     target: str
     headers: dict[str, str]
     body: bytes
+    given: bytes | None = None
+    """The body that vLLM would get; None where the class refused the request."""
+    given_headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)
+    """Names of headers that came more than once."""
     sent: int = 0
     left_at: float = 0.0
     """When the engine noticed that the other side was gone."""
@@ -83,14 +110,17 @@ class Seen:
 class Engine:
     """A stand-in for an engine on a Unix socket; `test` in the body says how it answers.
 
+    It judges by the class of real engines, with trailers among the headers, as httptools has them.
     `chunks` (number of chunks of a stream), `interval` (seconds between them), `silent` (seconds before the answer),
     `die` (chunks after which the connection breaks off), `break` (it does so before the answer), `data` (text of each
-    chunk instead of the time).
+    chunk instead of the time), `head` (further lines of the answer's head).
     """
 
     def __init__(self, name: str, path: Path, loop: asyncio.AbstractEventLoop) -> None:
         self.name, self.path, self.loop, self.seen = name, path, loop, list[Seen]()
         self.server: asyncio.Server | None = None
+        self.judges = True
+        """Whether the class judges requests; without it the application gets them as they are."""
 
     def start(self) -> None:
         """Listen; the directory is made anew, as the supervisor does it."""
@@ -115,7 +145,8 @@ class Engine:
         """Read a request, record it, answer it; returns whether another one may follow."""
         lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         method, target, _ = lines[0].split(" ")
-        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines[1:] if line)}
+        pairs = [(name.lower(), value) for name, value in (line.split(": ", 1) for line in lines[1:] if line)]
+        headers = dict(pairs)
         if target == "/health":
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
             return False
@@ -124,12 +155,14 @@ class Engine:
         if headers.get("transfer-encoding") == "chunked":
             while size := int(await reader.readline(), 16):
                 seen.body += (await reader.readexactly(size + 2))[:-2]
-            await reader.readline()
-        else:
-            seen.body = await reader.readexactly(int(headers.get("content-length", 0)))
+            while line := (await reader.readline()).decode("latin-1").strip():
+                pairs.append((line.partition(":")[0].lower(), line.partition(":")[2].strip()))
+        seen.repeated = [name for name in dict(pairs) if sum(one == name for one, _ in pairs) > 1]
+        if not await self.judge(seen, pairs, reader, writer):
+            return False
         orders: dict[str, Any] = {}
         with contextlib.suppress(ValueError, AttributeError, RecursionError):
-            orders = json.loads(seen.body).get("test", {})
+            orders = json.loads(seen.given or b"").get("test", {})
         gone = asyncio.ensure_future(reader.read(1))
         gone.add_done_callback(lambda done: done.cancelled() or setattr(seen, "left_at", time.time()))
         await asyncio.wait([gone], timeout=orders.get("silent", 0))
@@ -139,6 +172,7 @@ class Engine:
             body = json.dumps({"engine": self.name}).encode()
             writer.write(
                 b"HTTP/1.1 200 OK\r\nServer: uvicorn\r\nX-Request-Id: engine\r\nContent-Type: application/json\r\n"
+                + orders.get("head", "").encode()
             )
             writer.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
             await writer.drain()
@@ -161,6 +195,44 @@ class Engine:
         writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
         await writer.drain()
         return False
+
+    async def judge(
+        self,
+        seen: Seen,
+        pairs: list[tuple[str, str]],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> bool:
+        """Let the class judge a request; returns whether vLLM would get it. Otherwise the class has answered."""
+        left = int(seen.headers.get("content-length", 0)) if not seen.body else 0
+        answer: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            nonlocal left
+            part = seen.body if not left else await reader.read(min(left, 2**20))
+            if left:
+                seen.body, left = seen.body + part, left - len(part)
+                if not part:
+                    return {"type": "http.disconnect"}
+            return {"type": "http.request", "body": part, "more_body": bool(left)}
+
+        async def send(message: dict[str, Any]) -> None:
+            answer.append(message)
+
+        async def serve(scope: dict[str, Any], receive: Callable[[], Any], send: Any) -> None:
+            seen.given, seen.given_headers = (await receive())["body"], scope["headers"]
+
+        fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
+        path = seen.target.partition("?")[0]
+        await (Policy(serve) if self.judges else serve)(
+            {"type": "http", "method": seen.method, "path": path, "headers": fields}, receive, send
+        )
+        if answer:
+            lines = [f"HTTP/1.1 {answer[0]['status']} Refused".encode()]
+            lines += [name + b": " + value for name, value in answer[0]["headers"]]
+            writer.write(b"\r\n".join([*lines, b"", answer[1]["body"]]))
+            await writer.drain()
+        return seen.given is not None
 
 
 @dataclass
@@ -244,12 +316,18 @@ def write_request(
     method: str = "",
     headers: str = "",
     version: str = "1.1",
+    trailers: str | None = None,
 ) -> bytes:
-    """An HTTP/1 request; `headers` are lines that end in CR LF."""
+    """An HTTP/1 request; `headers` are lines that end in CR LF. With `trailers`, which may be empty, it is chunked."""
     data = json.dumps(body).encode() if isinstance(body, dict) else body
     method = method or ("POST" if data else "GET")
     authorization = f"Authorization: Bearer {KEYS.get(key, key)}\r\n" if key else ""
     length = f"Content-Length: {len(data)}\r\n" if data and "Content-Length" not in headers else ""
+    if trailers is not None:
+        length = "Transfer-Encoding: chunked\r\n"
+        chunks = [data[start : start + 65536] for start in range(0, len(data), 65536)]
+        spelt = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
+        data = spelt + f"0\r\n{trailers}\r\n".encode("latin-1")
     head = f"{method} {path} HTTP/{version}\r\nHost: gateway\r\n{authorization}{length}{headers}\r\n"
     return head.encode("latin-1") + data
 
@@ -262,11 +340,30 @@ def write_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> byt
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
 
+def write_block(stream: int, block: bytes, end: bool = True) -> bytes:
+    """The fields of a request, or its trailers, in as many frames as they need."""
+    parts = [block[start : start + 16_384] for start in range(0, len(block), 16_384)]
+    last = len(parts) - 1
+    return b"".join(
+        write_frame(CONTINUATION if at else HEADERS, 4 * (at == last) | (end and not at), stream, part)
+        for at, part in enumerate(parts)
+    )
+
+
 def write_fields(*fields: tuple[str, str]) -> bytes:
     """Header fields for HTTP/2, each spelt out (HPACK: literal without indexing, without Huffman's code)."""
-    assert all(len(text) < 127 for field in fields for text in field), "a longer text has another length in HPACK"
-    spelt = (b"".join(bytes([len(text)]) + text.encode("latin-1") for text in field) for field in fields)
-    return b"".join(b"\x00" + field for field in spelt)
+    return b"".join(b"\x00" + b"".join(write_text(text.encode("latin-1")) for text in field) for field in fields)
+
+
+def write_text(text: bytes) -> bytes:
+    """A text for HPACK. Its length takes one byte, or from 127 on seven bits in each further byte."""
+    if len(text) < 127:
+        return bytes([len(text)]) + text
+    rest, more = len(text) - 127, bytearray()
+    while rest > 127:
+        more.append(128 | rest & 127)
+        rest >>= 7
+    return bytes([127, *more, rest]) + text
 
 
 class H2:
@@ -279,7 +376,9 @@ class H2:
         self.ended: set[int] = set()
         self.reset: set[int] = set()
         self.away = False
+        self.first_window = 65535
         self.windows = {0: 65535}
+        """What may still be sent on the connection, and on each stream."""
         self.send(H2_PREFACE + write_frame(SETTINGS, 0, 0))
 
     def send(self, raw: bytes) -> None:
@@ -287,13 +386,39 @@ class H2:
         with contextlib.suppress(OSError):
             self.connection.sendall(raw)
 
-    def ask(self, stream: int, body: bytes = b"", end: bool = True, **pseudo: str) -> None:
-        """Send a request of one frame; `pseudo` replaces or adds fields, `_` before a name is a colon."""
+    def ask(
+        self,
+        stream: int,
+        body: bytes = b"",
+        end: bool = True,
+        trailers: tuple[tuple[str, str], ...] = (),
+        **pseudo: str | None,
+    ) -> None:
+        """Send a request; `pseudo` replaces or adds fields (None: leaves out), `_` before a name is a colon."""
         fields = {"_method": "POST" if body else "GET", "_scheme": "http", "_path": PATHS[0], "_authority": "gateway"}
         fields |= {"authorization": f"Bearer {KEYS['all']}"} | pseudo
-        block = write_fields(*((":" + name[1:] if name[0] == "_" else name, value) for name, value in fields.items()))
-        content = write_frame(DATA, int(end), stream, body) if body else b""
-        self.send(write_frame(HEADERS, 4 | (end and not body), stream, block) + content)
+        spelt = [(name.replace("_", ":", 1), value) for name, value in fields.items() if value is not None]
+        self.send(write_block(stream, write_fields(*spelt), end and not body and not trailers))
+        self.write_body(stream, body, end and not trailers)
+        if trailers:
+            self.send(write_block(stream, write_fields(*trailers)))
+
+    def write_body(self, stream: int, body: bytes, end: bool = True) -> None:
+        """Send a body of any size in frames, as the windows allow; stops where the gateway has answered."""
+        start = 0
+
+        def get_window() -> int:
+            return min(16_384, self.windows[0], self.windows.setdefault(stream, self.first_window))
+
+        while start < len(body):
+            self.read(lambda: get_window() > 0 or stream in self.ended | self.reset or self.away, 20)
+            if stream in self.ended | self.reset or self.away or (size := get_window()) <= 0:
+                return
+            part = body[start : start + size]
+            start += len(part)
+            for one in (0, stream):
+                self.windows[one] -= len(part)
+            self.send(write_frame(DATA, int(end and start == len(body)), stream, part))
 
     def read(self, until: Callable[[], Any], seconds: float = 10) -> bool:
         """Read frames until something is so; False where the gateway closed or the time is over."""
@@ -316,13 +441,20 @@ class H2:
                 size = len(payload).to_bytes(4, "big")
                 self.send(write_frame(WINDOW_UPDATE, 0, 0, size) + write_frame(WINDOW_UPDATE, 0, stream, size))
             elif kind == SETTINGS and not flags & 1:
+                for at in range(0, len(payload), 6):
+                    if payload[at : at + 2] == b"\0\4":  # SETTINGS_INITIAL_WINDOW_SIZE
+                        new = int.from_bytes(payload[at + 2 : at + 6], "big")
+                        self.windows |= {
+                            one: left + new - self.first_window for one, left in self.windows.items() if one
+                        }
+                        self.first_window = new
                 self.send(write_frame(SETTINGS, 1, 0))
             elif kind == RST_STREAM:
                 self.reset.add(stream)
             elif kind == GOAWAY:
                 self.away = True
             elif kind == WINDOW_UPDATE:
-                self.windows[stream] = self.windows.get(stream, 65535) + int.from_bytes(payload, "big")
+                self.windows[stream] = self.windows.get(stream, self.first_window) + int.from_bytes(payload, "big")
             if kind in (HEADERS, DATA) and flags & 1:
                 self.ended.add(stream)
         return True

@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hostile and broken requests, what each must be answered with, and which engine it may reach."""
+"""Hostile and broken requests, what each must be answered with, and what no engine may ever get."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from gateway_world import (
+    CLIENTS,
     CONTINUATION,
-    DATA,
     H2,
     HEADERS,
     KEYS,
     PATHS,
     RST_STREAM,
+    Answer,
     Connection,
     Gateway,
+    Seen,
     write_fields,
     write_frame,
     write_request,
@@ -31,27 +33,44 @@ BODY = json.dumps(GOOD).encode()
 
 @dataclass(frozen=True)
 class Case:
-    """A request: raw bytes for HTTP/1.1, or a function that speaks HTTP/2.
+    """Raw bytes for HTTP/1.1, or a function that speaks HTTP/2, and the allowed statuses.
 
-    `statuses` are the allowed ones (0: the connection ends without an answer); `engine` is the only one that the
-    request may reach, and must reach where the answer is 200.
+    0 is a connection that ends without an answer.
     """
 
     name: str
     raw: bytes | Callable[[H2], None]
     statuses: tuple[int, ...]
-    engine: str = ""
+    key: str | None = "all"
 
 
-def post(name: str, body: bytes | str | dict[str, Any], *statuses: int, engine: str = "mid", **more: Any) -> Case:
+@dataclass(frozen=True)
+class Body:
+    """A well-formed request with this body; `~` in it is where a filling may be."""
+
+    name: str
+    text: str
+    statuses: tuple[int, ...]
+    key: str = "all"
+    role: str = "worker"
+    path: str = PATHS[0]
+
+    def fill(self, size: int) -> bytes:
+        """The body, with so much filling that it has `size` bytes; as it is if it has more, or no place for it."""
+        before, place, after = self.text.encode("utf-8", "surrogatepass").partition(b"~")
+        filling = b'"x": "' + b"x" * (size - len(before) - len(after) - 9) + b'", ' if size and place else b""
+        return before + filling + after
+
+
+def post(name: str, body: bytes | dict[str, Any], *statuses: int, key: str | None = "all", **more: Any) -> Case:
     """A POST with this body, which is whole and well-formed HTTP."""
-    return Case(name, write_request(body.encode() if isinstance(body, str) else body, **more), statuses, engine)
+    return Case(name, write_request(body, key=key, **more), statuses, key)
 
 
 def head(name: str, lines: str, body: bytes = b"", *statuses: int) -> Case:
     """A POST with these header lines (CR LF is added) and these bytes after them; 400 where no status is given."""
     text = f"POST {PATHS[0]} HTTP/1.1\nHost: a\nAuthorization: Bearer {KEYS['all']}\n{lines}\n\n"
-    return Case(name, text.replace("\n", "\r\n").encode("latin-1") + body, statuses or (400,), "mid")
+    return Case(name, text.replace("\n", "\r\n").encode("latin-1") + body, statuses or (400,))
 
 
 def chunk(body: bytes, size: str = "") -> bytes:
@@ -64,14 +83,26 @@ def fill(size: int, before: str = '{"model": "worker", "x": "', after: str = '"}
     return before.encode() + b"x" * (size - len(before) - len(after)) + after.encode()
 
 
-def limit(name: str, members: str, *statuses: int) -> Case:
+def limit(name: str, members: str, *statuses: int, path: str = PATHS[0]) -> Body:
     """A body with further members."""
-    return post(name, '{"model": "worker", ' + members + "}", *statuses)
+    return Body(name, '{"model": "worker", ~' + members + "}", statuses, path=path)
 
 
-def part(name: str, body: bytes | str, *statuses: int) -> Case:
+def part(name: str, text: str, *statuses: int) -> Body:
     """A body from the client that may use only `sentry` of the two names of `small`."""
-    return post(name, body, *statuses, key="part", engine="small")
+    return Body(name, text, statuses, "part", "sentry")
+
+
+def lie(length: str, *statuses: int) -> list[Case]:
+    """A length that is not that of the body, in both protocols."""
+    text = json.dumps({"model": "sentry"}).encode()
+    h1 = write_request(text, key="part", headers=f"Content-Length: {length}\r\n")
+    fields = {"content-length": length, "authorization": f"Bearer {KEYS['part']}"}
+    h2 = functools.partial(H2.ask, stream=1, body=text, end=False, **fields)
+    return [
+        Case(f"Content-Length: {length}", h1, statuses, "part"),
+        Case(f"HTTP/2, {length}", h2, (0, *statuses), "part"),
+    ]
 
 
 def key(name: str, header: str = "", **more: Any) -> Case:
@@ -80,8 +111,23 @@ def key(name: str, header: str = "", **more: Any) -> Case:
 
 
 SMUGGLED = f"POST {PATHS[0]} HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{{}}".encode()
+TRAILERS = {
+    "authorization": f"Bearer {KEYS['all']}",
+    "x-data-parallel-rank": "9",
+    "x-vllm-edge-limits": "n=1000,logprobs=1000,tokens=1000000,prompts=1000,schema=10000000",
+    "x-vllm-edge-models": "auditor",
+}
+"""What a client must not say: as a header it is removed, and a trailer of this name reaches no application."""
 TOOL = {"parameters": {"properties": {"model": {"type": "string"}, "n": {"type": "integer"}}}}
 CHUNKED = "Transfer-Encoding: chunked"
+
+
+def make_call(name: str, value: Any) -> dict[str, Any]:
+    """A turn in which the model called a tool with an argument of this name."""
+    call = {"type": "tool_use", "id": "a", "name": "search", "input": {name: value}}
+    return {"role": "assistant", "content": [call]}
+
+
 OTHER_PATHS = [
     "/",
     "/metrics",
@@ -90,19 +136,31 @@ OTHER_PATHS = [
     "/V1/completions",
     "/v1/completions/",
     "/v1/x/../completions",
+    "//v1/completions",
+    "/roles/worker",
+    "/roles/worker/v1",
+    "/roles//v1/completions",
+    "/roles/worker//v1/completions",
+    "/roles/worker/../v1/completions",
+    "/roles/worker%2fv1/completions",
+    "/roles/worker%2f..%2farchitect/v1/completions",
+    "/roles/worker/metrics",
+    "/roles/role_worker/v1/completions",
+    "/Roles/worker/v1/completions",
 ]
 NO_BODIES = {
-    "array": b'[{"model": "worker"}]',
-    "blanks": b"  ",
-    "NUL inside": b'{"model": "worker", "a": "\0"}',
-    "BOM": b"\xef\xbb\xbf" + BODY,
-    "no model": b'{"messages": []}',
-    "object as model": b'{"model": {"model": "worker"}}',
-    "nested model": b'{"a": {"model": "worker"}}',
-    "empty model": b'{"model": ""}',
-    "truncated": b'{"messages": [{',
-    "truncated model": b'{"model": "worke',
-    "model with a NUL": b'{"model": "worker\\u0000"}',
+    "array": '[{"model": "worker"}]',
+    "blanks": "  ",
+    "NUL inside": '{"model": "worker", "a": "\0"}',
+    "BOM": "\ufeff" + BODY.decode(),
+    "no UTF-8": '{"model": "worker", "a": "\ud800"}',
+    "no model": '{"messages": []}',
+    "object as model": '{"model": {"model": "worker"}}',
+    "nested model": '{"a": {"model": "worker"}}',
+    "empty model": '{"model": ""}',
+    "truncated": '{"messages": [{',
+    "truncated model": '{"model": "worke',
+    "model with a NUL": '{"model": "worker\\u0000"}',
 }
 MEDIA = {
     '{"url": "http://169.254.169.254/"}': 400,
@@ -111,7 +169,11 @@ MEDIA = {
     '"ftp://a"': 400,
     '{"url": "data:image/png;base64,AAAA"}': 200,
     '{"type": "string"}': 200,
+    '{"detail": {"a": 1}, "url": "http://169.254.169.254/"}': 400,
+    '{"detail": "}", "url": "http://a"}': 400,
+    '["http://a"]': 400,
 }
+SCHEMAS = ("response_format", "structured_outputs", "tools", "functions", "text")
 CASES: dict[str, list[Case]] = {
     "paths": [
         *(post(path, GOOD, 404, path=path) for path in OTHER_PATHS),
@@ -125,12 +187,13 @@ CASES: dict[str, list[Case]] = {
         *(post(method, b"", 405, method=method) for method in ("GET", "HEAD", "OPTIONS", "post")),
         post("DELETE on /v1/models", b"", 405, method="DELETE", path="/v1/models"),
         post("CONNECT", b"", 400, 404, 405, method="CONNECT", path="169.254.169.254:80"),
-        post("GET of /status with a body", GOOD, 200, method="GET", path="/status", engine=""),
+        post("GET of /status with a body", GOOD, 200, method="GET", path="/status"),
     ],
     "whose request ends where": [
         head("CL and TE", f"Content-Length: 4\n{CHUNKED}", chunk(BODY) + SMUGGLED, 200, 400),
         head("TE and CL", f"{CHUNKED}\nContent-Length: 900", chunk(BODY) + SMUGGLED, 200, 400),
         head("two CL that differ", f"Content-Length: {len(BODY)}\nContent-Length: 2", BODY),
+        head("TE gzip, chunked", "Transfer-Encoding: gzip, chunked", chunk(BODY), 400, 422),
         head("negative CL", "Content-Length: -1", BODY),
         head("TE xchunked", "Transfer-Encoding: xchunked", chunk(BODY), 400, 413),
         head("blank before the colon", "Transfer-Encoding : chunked", chunk(BODY)),
@@ -149,34 +212,13 @@ CASES: dict[str, list[Case]] = {
         head("chunked body of 2 MiB", CHUNKED, chunk(fill(2 * MIB)), 413),
         head("chunked body of 900 KiB", CHUNKED, chunk(fill(900 * 1024)), 200),
         head("header of 40 KB", "X-A: " + "a" * 40_000),
-    ],
-    "bodies": [
-        *(post(name, body, 400) for name, body in NO_BODIES.items()),
-        post("number as model", b'{"model": 5}', 400, 404),
-        post("none", b"", 400, method="POST", headers="Content-Length: 0\r\n"),
-        post("deeply nested", '{"model": "worker", "x": ' + "[" * 5000 + "]" * 5000 + "}", 200),
-        post("model last, 900 KiB", fill(900 * 1024, '{"x": "', '", "model": "worker"}'), 200),
-        post("model last, 2 MiB", fill(2 * MIB, '{"x": "', '", "model": "worker"}'), 400),
-        post("keys that start as model", b'{"mode": "architect", "models": "architect", "model": "worker"}', 200),
-        post("unknown model", b'{"model": "nobody"}', 404),
-        post("model in capitals", b'{"model": "Worker"}', 404),
-        post("model of 1 KB", json.dumps({"model": "w" * 1000}), 400),
-    ],
-    "two readings of one body": [
-        part("own name", '{"model": "sentry"}', 200),
-        part("name of the same engine", '{"model": "auditor"}', 403),
-        part("name of another engine", '{"model": "worker"}', 403),
-        part("model twice", '{"model": "sentry", "model": "auditor"}', 400),
-        part("second model beyond the first MiB", fill(3 * MIB, '{"model": "sentry", "x": "', '", "model": "a"}'), 400),
-        part("second model escaped", '{"model": "sentry", "mod\\u0065l": "auditor"}', 400),
-        part("only model escaped", '{"mod\\u0065l": "sentry"}', 400),
-        part("name escaped", '{"model": "s\\u0065ntry"}', 400),
-        part("model twice, 900 KB apart", fill(900_000, '{"model": "sentry", "x": "', '", "model": "auditor"}'), 400),
-        part("model in a tool's schema", json.dumps({"model": "sentry", "tools": [TOOL]}), 400),
-        part("model in a text", json.dumps({"model": "sentry", "prompt": 'write "model": "auditor"'}), 200),
-        post("model twice, all names allowed", '{"model": "worker", "model": "architect"}', 200),
-        post("model escaped, all names allowed", '{"model": "worker", "mod\\u0065l": "architect"}', 400),
-        post("escaped letters in a text", '{"model": "worker", "prompt": "\\u0041\\" : \\u00e4"}', 200),
+        *lie(str(2**63 + 5), 400, 413),
+        *lie(str(2**64 - 1), 400, 413),
+        *lie(str(2**64), 400, 413),
+        *lie("100000000", 413),
+        *lie("+5", 400, 413),
+        *lie("0x10", 400, 413),
+        *lie("5, 5", 400, 413),
     ],
     "keys": [
         key("none"),
@@ -194,10 +236,49 @@ CASES: dict[str, list[Case]] = {
     "headers": [
         post("two Host headers", GOOD, 400, headers="Host: other\r\n"),
         post("X-Request-Id of the client", GOOD, 200, headers="X-Request-Id: a\tb<script>\r\n"),
+        *(
+            post(f"{spelling}: of the client", {"model": "sentry"}, 200, key="part", headers=f"{spelling}: {value}\r\n")
+            for name, value in TRAILERS.items()
+            for spelling in (name, name.title(), name.upper(), name.replace("-", "_"))
+            if name != "authorization"
+        ),
+        *(
+            post(
+                f"{name} as a trailer", {"model": "sentry"}, 200, 400, 403, key="part", trailers=f"{name}: {value}\r\n"
+            )
+            for name, value in TRAILERS.items()
+        ),
         post("Expect: 100-continue", GOOD, 200, headers="Expect: 100-continue\r\n"),
         post("Content-Encoding: gzip", GOOD, 400, headers="Content-Encoding: gzip\r\n"),
         post("Upgrade: websocket", GOOD, 200, 400, headers="Connection: Upgrade\r\nUpgrade: websocket\r\n"),
         post("Connection that names Authorization", GOOD, 200, 401, headers="Connection: authorization\r\n"),
+    ],
+}
+BODIES: dict[str, list[Body]] = {
+    "bodies": [
+        *(Body(name, text, (400,)) for name, text in NO_BODIES.items()),
+        Body("number as model", '{"model": 5}', (400, 404)),
+        Body("deeply nested", '{"model": "worker", ~"x": ' + "[" * 5000 + "]" * 5000 + "}", (400,)),
+        Body("model last", '{~"model": "worker"}', (200,)),
+        Body("keys that start as model", '{"mode": "architect", "models": "architect", "model": "worker"}', (200,)),
+        Body("unknown model", '{"model": "nobody"}', (404,)),
+        Body("model in capitals", '{"model": "Worker"}', (404,)),
+        Body("model of 1 KB", json.dumps({"model": "w" * 1000}), (400,)),
+    ],
+    "two readings of one body": [
+        part("own name", '{"model": "sentry", ~"a": 1}', 200),
+        part("name of the same engine", '{"model": "auditor", ~"a": 1}', 403),
+        part("name of another engine", '{"model": "worker"}', 403),
+        part("model twice", '{"model": "sentry", ~"model": "auditor"}', 403),
+        part("second model escaped", '{"model": "sentry", ~"mod\\u0065l": "auditor"}', 403),
+        part("only model escaped", '{~"mod\\u0065l": "sentry"}', 200, 400),
+        part("name escaped", '{"model": "s\\u0065ntry", ~"a": 1}', 200, 400, 404),
+        part("second model is null", '{"model": "sentry", ~"model": null}', 200, 400),
+        part("second model is a list", '{"model": "sentry", ~"model": ["auditor"]}', 400),
+        part("model in a tool's schema", json.dumps({"model": "sentry", "tools": [TOOL]}), 200),
+        part("model in a text", json.dumps({"model": "sentry", "prompt": 'write "model": "auditor"'}), 200),
+        Body("model twice, all names allowed", '{"model": "worker", ~"model": "architect"}', (403,)),
+        Body("escaped letters in a text", '{"model": "worker", ~"prompt": "\\u0041\\" : \\u00e4"}', (200,)),
     ],
     "what binds an engine": [
         limit("n 8", '"n": 8', 200),
@@ -207,7 +288,7 @@ CASES: dict[str, list[Case]] = {
         ),
         limit("n with blanks", '"n" \n:\t 100', 400),
         limit("n escaped", '"\\u006e": 100', 400),
-        limit("tools escaped", '"\\u0074ools": []', 400),
+        limit("tools escaped", '"\\u0074ools": []', 200),
         limit("n after 900 KB", '"x": "' + "x" * 900_000 + '", "n": 100', 400),
         limit("n in a text", '"prompt": "\\"n\\": 100"', 200),
         limit("max_tokens 32768", '"max_tokens": 32768', 200),
@@ -220,22 +301,32 @@ CASES: dict[str, list[Case]] = {
         limit("top_logprobs 20", '"logprobs": true, "top_logprobs": 20', 200),
         limit("top_logprobs 21", '"logprobs": true, "top_logprobs": 21', 400),
         limit("prompt_logprobs -1", '"prompt_logprobs": -1', 400),
+        limit("16 prompts", '"prompt": ' + json.dumps(["a"] * 16), 200, path=PATHS[1]),
+        limit("17 prompts", '"prompt": ' + json.dumps(["a"] * 17), 400, path=PATHS[1]),
+        limit("3 prompts, 8 of each", '"n": 8, "prompt": ["a", "b", "c"]', 400, path=PATHS[1]),
+        *(
+            limit(
+                f"{name} of a tool call",
+                '"messages": ' + json.dumps([make_call(name, value)]),
+                200,
+                path="/v1/messages",
+            )
+            for name, value in {"n": 50, "max_tokens": 10**6, "image_url": "https://a"}.items()
+        ),
     ],
     "addresses": [
         limit(value, f'"messages": [{{"content": [{{"image_url": {value}}}]}}]', status)
         for value, status in MEDIA.items()
     ]
-    + [limit(kind, f'"{kind}_url": "http://a"', 400) for kind in ("video", "audio", "file")],
+    + [limit(kind, f'"{kind}_url": "http://a"', 400) for kind in ("video", "audio", "file")]
+    + [limit("server of a tool", '"tools": [{"type": "mcp", "server_url": "http://a"}]', 400, path=PATHS[2])],
     "schemas": [
         limit("100 KB", '"response_format": {"json_schema": {"enum": ["}' + "x" * 100_000 + '"]}}', 200),
         limit(
             "400 tools of 600 bytes", '"tools": ' + json.dumps([TOOL | {"function": {"name": "x" * 480}}] * 400), 200
         ),
-        *(
-            limit(f"300 KB in {name}", f'"{name}": [{{"enum": ["{{' + "x" * 300_000 + '"]}]', 400)
-            for name in ("response_format", "structured_outputs", "text", "tools", "functions")
-        ),
-        limit("300 KB, together", ", ".join(['"tools": {"a": "' + "x" * 100_000 + '"}'] * 3), 400),
+        *(limit(f"300 KB in {name}", f'"{name}": [{{"enum": ["{{' + "x" * 300_000 + '"]}]', 400) for name in SCHEMAS),
+        limit("300 KB, together", ", ".join(f'"{one}": {{"a": "{"x" * 100_000}"}}' for one in SCHEMAS[:3]), 400),
         limit("nested too deeply", '"tools": ' + "[" * 50_000 + "]" * 50_000, 400),
         limit("that does not end", '"tools": [{"a": "' + "x" * 300_000, 400),
         limit("beside a text of 900 KB", '"response_format": {"a": 1}, "prompt": "' + "x" * 900_000 + '"', 200),
@@ -243,14 +334,11 @@ CASES: dict[str, list[Case]] = {
 }
 
 
-def send_big(client: H2) -> None:
-    """A body of 10 MiB, as the window allows."""
-    body = fill(10 * MIB)
-    client.ask(1, end=False, _method="POST", **{"content-length": str(len(body))})
-    for start in range(0, len(body), 16_384):
-        end = min(start + 16_384, len(body))
-        client.read(lambda end=end: min(client.windows.get(stream, 65535) for stream in (0, 1)) >= end)
-        client.send(write_frame(DATA, int(end == len(body)), 1, body[start:end]))
+def send_trailer(name: str, value: str) -> Case:
+    """A request of HTTP/2 with a trailer."""
+    fields = {"authorization": f"Bearer {KEYS['part']}"}
+    raw = functools.partial(H2.ask, stream=1, body=b'{"model": "sentry"}', trailers=((name, value),), **fields)
+    return Case(f"{name} as a trailer", raw, (0, 200, 400, 403), "part")
 
 
 def send_no_path(client: H2) -> None:
@@ -265,6 +353,7 @@ def send_resets(client: H2) -> None:
     client.ask(1003, BODY)
     client.read(lambda: 1003 in client.ended, 5)
     client.status[1] = client.status.get(1003, 0)
+    client.ended.add(1)
 
 
 def send_continuations(client: H2) -> None:
@@ -275,7 +364,7 @@ def send_continuations(client: H2) -> None:
 
 def ask(name: str, *statuses: int, **fields: str) -> Case:
     """A request over HTTP/2 with these fields."""
-    return Case(name, functools.partial(H2.ask, stream=1, body=BODY, **fields), statuses, "mid")
+    return Case(name, functools.partial(H2.ask, stream=1, body=BODY, **fields), statuses)
 
 
 CASES["HTTP/2"] = [
@@ -287,26 +376,104 @@ CASES["HTTP/2"] = [
     ask("header value with a line break", 0, 400, x="a\r\nTransfer-Encoding: chunked"),
     ask("Transfer-Encoding", 0, 400, **{"transfer-encoding": "chunked"}),
     ask("content-length that is a lie", 0, 400, **{"content-length": "5"}),
-    Case("body of 10 MiB", send_big, (200,), "mid"),
+    ask("empty :authority", 200, 400, _authority=""),
+    ask("header of 40 KB", 0, 400, x="a" * 40_000),
+    *(send_trailer(name, value) for name, value in TRAILERS.items()),
     Case("no :path", send_no_path, (0, 400)),
-    Case("rapid resets", send_resets, (0, 200, 400), "mid"),
+    Case("rapid resets", send_resets, (0, 200, 400)),
     Case("flood of CONTINUATION", send_continuations, (0,)),
 ]
 
 
-def send(gateway: Gateway, case: Case) -> tuple[int, list[str]]:
-    """Send the request; returns the status, and the engines that it reached."""
-    before = {name: len(engine.seen) for name, engine in gateway.engines.items()}
+def read_h2(client: H2) -> Answer:
+    """The answer on the first stream."""
+    client.read(lambda: 1 in client.ended or 1 in client.reset or client.away, 5)
+    client.close()
+    return Answer(client.status.get(1, 0), body=client.data.get(1, b""))
+
+
+def send(gateway: Gateway, case: Case) -> Answer:
+    """Send a request as it is."""
     if callable(case.raw):
         client = H2(gateway.port)
         case.raw(client)
-        client.read(lambda: 1 in client.ended or 1 in client.reset or client.away or client.status.get(1), 5)
-        client.read(lambda: 1 in client.ended, 0.2)
-        status = client.status.get(1, 0)
-        client.close()
-    else:
-        connection = Connection(gateway.port)
-        connection.send(case.raw)
-        status = (connection.read_head() if case.raw.startswith(b"HEAD") else connection.read()).status
-        connection.close()
-    return status, [name for name, engine in gateway.engines.items() if len(engine.seen) > before[name]]
+        return read_h2(client)
+    connection = Connection(gateway.port)
+    connection.send(case.raw)
+    answer = connection.read_head() if case.raw.startswith(b"HEAD") else connection.read()
+    connection.close()
+    return answer
+
+
+def send_body(gateway: Gateway, version: str, key: str | None, path: str, body: bytes, sized: bool = True) -> Answer:
+    """Send a well-formed request in one of the protocols, with its length or without."""
+    if version == "1.1":
+        return gateway.ask(write_request(body, path, key, "POST", trailers=None if sized else ""))
+    client = H2(gateway.port)
+    length = {"content-length": str(len(body))} if sized else {}
+    client.ask(1, body, _method="POST", _path=path, authorization=f"Bearer {KEYS[key]}" if key else None, **length)
+    return read_h2(client)
+
+
+# ---- what no engine may get: written without a look at the class that refuses it -----------------------------------
+
+MOST = {
+    **dict.fromkeys(("n", "best_of"), 8),
+    **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), 20),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"), 32768),
+}
+HARMLESS = {"host", "content-type", "content-length", "accept", "user-agent", "x-request-id"}
+OWN = {"connection", "transfer-encoding", "x-vllm-edge-models", "x-vllm-edge-limits"}
+"""Headers between the gateway and an engine; the class keeps them from the application."""
+
+
+def find_addresses(value: Any, key: str = "") -> Iterator[str]:
+    """Texts under keys that end in `url`, but not in arguments of a tool call, or schemas of arguments."""
+    if isinstance(value, str) and key.endswith("url"):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from find_addresses(item, key)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            if not (name in ("arguments", "parameters", "input_schema") or value.get("type") == "tool_use"):
+                yield from find_addresses(item, name)
+
+
+def find_faults(gateway: Gateway, client: str | None, engine: str, seen: Seen, port: str = "") -> Iterator[str]:
+    names = [served for served in gateway.names if client in CLIENTS and CLIENTS[client] in ("", served)]
+    if not names:
+        yield "a request of nobody"
+    if seen.method != "POST" or seen.target not in PATHS:
+        yield f"{seen.method} {seen.target}"
+    if foreign := set(seen.headers) - HARMLESS - OWN:
+        yield f"headers {foreign}"
+    if int(seen.headers.get("content-length", "0")) > 20 * MIB or len(seen.body) > 20 * MIB:
+        yield "more than 20 MiB"
+    if seen.given is None:
+        return
+    if foreign := {name.decode() for name, _ in seen.given_headers} - HARMLESS:
+        yield f"headers {foreign} for the application"
+    document = json.loads(seen.given)
+    model = document["model"]
+    if model not in names or engine not in gateway.names[model].split(",") or port not in ("", engine):
+        yield f"model {model!r}"
+    for name, most in MOST.items():
+        if (value := document.get(name)) is not None and value is not True and not 0 <= int(value) <= most:
+            yield f"{name} {value!r}"
+    prompts = document.get("prompt")
+    if isinstance(prompts, list) and len(prompts) * int(document.get("n") or 1) > 16:
+        yield f"{len(prompts)} prompts"
+    yield from (f"address {one}" for one in find_addresses(document) if not one.startswith("data:"))
+    schemas = {name: document.get(name) for name in SCHEMAS[:4]}
+    if len(json.dumps(schemas, separators=(",", ":"))) > 262_144 + 100:
+        yield "schemas"
+
+
+def judge(gateway: Gateway, client: str | None, port: str = "") -> list[str]:
+    """What the engines got of this client since the last call and must not get; `port` is the engine whose it used."""
+    faults = []
+    for name, engine in gateway.engines.items():
+        seen, engine.seen[:] = engine.seen[:], []
+        faults += [fault for one in seen for fault in find_faults(gateway, client, name, one, port)]
+    return faults
