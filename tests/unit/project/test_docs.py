@@ -19,7 +19,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 # Commands and settings of Ansible, and packages of clients, which no source of ours needs to know.
-ANSIBLES = re.compile(r"ANSIBLE_[A-Z_]+|encrypt_string|langchain_openai")
+ANSIBLES = re.compile(r"ANSIBLE_[A-Z_]+|encrypt_string|langchain_openai|cache_salt|body_size")
 PACKAGE = "plugins/module_utils/vllm_edge"
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
 
