@@ -224,8 +224,8 @@ def test_memory_stays_bounded(make_gateway: Callable[..., Gateway], kind: str) -
 
 @pytest.mark.thorough
 def test_streams_share_the_buffers(make_gateway: Callable[..., Gateway]) -> None:
-    """Each of 900 streams begins a body, which takes a buffer or two of 1 MiB; there are 768 of them."""
-    gateway = make_gateway()
+    """Each of 900 streams begins a body, which takes a buffer or two of 1 MiB; here are 768 of them."""
+    gateway = make_gateway(edit=("tune.buffers.limit 3072", "tune.buffers.limit 768"))
     before = gateway.get_memory_mib("VmData")
     clients = [H2(gateway.port) for _ in range(9)]
     for client in clients:
