@@ -507,7 +507,7 @@ def test_the_status_of_a_gateway(host: Host, capsys: pytest.CaptureFixture[str])
     (host.paths.gateway / "haproxy.cfg").write_text(text)
     host.sync()
     host.away("e4b")
-    servers = Servers({"architect": False, "worker": True, "auditor": False})
+    servers = Servers({"architect": False, "worker": True})  # haproxy.cfg is from before the name auditor
     gateway = describe_gateway(host.paths, {"ActiveState": "active"}, servers.proxy)
     assert gateway is not None
     assert gateway["addresses"] == ["http://127.0.0.1:8000", "https://10.0.0.1:8443"]
@@ -515,7 +515,7 @@ def test_the_status_of_a_gateway(host: Host, capsys: pytest.CaptureFixture[str])
         **{"engine": "31b-w4a16", "engines": ["31b-w4a16"], "state": "away", "retry_after_s": 55}
     }
     (line,) = render_gateway(gateway)
-    assert line.startswith("gateway active; http://127.0.0.1:8000") and "architect stand-in, worker away" in line
+    assert line.startswith("gateway active; http://127.0.0.1:8000") and "architect stand-in, auditor unknown, worker away" in line
     assert run_status(host.paths, output="text") == 0
     assert ["architect", "e4b", "unknown"] in [line.split() for line in capsys.readouterr().out.splitlines()]
     (host.paths.gateway / "haproxy.cfg").unlink()

@@ -86,10 +86,11 @@ def describe_gateway(paths: HostPaths, unit: Mapping[str, str], proxy: HAProxy |
 
 def _judge_role(name: str, row: Sequence[str], servers: Mapping[str, Server] | None) -> str:
     """Return the state of a served name, from its entry in models.map and HAProxy's servers."""
-    if servers is None or row[2] == "away":
-        return "unknown" if servers is None else row[2]
-    mine = [servers.get(name_link(name, place)) for place in range(len(row[1].split(",")))]
-    return row[2] if any(server and server.up and not server.away for server in mine) else "down"
+    links = [name_link(name, place) for place in range(len(row[1].split(",")))]
+    mine = [servers[link] for link in links if link in servers] if servers is not None else []
+    if not mine:  # HAProxy does not answer, or its configuration is from before the name; the doctor says which
+        return "unknown"
+    return row[2] if row[2] == "away" or any(server.up and not server.away for server in mine) else "down"
 
 
 def render_gateway(gateway: Mapping[str, Any]) -> list[str]:
