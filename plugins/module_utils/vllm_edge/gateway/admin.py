@@ -128,8 +128,8 @@ class HAProxy:
                 if not isinstance(error.__cause__, ConnectionError) or time.monotonic() >= deadline:
                     raise
             time.sleep(0.05)
-        rows = [line.split() for line in text.splitlines()]
-        workers = [Worker(self.path, int(row[0])) for row in rows if row[1:2] == ["worker"] and row[0].isdigit()]
+        rows = [line.split() for line in text.splitlines() if line[:1].isdigit()]
+        workers = [Worker(self.path, int(row[0])) for row in rows if row[1:2] not in ([], ["master"])]
         if not workers:
             raise GatewayDown(f"{self.path}: no worker is there.")
         return workers
