@@ -67,7 +67,7 @@ FLOODS = {
 }
 OWN, OTHER, SIX = "127.0.0.1", "127.0.0.2", "::1"
 """The good client's own address, and others."""
-TWO, THREE, MANY = (" ".join(f"127.0.0.{last}" for last in range(2, 2 + count)) for count in (2, 3, 30))
+TWO, THREE, MANY = (" ".join(f"127.0.0.{last}" for last in range(2, 2 + count)) for count in (2, 3, 10))
 
 
 async def keep_connected(flood: Flood, address: str, port: int, tls: ssl.SSLContext | None) -> None:
