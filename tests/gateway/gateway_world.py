@@ -70,12 +70,10 @@ def get_free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def write_certificate(path: Path) -> None:
-    """A key and its certificate, in one file."""
-    words = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=gateway -keyout - -out -"
-    )
-    path.write_bytes(subprocess.run(words.split(), capture_output=True, check=True).stdout)
+def write_certificate(path: Path, key: str = "-") -> None:
+    """A certificate, and its key in the same file unless it goes elsewhere."""
+    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=gateway -out - -keyout"
+    path.write_bytes(subprocess.run([*words.split(), key], capture_output=True, check=True).stdout)
 
 
 def name_backend(served: str) -> str:
@@ -83,12 +81,6 @@ def name_backend(served: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9_.-]{1,60}", served):
         return served
     return re.sub(r"[^A-Za-z0-9_.-]", "_", served[:40]) + "-" + hashlib.sha256(served.encode()).hexdigest()[:8]
-
-
-def make_nobody(path: Path) -> None:
-    """The certificate of a CA whose key nobody has, as the role makes it."""
-    words = f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=nobody -out {path}"
-    subprocess.run([*words.split(), "-keyout", "/dev/null"], capture_output=True, check=True)
 
 
 @dataclass
@@ -479,7 +471,7 @@ class Gateway:
         self.etc, self.run, self.vllm = self.root / "gateway", self.root / "run", self.root / "vllm"
         for path in (self.etc / "tls", self.run, self.vllm / "roles"):
             path.mkdir(parents=True)
-        make_nobody(self.etc / "tls/nobody.pem")
+        write_certificate(self.etc / "tls/nobody.pem", "/dev/null")  # nobody has the key, as the role makes it
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.engines = {name: Engine(name, self.vllm / f"engines/{name}/api.sock", self.loop) for name in ENGINES}

@@ -108,7 +108,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class HAProxy:
-    """One of the gateway's HAProxy processes: its unit, and the socket of its master."""
+    """The gateway's HAProxy: its unit, and the socket of its master."""
 
     unit: str
     path: Path

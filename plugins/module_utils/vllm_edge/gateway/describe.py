@@ -43,7 +43,7 @@ def describe_gateway(paths: HostPaths, unit: Mapping[str, str], proxy: HAProxy |
     """Return the gateway as `status --format json` shows it, as far as this user may see; None if the host has none.
 
     The state of a role is what HAProxy reaches: `up`, `stand-in`, `away` in a switch, `down` where no engine answers;
-    `unknown` if HAProxy cannot be asked.
+    `unknown` if HAProxy cannot be asked, or does not know the name yet.
     """
     hidden = paths.gateway.is_dir() and not os.access(paths.gateway, os.X_OK)
     if not hidden and not is_installed(paths):

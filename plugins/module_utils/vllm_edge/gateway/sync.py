@@ -384,7 +384,7 @@ def _apply(paths: HostPaths, look: Callable[[], View | None], check: bool, proxy
             if view is not None:
                 yield from _change_servers(worker, view, check)
 
-        second = _tell(proxy, change, check)
+        second = first if first.silent else _tell(proxy, change, check)  # a silent one was asked long enough
     roles = view.roles if view is not None else ()
     report = Report(
         True,
