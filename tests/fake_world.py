@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.vllm_edge.generation import committed, live, store
+from ansible.module_utils.vllm_edge.generation.build import Rendered
 from ansible.module_utils.vllm_edge.generation.model import Generation, GenerationError, Limits, SeenEngine
-from ansible.module_utils.vllm_edge.generation.render import Rendered
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch.model import Done, Downtime, Gap, Moves, Phase, PhaseFailed, PhaseRecord
 from ansible.module_utils.vllm_edge.switch.moves import decide_moves

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible.module_utils.vllm_edge.generation import committed, live, model, render, store
+from ansible.module_utils.vllm_edge.generation import build, committed, live, model, store
+from ansible.module_utils.vllm_edge.generation.build import EngineFiles, Rendered
 from ansible.module_utils.vllm_edge.generation.model import Choice, Origin
-from ansible.module_utils.vllm_edge.generation.render import EngineFiles, Rendered
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from engine_files import CAGE
 
@@ -41,7 +41,7 @@ def engine(name: str = "e2b", port: int = 8070, chat: str | None = None, note: s
         "health_timeout_s": 5,
         **config,
     }
-    return EngineFiles(container, unit, written, chat, render.input_hash(container, unit, written, chat, MANIFEST))
+    return EngineFiles(container, unit, written, chat, build.input_hash(container, unit, written, chat, MANIFEST))
 
 
 def rendered(*engines: EngineFiles, profile: str = "p", **more: Any) -> Rendered:

@@ -35,13 +35,13 @@ sys.path.insert(0, str(ROOT))
 from plugins.module_utils.vllm_edge.engine import metrics
 from plugins.module_utils.vllm_edge.inventory import risks, vllm_arguments
 from plugins.module_utils.vllm_edge.inventory.engine_arguments import KEY_OF_OPTION, OURS
-from plugins.module_utils.vllm_edge.planning import model_classes
+from plugins.module_utils.vllm_edge.planning.checkpoint import model_classes
 from tools import vllm_source
 from tools.vllm_source import NO_VALUE, Option, Sources
 
 CACHE = ROOT / ".cache/vllm"
 RECORD = ROOT / "plugins/module_utils/vllm_edge/inventory/vllm_arguments.py"
-CLASSES = ROOT / "plugins/module_utils/vllm_edge/planning/model_classes.py"
+CLASSES = ROOT / "plugins/module_utils/vllm_edge/planning/checkpoint/model_classes.py"
 VERSIONS = ROOT / "group_vars/all/versions.yml"
 LIMIT_BYTES = 400 * 2**20
 ALIKE = 0.75

@@ -36,7 +36,7 @@ FILES_OF_KV = {
     "distributed/utils.py": r"get_pp_indices",
     "utils/torch_utils.py": r"kv_cache_dtype_str_to_dtype|resolve_kv_cache_dtype_string",
 }
-"""Where the arithmetic of planning/kv_cache.py, vllm_versions.py and overhead.py comes from: names of functions."""
+"""Functions from which the arithmetic of kv_cache.py, vllm_versions.py and overhead.py in planning/memory/ comes."""
 
 
 class UnreadableSource(ValueError):

@@ -18,9 +18,9 @@ from ansible.utils.display import Display
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
+from ..module_utils.vllm_edge.answers import suite
 from ..module_utils.vllm_edge.inventory import gateway, pins, profiles, reports, variables
 from ..module_utils.vllm_edge.inventory.engine_inputs import find_secret_fault
-from ..module_utils.vllm_edge.quality import suite
 from ..module_utils.vllm_edge.text import shown
 from ..module_utils.vllm_edge.weights import access
 

@@ -16,7 +16,7 @@ from ansible.errors import AnsibleFilterError
 
 from ..module_utils.vllm_edge.gateway.names import backend_name
 from ..module_utils.vllm_edge.inventory import profiles, replicas, reports
-from ..module_utils.vllm_edge.planning import model_facts, recording
+from ..module_utils.vllm_edge.planning.checkpoint import model_facts, recording
 from ..module_utils.vllm_edge.text import shown
 
 Entry = Mapping[str, Any]

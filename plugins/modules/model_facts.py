@@ -111,7 +111,7 @@ record:
   type: dict
   sample: {}
 recorded_facts:
-  description: Text of the planner's C(planning/recorded_facts.py) with this model added.
+  description: Text of the planner's C(planning/checkpoint/recorded_facts.py) with this model added.
   returned: success
   type: str
   sample: ""
@@ -134,8 +134,8 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.vllm_edge.planning import families, hub, model_facts, recorded_facts, recording
 from ..module_utils.vllm_edge.planning.apart import read_apart
+from ..module_utils.vllm_edge.planning.checkpoint import families, hub, model_facts, recorded_facts, recording
 from ..module_utils.vllm_edge.planning.contract import UnknownArchitecture
 from ..module_utils.vllm_edge.weights.access import Secrets
 

@@ -198,9 +198,11 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.vllm_edge.planning import families, inputs, vllm_versions
+from ..module_utils.vllm_edge.planning import inputs
 from ..module_utils.vllm_edge.planning.advice import model, render, search
+from ..module_utils.vllm_edge.planning.checkpoint import families
 from ..module_utils.vllm_edge.planning.contract import Model
+from ..module_utils.vllm_edge.planning.memory import vllm_versions
 
 
 def advise(options: dict[str, Any], warn: Callable[[str], None]) -> dict[str, Any]:

@@ -105,7 +105,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.paths import STATE
 from ..module_utils.vllm_edge.planning import observations
-from ..module_utils.vllm_edge.planning.overhead import MIB, OBSERVABLE, ObservationError
+from ..module_utils.vllm_edge.planning.memory.overhead import MIB, OBSERVABLE, ObservationError
 from ..module_utils.vllm_edge.system.files import write_durably
 from ..module_utils.vllm_edge.text import table
 

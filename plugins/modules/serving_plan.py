@@ -258,17 +258,10 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.inventory.replicas import find_inherited
-from ..module_utils.vllm_edge.planning import (
-    drift,
-    families,
-    inputs,
-    memory_warning,
-    observations,
-    planner,
-    render,
-    vllm_versions,
-)
+from ..module_utils.vllm_edge.planning import drift, inputs, memory_warning, observations, planner, render
+from ..module_utils.vllm_edge.planning.checkpoint import families
 from ..module_utils.vllm_edge.planning.contract import Model, Plan
+from ..module_utils.vllm_edge.planning.memory import vllm_versions
 
 
 def describe_plan(plan: Plan, tolerances: Mapping[str, float], on_drift: drift.OnDrift, percent: int) -> dict[str, Any]:

@@ -216,9 +216,9 @@ from typing import Any, NoReturn
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.engine import policy
-from ..module_utils.vllm_edge.generation import committed, live, render, store
+from ..module_utils.vllm_edge.generation import build, committed, live, store
+from ..module_utils.vllm_edge.generation.build import Rendered
 from ..module_utils.vllm_edge.generation.model import Choice, Committed, Generation, GenerationError
-from ..module_utils.vllm_edge.generation.render import Rendered
 from ..module_utils.vllm_edge.paths import ETC, STATE, UNITS, HostPaths
 from ..module_utils.vllm_edge.switch.journal import Busy, Lock, holder
 from ..module_utils.vllm_edge.switch.model import Exit, Result
@@ -362,7 +362,7 @@ class Switch:
 
     def main(self) -> NoReturn:
         try:
-            rendered = render.rendered(self.module.params, self.paths, store.read_installed_hashes(self.paths))
+            rendered = build.rendered(self.module.params, self.paths, store.read_installed_hashes(self.paths))
             if self.module.check_mode:
                 running = holder(self.paths)
                 if running is not None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.bench.client import temporary_client
 from ansible.module_utils.vllm_edge.gateway import admin as admin_module
 from ansible.module_utils.vllm_edge.gateway import sync, view
 from ansible.module_utils.vllm_edge.gateway.admin import GatewayRefused, HAProxy, Worker
@@ -32,6 +31,7 @@ from ansible.module_utils.vllm_edge.generation import store
 from ansible.module_utils.vllm_edge.generation.model import Generation
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch.history import read_course
+from ansible.module_utils.vllm_edge.trials.bench.client import temporary_client
 from gateway_world import ENGINES, KEYS, Connection, Gateway, wait_until, write_request
 from generations import activate, engine, put, rendered
 

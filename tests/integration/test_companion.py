@@ -13,7 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge.engine.companion import (
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.system.attendance import LongRun
+from ansible.module_utils.vllm_edge.system.docker import DockerEngine
+from ansible.module_utils.vllm_edge.trials.companion import (
     Companion,
     CompanionError,
     Ended,
@@ -21,9 +24,6 @@ from ansible.module_utils.vllm_edge.engine.companion import (
     remove_companions,
     run_companion,
 )
-from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.system.attendance import LongRun
-from ansible.module_utils.vllm_edge.system.docker import DockerEngine
 from harness import IMAGE, USER, docker
 
 COMPANION = Companion("test", IMAGE, USER, program="")

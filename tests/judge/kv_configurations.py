@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.vllm_edge.planning import kv_cache
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, Attention, DecoderLayer, Model
+from ansible.module_utils.vllm_edge.planning.memory import kv_cache
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "planning"))
 

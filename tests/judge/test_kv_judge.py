@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.planning import kv_cache, vllm_versions
 from ansible.module_utils.vllm_edge.planning.contract import Attention
-from ansible.module_utils.vllm_edge.planning.vllm_versions import TokenRule
+from ansible.module_utils.vllm_edge.planning.memory import kv_cache, vllm_versions
+from ansible.module_utils.vllm_edge.planning.memory.vllm_versions import TokenRule
 from asked import SOURCES, ask
 from kv_configurations import Configuration, configurations, differences, table
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.quality.reference import parse_script_answers
-from ansible.module_utils.vllm_edge.quality.reference_run import SCRIPT
+from ansible.module_utils.vllm_edge.trials.reference import parse_script_answers
+from ansible.module_utils.vllm_edge.trials.reference_run import SCRIPT
 
 from lab import images
 
@@ -24,7 +24,7 @@ REQUEST: dict[str, Any] = {
 
 
 def run(job: Path, request: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    """Run the script as `engine.companion` does."""
+    """Run the script as `trials.companion` does."""
     image = images.engine_image()
     (job / "out").mkdir(exist_ok=True)
     (job / "request.json").write_text(json.dumps(request))

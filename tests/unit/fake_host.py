@@ -21,8 +21,8 @@ from ansible.module_utils.vllm_edge.generation.model import Generation
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
 from ansible.module_utils.vllm_edge.names import TARGET
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.switch.host import HostWorld
 from ansible.module_utils.vllm_edge.switch.model import Done, Moves, PhaseFailed
+from ansible.module_utils.vllm_edge.switch.world import HostWorld
 from ansible.module_utils.vllm_edge.system.docker import Container, DockerAway, DockerRefused, DockerUnit
 from ansible.module_utils.vllm_edge.system.http import Answer
 from ansible.module_utils.vllm_edge.system.systemd import Ran, Systemd, SystemdError

@@ -69,7 +69,7 @@ OK, ROLLED_BACK, REFUSED, FAILED, BUSY = range(5)
 VARIANT = """
 import json, shutil, sys
 from dataclasses import asdict
-from vllm_edge.generation import render, store
+from vllm_edge.generation import build, store
 from vllm_edge.generation.committed import committed
 from vllm_edge.generation.model import Limits
 from vllm_edge.names import TARGET
@@ -88,18 +88,18 @@ for name, engine in there.engines.items():
     place = there.directory / "engines" / name
     container = json.loads(edited((place / "container.json").read_text()))["arguments"]
     config = json.loads(edited((place / "engine.json").read_text()))
-    config = {key: value for key, value in config.items() if key not in render.OF_NO_ENGINE}
+    config = {key: value for key, value in config.items() if key not in build.OF_NO_ENGINE}
     unit = edited((there.directory / "units" / config["unit"]).read_text())
     chat = (place / "chat-template.jinja").read_text() if (place / "chat-template.jinja").exists() else None
     hashed = engine.config.input_hash
     if asked["replace"]:
-        hashed = render.input_hash(container, unit, config, chat, "variant")
-    engines[name] = render.EngineFiles(container, unit, config, chat, hashed)
+        hashed = build.input_hash(container, unit, config, chat, "variant")
+    engines[name] = build.EngineFiles(container, unit, config, chat, hashed)
 if missing := [old for old, _ in asked["replace"] if old not in found]:
     sys.exit(f"{missing} stands nowhere in generation {asked['of']}")
 limits = Limits(**{**asdict(there.limits), **asked["limits"]})
 target = (there.directory / "units" / TARGET).read_text()
-rendered = render.Rendered(there.profile, engines, target, there.budgets_mib, there.foreign, limits)
+rendered = build.Rendered(there.profile, engines, target, there.budgets_mib, there.foreign, limits)
 number = store.choose_number(rendered.digest, paths)
 if not paths.generation_dir(number).exists():
     staged = store.stage(paths)

@@ -26,7 +26,7 @@ from conftest import (
 
 
 def test_refused_before_anything_is_touched(edge: Edge, pair: Pair) -> None:
-    """Somebody else's process is on the GPU; every other reason to refuse is in tests/unit/switch/test_preflight.py."""
+    """Somebody else's process is on the GPU; the other reasons are in tests/unit/switch/steps/test_preflight.py."""
     container, unit = default.life(edge, CONTAINER), edge.unit("InvocationID", "MainPID", unit=UNIT)
     pid = edge.run("lab-gpu", "foreign", "start", "--gpu", "3", "--mib", "1900").strip()
     try:

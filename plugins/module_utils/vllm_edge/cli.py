@@ -85,7 +85,7 @@ def _add_canary_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_canary(options: Options, paths: HostPaths) -> int:
-    from .canary.command import run_canary
+    from .answers.canary_command import run_canary
 
     return run_canary(
         options.engine, paths, output=options.format, timeout_s=options.timeout, unless_passed=options.unless_passed
@@ -179,8 +179,8 @@ def _run_rollback(options: Options, paths: HostPaths) -> int:
 
 
 def _stop(options: Options, paths: HostPaths) -> int:
-    from .switch.host import HostWorld
     from .switch.stop import run_stop
+    from .switch.world import HostWorld
 
     return run_stop(paths, output=options.format, open_world=HostWorld)
 
@@ -266,7 +266,7 @@ def _add_reference_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_reference(options: Options, paths: HostPaths) -> int:
-    from .quality import reference_run
+    from .trials import reference_run
 
     long_run = _describe_long_run("reference", options, paths)
     if options.progress:
@@ -314,7 +314,7 @@ def _add_quality_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_quality(options: Options, paths: HostPaths) -> int:
-    from .quality import run
+    from .answers import quality as run
 
     long_run = _describe_long_run("quality", options, paths)
     if options.progress:
@@ -393,7 +393,7 @@ def _run_planning(options: Options, paths: HostPaths) -> int:
 
 
 def _add_bench_options(parser: argparse.ArgumentParser) -> None:
-    from .bench.model import CASES
+    from .trials.bench.model import CASES
 
     parser.add_argument("--engine", action="append", default=[], metavar="NAME", help="may be repeated (default: all)")
     parser.add_argument("--case", action="append", choices=CASES, help="may be repeated (default: all)")
@@ -425,11 +425,11 @@ def _describe_long_run(name: str, options: Options, paths: HostPaths) -> LongRun
 
 
 def _run_bench(options: Options, paths: HostPaths) -> int:
-    from .bench import command
-    from .bench.cases import Sizes
-    from .bench.compare import read_reference
-    from .bench.model import CASES
-    from .bench.run import Options as BenchOptions
+    from .trials.bench import command
+    from .trials.bench.cases import Sizes
+    from .trials.bench.compare import read_reference
+    from .trials.bench.model import CASES
+    from .trials.bench.run import Options as BenchOptions
 
     long_run = _describe_long_run("bench", options, paths)
     if options.progress:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.canary.command import Result
+from ansible.module_utils.vllm_edge.answers.canary_command import Result
 from ansible.module_utils.vllm_edge.doctor import command, deep
 from ansible.module_utils.vllm_edge.doctor.contract import NotKnown
 from ansible.module_utils.vllm_edge.doctor.facts import Deep, Expectation, Weights

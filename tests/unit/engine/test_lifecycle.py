@@ -29,10 +29,10 @@ from ansible.module_utils.vllm_edge.engine.startup import (
     parse_phase,
 )
 from ansible.module_utils.vllm_edge.engine.state import EngineState
+from ansible.module_utils.vllm_edge.engine.usage import Usage
 from ansible.module_utils.vllm_edge.engine.watchers import compute_health_interval
 from ansible.module_utils.vllm_edge.system.docker import Container
 from ansible.module_utils.vllm_edge.system.http import Answer
-from ansible.module_utils.vllm_edge.system.usage import Usage
 from engine_files import CONFIG
 
 ENGINE: EngineConfig = parse_engine(json.dumps(CONFIG | {"image_id": "sha256:11"}), "engine.json")

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 from ansible.module_utils.vllm_edge.engine import policy
-from ansible.module_utils.vllm_edge.engine.companion import Companion, build_create_arguments
 from ansible.module_utils.vllm_edge.engine.config import EngineConfigError, engine_problems
 from ansible.module_utils.vllm_edge.engine.render import (
     Settings,
@@ -20,6 +19,7 @@ from ansible.module_utils.vllm_edge.engine.render import (
     read_settings,
 )
 from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.trials.companion import Companion, build_create_arguments
 from helpers import ROOT
 
 IMAGE = f"sha256:{'0a' * 32}"

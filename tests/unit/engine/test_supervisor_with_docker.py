@@ -21,12 +21,12 @@ from ansible.module_utils.vllm_edge.engine import container, launch
 from ansible.module_utils.vllm_edge.engine.config import load_engine
 from ansible.module_utils.vllm_edge.engine.journal import Journal
 from ansible.module_utils.vllm_edge.engine.loads import read_loads
+from ansible.module_utils.vllm_edge.engine.sd_notify import Notifier
 from ansible.module_utils.vllm_edge.engine.supervisor import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, Supervisor
 from ansible.module_utils.vllm_edge.gpu.driver import DriverVersions, find_missing_access
 from ansible.module_utils.vllm_edge.switch.journal import Lock
 from ansible.module_utils.vllm_edge.system.docker import DockerAway, DockerRefused, DockerUnit
 from ansible.module_utils.vllm_edge.system.http import Answer
-from ansible.module_utils.vllm_edge.system.sd_notify import Notifier
 from ansible.module_utils.vllm_edge.system.systemd import Ran, Systemd
 from engine_files import CONFIG, CREATE, written
 from fake_docker import FakeDocker

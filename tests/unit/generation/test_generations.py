@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 from ansible.module_utils.vllm_edge.engine.config import add_labels, load_engine
-from ansible.module_utils.vllm_edge.generation import committed, live, model, render, store
+from ansible.module_utils.vllm_edge.generation import build, committed, live, model, store
 from ansible.module_utils.vllm_edge.generation.model import GenerationError, Limits
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from generations import UUIDS, activate, engine, put, rendered
@@ -41,10 +41,10 @@ def test_the_input_hash_covers_the_line_the_unit_and_the_weights_and_no_label() 
     base = engine()
     given = [base.container, base.unit, base.config, None]
     hashes = {
-        render.input_hash(*given, "m1"),
-        render.input_hash(*given, "m2"),
-        render.input_hash([*base.container, "--x"], base.unit, base.config, None, "m1"),
-        render.input_hash(base.container, base.unit + "#", base.config, None, "m1"),
+        build.input_hash(*given, "m1"),
+        build.input_hash(*given, "m2"),
+        build.input_hash([*base.container, "--x"], base.unit, base.config, None, "m1"),
+        build.input_hash(base.container, base.unit + "#", base.config, None, "m1"),
     }
     assert len(hashes) == 4
     assert add_labels(base.container, 3, "ab")[1:4] == [

@@ -7,7 +7,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from ansible.module_utils.vllm_edge.planning import families, model_facts, planner
+from ansible.module_utils.vllm_edge.planning import planner
+from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts
 from ansible.module_utils.vllm_edge.planning.contract import EnginePlan, Facts, Gpu, Model, Plan
 
 MIB, GIB = 2**20, 2**30

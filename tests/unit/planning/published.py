@@ -12,8 +12,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ansible.module_utils.vllm_edge.planning import families, kv_cache, model_facts, weights
+from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, Facts, Model
+from ansible.module_utils.vllm_edge.planning.memory import kv_cache, weights
 
 Header = tuple[str, str, tuple[int, ...]]
 

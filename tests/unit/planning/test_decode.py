@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import pytest
 from ansible.module_utils.vllm_edge.gpu.models import GPU_MODELS, GpuModel
-from ansible.module_utils.vllm_edge.planning import decode, planner, weights
+from ansible.module_utils.vllm_edge.planning import decode, planner
 from ansible.module_utils.vllm_edge.planning.contract import DecodeTogether
+from ansible.module_utils.vllm_edge.planning.memory import weights
 from checkpoints import DEFAULT, REFERENCE, engine, model, plan_of
 
 RTX_5090 = GpuModel((12, 0), 1792e9, False)

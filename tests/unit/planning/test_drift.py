@@ -12,8 +12,8 @@ import test_plan_render
 from ansible.module_utils.vllm_edge.engine.config import parse_engine
 from ansible.module_utils.vllm_edge.engine.state import EngineState
 from ansible.module_utils.vllm_edge.planning import drift
+from ansible.module_utils.vllm_edge.planning.checkpoint.generic import describe_generic
 from ansible.module_utils.vllm_edge.planning.contract import GpuPlan, LoadTime, Seconds
-from ansible.module_utils.vllm_edge.planning.generic import describe_generic
 from ansible.module_utils.vllm_edge.status.tables import render_drift_table
 from engine_files import CONFIG
 

@@ -13,7 +13,8 @@ from ansible.module_utils.vllm_edge.engine.config import EngineConfig, parse_eng
 from ansible.module_utils.vllm_edge.engine.loads import Load, remember_load
 from ansible.module_utils.vllm_edge.engine.state import EngineState
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.planning import load_on_host, model_facts
+from ansible.module_utils.vllm_edge.planning import load_on_host
+from ansible.module_utils.vllm_edge.planning.checkpoint import model_facts
 from ansible.module_utils.vllm_edge.planning.contract import Arguments
 from ansible.module_utils.vllm_edge.planning.load_time import Expected, expect, find_slow_load, plan_load
 from ansible.module_utils.vllm_edge.weights.read_rate import ReadRate

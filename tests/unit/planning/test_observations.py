@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.engine.startup import Progress
 from ansible.module_utils.vllm_edge.planning import observations
-from ansible.module_utils.vllm_edge.planning.overhead import GIB, MIB, ObservationError
+from ansible.module_utils.vllm_edge.planning.memory.overhead import GIB, MIB, ObservationError
 
 IMAGE, OTHER_IMAGE = "sha256:aaaa", "sha256:bbbb"
 MODELS = {

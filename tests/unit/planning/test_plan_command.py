@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from ansible.module_utils.vllm_edge import cli
 from ansible.module_utils.vllm_edge.gpu.models import find_by_short_name
-from ansible.module_utils.vllm_edge.planning import model_facts
+from ansible.module_utils.vllm_edge.planning.checkpoint import model_facts
 from helpers import ROOT
 from test_model_facts import hub, write  # noqa: F401 (the fixture)
 

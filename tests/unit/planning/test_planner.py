@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.gpu.models import GPU_MODELS
-from ansible.module_utils.vllm_edge.planning import decode, overhead, planner, weights
+from ansible.module_utils.vllm_edge.planning import decode, planner
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, EnginePlan, Verdict
+from ansible.module_utils.vllm_edge.planning.memory import overhead, weights
 from checkpoints import BF16_TP4, DEFAULT, GIB, L4, MIB, NVFP4_TP2, REFERENCE, engine, model, plan, plan_of
 
 

@@ -15,8 +15,9 @@ import checkpoints
 import kv_models
 import published
 import pytest
-from ansible.module_utils.vllm_edge.planning import families, kv_cache, model_facts, weights
+from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, Model
+from ansible.module_utils.vllm_edge.planning.memory import kv_cache, weights
 
 GIB = 2**30
 LOADED_WITHIN = 0.01

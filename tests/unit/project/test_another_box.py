@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import yaml
 from ansible.module_utils.vllm_edge.inventory.replicas import add_defaults
-from ansible.module_utils.vllm_edge.planning import families, model_facts, planner
+from ansible.module_utils.vllm_edge.planning import planner
+from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts
 from ansible.module_utils.vllm_edge.planning.contract import Gpu, Verdict
 from helpers import ROOT
 

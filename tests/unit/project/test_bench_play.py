@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.bench.model import CASES
+from ansible.module_utils.vllm_edge.trials.bench.model import CASES
 from helpers import ROOT, find_failures, get_words, make_host, run_playbook
 
 RECORD = "20261125T023000Z-e2b-only.jsonl"

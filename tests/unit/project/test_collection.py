@@ -81,7 +81,7 @@ def test_a_wheel_is_built_again_only_when_its_sources_changed(project: Path, tmp
     (wheels / "vllm_edge-0.0.9-py3-none-any.whl").touch()
     made = Path(first["path"]).stat()
     assert build_wheel(tree, wheels) == first and Path(first["path"]).stat().st_mtime_ns == made.st_mtime_ns
-    (tree / "plugins/module_utils/vllm_edge/planning/recorded.json").write_text("{}\n")
+    (tree / "plugins/module_utils/vllm_edge/planning/checkpoint/recorded.json").write_text("{}\n")
     second = build_wheel(tree, wheels)
     assert second["sources"] != first["sources"] and second["sha256"] != first["sha256"]
     assert [path.name for path in wheels.iterdir()] == [Path(second["path"]).name]

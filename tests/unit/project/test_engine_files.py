@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.generation.render import Rendered
-from ansible.module_utils.vllm_edge.generation.render import rendered as render
+from ansible.module_utils.vllm_edge.generation.build import Rendered
+from ansible.module_utils.vllm_edge.generation.build import rendered as render
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from helpers import ROOT, run_playbook
 

@@ -14,7 +14,8 @@ from ansible.module_utils.vllm_edge.gpu.models import GPU_MODELS
 from ansible.module_utils.vllm_edge.inventory import engine_arguments, vllm_arguments
 from ansible.module_utils.vllm_edge.inventory.profiles import CUDA_TOTAL_MIB
 from ansible.module_utils.vllm_edge.inventory.replicas import expand, list_replicas
-from ansible.module_utils.vllm_edge.planning import families, model_facts, planner
+from ansible.module_utils.vllm_edge.planning import planner
+from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts
 from ansible.module_utils.vllm_edge.planning.contract import EnginePlan, Gpu, Verdict
 from helpers import ROOT
 

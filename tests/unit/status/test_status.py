@@ -17,6 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ansible.module_utils.vllm_edge.answers.model import CaseResult
+from ansible.module_utils.vllm_edge.answers.quality import Options, build_record, write_record
 from ansible.module_utils.vllm_edge.engine.config import parse_engine
 from ansible.module_utils.vllm_edge.engine.loads import Load, remember_load
 from ansible.module_utils.vllm_edge.engine.state import EngineState, Failure, stamp, write_state
@@ -24,8 +26,6 @@ from ansible.module_utils.vllm_edge.generation.model import FileChange
 from ansible.module_utils.vllm_edge.gpu.topology import Card, find_obstacles
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.planning.drift import TOLERANCES
-from ansible.module_utils.vllm_edge.quality.model import CaseResult
-from ansible.module_utils.vllm_edge.quality.run import Options, build_record, write_record
 from ansible.module_utils.vllm_edge.status import collect as status_module
 from ansible.module_utils.vllm_edge.status.collect import collect, sum_budgets
 from ansible.module_utils.vllm_edge.status.command import render_status

@@ -345,7 +345,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[PhaseFailed]:
         return MOVES
 
     world = SimpleNamespace(HostWorld=lambda paths: SimpleNamespace(moves=asked))
-    monkeypatch.setitem(sys.modules, f"{PACKAGE}.switch.host", world)
+    monkeypatch.setitem(sys.modules, f"{PACKAGE}.switch.world", world)
     return problems
 
 

@@ -19,10 +19,10 @@ from ansible.module_utils.vllm_edge.gateway.admin import HAProxy
 from ansible.module_utils.vllm_edge.generation import model, store
 from ansible.module_utils.vllm_edge.generation.model import FileChange, Limits, SeenEngine
 from ansible.module_utils.vllm_edge.names import TARGET
-from ansible.module_utils.vllm_edge.switch import host as host_world
-from ansible.module_utils.vllm_edge.switch import requests
+from ansible.module_utils.vllm_edge.switch import world as host_world
 from ansible.module_utils.vllm_edge.switch.model import Done, Moves, Phase
 from ansible.module_utils.vllm_edge.switch.moves import decide_moves
+from ansible.module_utils.vllm_edge.switch.steps import requests
 from ansible.module_utils.vllm_edge.system.files import LockHeld
 from ansible.module_utils.vllm_edge.system.http import Answer
 from fake_host import OOM, ServingHost, failure, ok, write

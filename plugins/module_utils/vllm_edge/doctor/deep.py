@@ -10,10 +10,10 @@ import grp
 from functools import partial
 from pathlib import Path
 
-from ..canary.command import full_canary
+from ..answers.canary_command import full_canary
 from ..paths import HostPaths
 from ..status.collect import ask_gpus, collect, load_configs
-from ..switch.preflight import check_images
+from ..switch.steps.preflight import check_images
 from ..system.docker import DockerEngine
 from ..weights.record import load_record
 from ..weights.survey import Ownership, find_ownership_faults, survey_recorded

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..canary.command import Result
+from ..answers.canary_command import Result
 from ..gateway.certificate import Certificate
 from ..gpu.access import Access
 from ..gpu.budget import Foreign

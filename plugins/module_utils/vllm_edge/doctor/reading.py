@@ -35,9 +35,9 @@ from ..gpu.owners import Owner, find_owners
 from ..gpu.topology import Topology, Xid
 from ..names import GATEWAY_UNIT, GATEWAY_USER, LABEL_COMPANION, TARGET
 from ..paths import HostPaths
-from ..switch import hooks
 from ..switch.history import read_course, read_switches
 from ..switch.model import Result
+from ..switch.steps import hooks
 from ..system import cdi, dpkg
 from ..system.docker import locate_images, locate_swarm_state
 from ..system.dpkg import Packages

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 
 from ..system.http import Answer
-from ..system.usage import Usage
+from .usage import Usage
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import TextIO
 
 from ..paths import HostPaths
-from ..system.sd_notify import Notifier
 from .config import EngineConfig
 from .lifecycle import EXTEND_BY_S
+from .sd_notify import Notifier
 from .signatures import Explanation
 from .startup import WORDS, Phase
 from .state import EngineState, Failure, read_state, stamp, write_state

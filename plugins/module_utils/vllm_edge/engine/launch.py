@@ -15,7 +15,6 @@ from ..system.docker import Container, DockerAway, DockerRefused, parse_stamp
 from ..system.files import is_locked
 from ..system.http import Answer
 from ..system.systemd import Systemd, SystemdError
-from ..system.usage import read_usage
 from .api_socket import make_directory
 from .config import Engine
 from .container import ContainerControl, LaunchFailed
@@ -36,6 +35,7 @@ from .lifecycle import (
 from .signatures import Explanation
 from .startup import Phase
 from .state import TAIL_LINES, Failure, stamp
+from .usage import read_usage
 
 DOCKER_WAIT_S = 900.0
 """Seconds that a launch waits for Docker, and during which a failed launch is repeated."""

@@ -15,13 +15,13 @@ from enum import Enum
 from ..names import LABEL_ENGINE, LABEL_INPUT_HASH, EngineIdentity
 from ..system.docker import Container
 from ..system.http import Answer
-from ..system.usage import Usage
 from .advance import Advance
 from .config import EngineConfig
 from .diagnosis import explain_hang, explain_stall, explain_standstill
 from .signatures import Explanation
 from .startup import BUSY_PHASES, STARTING_PHASES, WORDS, Phase, Progress, is_progress
 from .state import TAIL_LINES, EngineState
+from .usage import Usage
 
 SCAN_LINES = 600
 """Log lines that are kept for the diagnosis."""

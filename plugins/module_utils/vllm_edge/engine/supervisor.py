@@ -18,7 +18,6 @@ from ..names import EngineIdentity
 from ..paths import HostPaths
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, DockerUnit, docker_unit, parse_stamp
 from ..system.http import Answer, get_health, request
-from ..system.sd_notify import Notifier, read_watchdog_seconds
 from ..system.systemd import Systemd
 from .config import Engine, EngineConfigError, load_engine
 from .container import ContainerControl, LaunchFailed
@@ -29,6 +28,7 @@ from .launch import DOCKER_WAIT_S, Launcher
 from .lifecycle import EXTEND_BY_S, Existing, Reaction, Supervision
 from .loads import describe_load, find_longest, remember_load
 from .metrics import kv_blocks
+from .sd_notify import Notifier, read_watchdog_seconds
 from .signatures import Explanation
 from .startup import WORDS, Phase
 from .state import stamp

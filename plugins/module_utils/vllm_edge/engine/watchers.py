@@ -13,12 +13,12 @@ from pathlib import Path
 
 from ..system.docker import Container, ContainerGone, DockerAway, DockerRefused
 from ..system.http import Answer
-from ..system.usage import read_usage
 from .api_socket import open_to_gateway
 from .config import EngineConfig
 from .container import ContainerControl
 from .events import Died, DockerSeen, Events, HealthSeen, LogLine, LogLost, ProbeSeen, UsageSeen
 from .journal import OWN_MARK, OWN_PROBE, Journal
+from .usage import read_usage
 
 ASK_AGAIN_S = 1.0
 """Seconds before Docker is asked again after an error of its API."""

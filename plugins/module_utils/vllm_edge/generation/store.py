@@ -30,6 +30,7 @@ from ..engine.config import (
 from ..names import ENGINE_NAME, TARGET, unit_name
 from ..paths import HostPaths
 from ..system.files import sync, write_durably
+from .build import OF_NO_ENGINE, EngineFiles, InstalledHash, Rendered, join_lines
 from .committed import committed
 from .model import (
     CHAT_FILE,
@@ -41,7 +42,6 @@ from .model import (
     GenerationError,
     Limits,
 )
-from .render import OF_NO_ENGINE, EngineFiles, InstalledHash, Rendered, join_lines
 
 
 def load_committed(paths: HostPaths) -> Generation | None:

@@ -17,8 +17,8 @@ from typing import Any
 
 from ..names import ENGINE_USER
 from ..system.records import parse_json
+from .checkpoint.model_facts import FactsError, expand_ranges, ranges
 from .contract import Facts, Tensor
-from .model_facts import FactsError, expand_ranges, ranges
 
 MEMORY_BYTES = 2 * 2**30
 """Address space of the process: Python and the hub's client need a part of it."""

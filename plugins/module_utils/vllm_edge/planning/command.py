@@ -15,11 +15,12 @@ from ..gpu.models import GPU_MODELS, find_by_short_name
 from ..text import nearest, shown
 from ..weights.access import read_token_file
 from ..weights.record import WeightsError
-from . import families, hub, inputs, model_facts, planner, recording, render
+from . import inputs, planner, render
 from .advice import model as advice_model
 from .advice import render as advice_render
 from .advice import search
 from .apart import read_apart
+from .checkpoint import families, hub, model_facts, recording
 from .contract import Facts, Gpu, Model, Plan, Verdict
 from .fixes import TENSOR_PARALLEL_SIZES
 

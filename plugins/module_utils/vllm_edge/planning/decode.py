@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from ..gpu.models import GpuModel
 from .contract import Arguments, Attention, Decode, DecodeTogether, Model, RankWeights, Uncertain
-from .kv_cache import ELEMENT_BYTES, WINDOWED
+from .memory.kv_cache import ELEMENT_BYTES, WINDOWED
 
 REACHED_BANDWIDTH = Uncertain(
     0.85,

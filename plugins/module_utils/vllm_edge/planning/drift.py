@@ -17,8 +17,8 @@ from typing import Any, Literal
 from ..engine.config import EngineConfig
 from ..engine.startup import Phase
 from ..engine.state import EngineState
+from .checkpoint.generic import is_generic
 from .contract import EnginePlan, GpuPlan, LoadTime
-from .generic import is_generic
 from .memory_warning import THRESHOLD_PERCENT
 
 MIB = 2**20

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..gpu.models import GpuModel
-from .context_length import ALLOW_LONGER, derive_limit, is_longer_allowed
+from .checkpoint.model_classes import ADDED, GONE
 from .contract import Arguments, Gpu, Model, Verdict
-from .dtypes import ALSO_FLOAT32, BFLOAT16_SINCE, WITHOUT_FLOAT16, list_supported
-from .model_classes import ADDED, GONE
+from .memory.context_length import ALLOW_LONGER, derive_limit, is_longer_allowed
+from .memory.dtypes import ALSO_FLOAT32, BFLOAT16_SINCE, WITHOUT_FLOAT16, list_supported
 
 PIPELINE_FIXED = (0, 21)
 """Gemma 4 with pipeline parallelism: vLLM 0.19.0 and 0.20.0 call `IntermediateTensors.get`

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from . import feasibility
-from .context_length import derive_limit, is_longer_allowed
 from .contract import Verdict
+from .memory.context_length import derive_limit, is_longer_allowed
+from .memory.vllm_versions import max_model_len, max_num_seqs
 from .outcome import Engine, Outcome, compute_outcome, derive_kv_cache_bytes
-from .vllm_versions import max_model_len, max_num_seqs
 
 CONTEXT_STEP_TOKENS = 1024
 """A suggested context is a multiple of this."""

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ..gpu import models
-from . import families, model_facts, planner
+from . import planner
 from .apart import read_apart
+from .checkpoint import families, model_facts
+from .checkpoint.inferred import is_approximate
 from .contract import Facts, Gpu, Model
-from .inferred import is_approximate
 
 UNKNOWN_RESERVE = 1 - 22563 / 23034
 """The fraction of a GPU that the driver keeps on an L4, used for GPUs whose CUDA total was never read."""

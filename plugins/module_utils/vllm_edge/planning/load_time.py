@@ -20,8 +20,8 @@ from statistics import median
 from ..engine.config import EngineConfig
 from ..engine.loads import Load
 from ..engine.startup import WORDS, Phase
+from .checkpoint.model_facts import checkpoint_bytes
 from .contract import Arguments, LoadTime, Model, Seconds, Uncertain
-from .model_facts import checkpoint_bytes
 
 START_S = Uncertain(
     30,

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..system.records import read_record
 from .contract import Arguments
-from .overhead import GIB, MIB, ObservationError
+from .memory.overhead import GIB, MIB, ObservationError
 
 AFFECTING = frozenset(
     {field.name for field in fields(Arguments)} - {"gpu_memory_utilization", "kv_cache_memory_bytes"}

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..gpu.models import known
-from . import feasibility, generic, overhead
+from . import feasibility
+from .checkpoint import generic
 from .contract import Arguments, Gpu, GpuPlan, KvCapacity, Model, RankWeights, Uncertain, Verdict
-from .kv_cache import DEFAULT_BLOCK_TOKENS, UnsupportedKvCache, capacity
-from .overhead import GIB, MIB
-from .vllm_versions import Behaviour, max_model_len, max_num_batched_tokens, max_num_seqs
-from .weights import per_rank
+from .memory import overhead
+from .memory.kv_cache import DEFAULT_BLOCK_TOKENS, UnsupportedKvCache, capacity
+from .memory.overhead import GIB, MIB
+from .memory.vllm_versions import Behaviour, max_model_len, max_num_batched_tokens, max_num_seqs
+from .memory.weights import per_rank
 
 Refusal = tuple[Verdict, str]
 """A verdict and its reason."""

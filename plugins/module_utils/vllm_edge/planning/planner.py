@@ -11,18 +11,16 @@ from typing import Any
 from ..gpu.models import known
 from ..inventory.engine_arguments import Argument, derive_key, parse_arguments
 from ..text import shown
-from . import decode, feasibility, overhead
+from . import decode, feasibility
+from .checkpoint.inferred import is_approximate
 from .contract import Arguments, EnginePlan, Gpu, Model, Plan, Verdict
-from .dtypes import resolve_model_dtype
 from .fixes import find_nearest_fix
-from .inferred import is_approximate
-from .kv_cache import choose_block_size, resolve_dtype
 from .load_time import plan_load
-from .memory_warning import THRESHOLD_PERCENT, check_threshold, warn_of_plan
-from .outcome import Engine, Outcome, compute_outcome, compute_requested_bytes, derive_kv_cache_bytes, mib, to_sentence
-from .overhead import MIB
-from .uncounted import find_uncounted, judge, judge_generic
-from .vllm_versions import (
+from .memory import overhead
+from .memory.dtypes import resolve_model_dtype
+from .memory.kv_cache import choose_block_size, resolve_dtype
+from .memory.overhead import MIB
+from .memory.vllm_versions import (
     LARGE_GPU_GIB,
     Behaviour,
     behaviour,
@@ -31,6 +29,9 @@ from .vllm_versions import (
     max_num_seqs,
     set_gpu_defaults,
 )
+from .memory_warning import THRESHOLD_PERCENT, check_threshold, warn_of_plan
+from .outcome import Engine, Outcome, compute_outcome, compute_requested_bytes, derive_kv_cache_bytes, mib, to_sentence
+from .uncounted import find_uncounted, judge, judge_generic
 
 MARGIN_MIB = 512
 TOLERANCE_MIB = 300

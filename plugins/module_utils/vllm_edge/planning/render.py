@@ -11,10 +11,10 @@ from enum import StrEnum
 from typing import Any
 
 from ..text import WIDTH, table
+from .checkpoint.inferred import is_approximate
+from .checkpoint.model_facts import ranges
 from .contract import EnginePlan, GpuPlan, Plan, Verdict
-from .inferred import is_approximate
-from .model_facts import ranges
-from .vllm_versions import describe_fallback
+from .memory.vllm_versions import describe_fallback
 
 BAR_WIDTH = 34
 MIB = 2**20

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+from ..answers.model import read_suites
 from ..engine.config import EngineConfig, EngineConfigError, list_engine_names, load_config
 from ..engine.state import EngineState, read_state, stamp
 from ..gateway.describe import describe_gateway
@@ -24,9 +25,8 @@ from ..names import GATEWAY_UNIT, LABEL_GENERATION, LABEL_INPUT_HASH, TARGET, En
 from ..paths import HostPaths
 from ..planning import drift, memory_warning
 from ..planning.load_on_host import expect_load, warn_of_load
-from ..quality.model import read_suites
-from ..switch.gpu_memory import load_slots, read_boards
 from ..switch.history import read_switches
+from ..switch.steps.gpu_memory import load_slots, read_boards
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, docker_unit
 from ..system.nvml import NvmlFailure, open_nvml, pynvml_missing
 from ..system.systemd import ask_units

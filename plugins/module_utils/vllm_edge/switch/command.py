@@ -434,7 +434,7 @@ def moves_lines(generation: Generation, moves: Moves) -> list[str]:
 
 def run_check(wanted: str, paths: HostPaths, *, output: str) -> int:
     """Run `vllm-edge switch --check` and return the exit status. Nothing is changed."""
-    from .host import HostWorld
+    from .world import HostWorld
 
     try:
         _refuse_without_root(f"switch {wanted} --check")

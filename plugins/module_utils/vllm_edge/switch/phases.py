@@ -32,8 +32,8 @@ from .model import (
 from .signals import Signals
 
 if TYPE_CHECKING:
-    from .downtime import RoleWatch
-    from .host import HostWorld
+    from .steps.downtime import RoleWatch
+    from .world import HostWorld
 
 Value = TypeVar("Value")
 ROWS = ("canary", "quality", "gpus", "drift", "over_budget")

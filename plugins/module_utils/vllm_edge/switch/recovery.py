@@ -23,7 +23,7 @@ from .signals import Signals
 from .transaction import begin_journal, leave_for_boot
 
 if TYPE_CHECKING:
-    from .host import HostWorld
+    from .world import HostWorld
 
 DROP_JOBS_S = 60.0
 

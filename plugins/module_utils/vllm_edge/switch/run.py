@@ -22,7 +22,7 @@ from .signals import Signals
 from .transaction import Transaction, archive, begin_journal, leave_for_boot
 
 if TYPE_CHECKING:
-    from .host import HostWorld
+    from .world import HostWorld
 
 
 def run_recover(paths: HostPaths, *, boot: bool) -> int:
@@ -155,7 +155,7 @@ def _exit(run: Callable[[], Exit], *, quiet: bool = False) -> int:
 
 
 def _open_world(paths: HostPaths) -> HostWorld:
-    from .host import HostWorld
+    from .world import HostWorld
 
     return HostWorld(paths)
 

@@ -24,7 +24,7 @@ from .journal import Busy, Lock, read_journal
 from .model import Done, Exit, PhaseFailed
 
 if TYPE_CHECKING:
-    from .host import HostWorld
+    from .world import HostWorld
 
 TARGET_S = 30.0
 

@@ -25,7 +25,7 @@ from .phases import Failed, PhaseRunner, combine
 from .rollback import go_back
 
 if TYPE_CHECKING:
-    from .host import HostWorld
+    from .world import HostWorld
 
 
 class Transaction(PhaseRunner):

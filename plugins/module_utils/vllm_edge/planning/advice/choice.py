@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...inventory.replicas import add_defaults, list_replicas
-from .. import overhead, planner
+from .. import planner
 from ..contract import Gpu
+from ..memory import overhead
 from .model import PROFILE_NAME, Chosen, Fit, Host, Profile, Shape, Wish
 
 FIRST_PORT, PORT_STEP = 8050, 10

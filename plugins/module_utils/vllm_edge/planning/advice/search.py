@@ -24,10 +24,10 @@ from .. import planner
 from ..contract import Gpu, Model, Verdict
 from ..decode import TOGETHER_CONTEXT_TOKENS, TOGETHER_REQUESTS, estimate_together
 from ..fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES
-from ..kv_cache import groups as kv_groups
-from ..kv_cache import resolve_dtype
-from ..vllm_versions import count_batches_in_flight, max_num_batched_tokens
-from ..weights import per_rank
+from ..memory.kv_cache import groups as kv_groups
+from ..memory.kv_cache import resolve_dtype
+from ..memory.vllm_versions import count_batches_in_flight, max_num_batched_tokens
+from ..memory.weights import per_rank
 from .choice import build_arguments, describe_choice, match_observed
 from .model import (
     MAX_NUM_SEQS,

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records of the quality suite, in /var/lib/vllm-edge/quality/, and their comparison."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..paths import HostPaths
+from ..system.records import read_record
+from .checks import quote
+
+SCHEMA = 1
+MODE = 0o640
+KEPT = 200
+Verdict = Literal["passed", "failed", "unsteady", "error"]
+
+
+@dataclass(frozen=True)
+class Answered:
+    text: str
+    ok: bool
+    why: str
+    """Why it is not the expected one; empty if it is."""
+    tokens: int | None
+    seconds: float
+    finish: str
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """What one served name answered to one case."""
+
+    case: str
+    source: str
+    served_name: str
+    engine: str
+    precision: str
+    expectation: str
+    verdict: Verdict
+    """`unsteady` if its repeats are not equal, although nothing in them is random."""
+    repeats: tuple[Answered, ...]
+
+    def describe(self) -> str:
+        """Return in one sentence why it did not pass."""
+        first = next((one for one in self.repeats if one.why), None)
+        why = first.why if first else ""
+        if self.verdict == "unsteady":
+            good = sum(one.ok for one in self.repeats)
+            why = f"{good} of {len(self.repeats)} answers are as expected, and they differ. {why}".strip()
+        return f"{self.case} of {self.served_name} ({self.engine}, {self.precision}): {why}"
+
+
+@dataclass(frozen=True)
+class Record:
+    run: str
+    at: str
+    ended_at: str
+    host: str
+    profile: str
+    generation: int
+    suite_sha256: str
+    engines: Mapping[str, Mapping[str, Any]]
+    """By name what the engine was: model, repo, revision, precision, image_id, arguments."""
+    cases: tuple[CaseResult, ...]
+    passed: int
+    failed: int
+    unsteady: int
+    findings: tuple[str, ...]
+    note: str = ""
+    kind: str = "suite"
+    schema: int = SCHEMA
+
+
+def list_files(paths: HostPaths) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return sorted(paths.quality.glob("*.json"))
+    return []
+
+
+def read_suites(paths: HostPaths) -> Iterator[Record]:
+    for path in reversed(list_files(paths)):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data.get("kind") == "suite":
+                yield read_record(Record, data)
+
+
+def find_run(paths: HostPaths, name: str) -> Record | None:
+    """Return the run of this name, or the newest of a profile of this name; None if there is none."""
+    return next((record for record in read_suites(paths) if name in (record.run, record.profile)), None)
+
+
+def compare(one: Record, other: Record) -> list[str]:
+    """Return how two runs differ, one line for each case and served name of which something differs.
+
+    The suites and the engines may differ: what only one of them asked is named.
+    """
+    lines = [] if one.suite_sha256 == other.suite_sha256 else ["The two runs were asked different suites."]
+    theirs = {(result.case, result.served_name): result for result in other.cases}
+    mine = {(result.case, result.served_name): result for result in one.cases}
+    here, over_there = ({name: None for _, name in results} for results in (mine, theirs))
+    shared = here.keys() & over_there.keys()
+    for key, result in mine.items():
+        there = theirs.get(key)
+        if key[1] not in shared:
+            continue
+        name = f"{key[0]} of {key[1]}"
+        if there is None:
+            lines.append(f"{name}: only in {one.run}.")
+            continue
+        texts = [_first_text(each.repeats) for each in (result, there)]
+        if result.verdict != there.verdict:
+            lines.append(
+                f"{name}: {result.verdict} with {result.precision} ({result.engine}), {there.verdict} with "
+                f"{there.precision} ({there.engine}). {quote(texts[0])} / {quote(texts[1])}"
+            )
+        elif texts[0] != texts[1]:
+            at = next(
+                (number for number, pair in enumerate(zip(*texts, strict=False)) if pair[0] != pair[1]),
+                min(map(len, texts)),
+            )
+            parts = [quote(text[max(0, at - 20) :], 60) for text in texts]
+            lines.append(f"{name}: both {result.verdict}, texts differ from character {at} on: {' / '.join(parts)}")
+    lines += [
+        f"{case} of {name}: only in {other.run}."
+        for case, name in theirs
+        if (case, name) not in mine and name in shared
+    ]
+    for record, names in ((one, here), (other, over_there)):
+        if only := [name for name in names if name not in shared]:
+            lines.append(f"Only {record.run} asked {', '.join(only)}.")
+    return lines
+
+
+def _first_text(repeats: Sequence[Answered]) -> str:
+    return repeats[0].text if repeats else ""

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks engines the questions of the quality suite, and judges, records and prints their answers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..engine.config import Engine, EngineConfig
+from ..engine.state import stamp
+from ..generation.model import Generation, GenerationError
+from ..generation.store import load_committed
+from ..paths import HostPaths
+from ..redaction import redact
+from ..system.attendance import AlreadyRuns, LongRun
+from ..system.files import write_durably
+from ..system.http import call_in_parallel, request
+from ..system.records import RecordError
+from ..text import table, wrapped
+from ..trials.companion import interruptible
+from .checks import Ask, CheckFailedError, Client, EngineSilentError
+from .model import KEPT, MODE, Answered, CaseResult, Record, Verdict, compare, find_run, list_files, read_suites
+from .suite import Case, build_prompt, judge, read_cases
+
+REPEATS = 3
+TIMEOUT_S = 300.0
+"""Seconds of one answer: 1,500 tokens at 5 tok/s."""
+LIMIT_S = 3600.0
+LISTED = 20
+
+
+class QualityRefused(Exception):
+    """The suite is not run. The text says why and what to do."""
+
+
+class OutOfTime(Exception):
+    """The suite took longer than it may, or nobody follows it any more. The text says which."""
+
+
+@dataclass(frozen=True)
+class Options:
+    cases: tuple[Case, ...]
+    engines: tuple[str, ...] = ()
+    repeats: int = REPEATS
+    timeout_s: float = TIMEOUT_S
+    limit_s: float = LIMIT_S
+    note: str = ""
+
+
+@dataclass
+class Suite:
+    """A run of the suite over some engines. Engines are asked in parallel, each one question after the other."""
+
+    options: Options
+    ask: Ask = request
+    go_on: Callable[[], str] = lambda: ""
+    """Returns why the run has to end, or nothing."""
+    say: Callable[[str], None] = lambda line: None
+    clock: Callable[[], float] = time.monotonic
+    _began: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._began = self.clock()
+
+    def run(self, configs: Sequence[EngineConfig]) -> list[CaseResult]:
+        """Return the results of all cases. Raises OutOfTime."""
+        return [result for group in call_in_parallel(self._ask_engine, configs) for result in group]
+
+    def _ask_engine(self, config: EngineConfig) -> list[CaseResult]:
+        return [
+            self._ask_case(config, case, name)
+            for case in self.options.cases
+            for name in config.served_names
+            if name in (case.served_names or config.served_names[:1])
+        ]
+
+    def _ask_case(self, config: EngineConfig, case: Case, name: str) -> CaseResult:
+        repeats: list[Answered] = []
+        for number in range(1, self.options.repeats + 1):
+            why = self.go_on()
+            if not why and self.clock() - self._began > self.options.limit_s:
+                why = f"it did not finish within {self.options.limit_s:.0f} s"
+            if why:
+                raise OutOfTime(why)
+            self.say(f"{config.engine}: {case.name}, answer {number} of {self.options.repeats}")
+            repeats.append(self._ask_once(Client(config, name, self.options.timeout_s, self.ask), case))
+        equal = len({one.text for one in repeats}) == 1
+        good = [one.ok for one in repeats]
+        verdict: Verdict = "passed" if all(good) and equal else "unsteady" if not equal else "failed"
+        if any(one.finish == "error" for one in repeats):
+            verdict = "error"
+        return CaseResult(
+            case.name, case.source, name, config.engine, config.precision, case.expectation, verdict, tuple(repeats)
+        )
+
+    def _ask_once(self, client: Client, case: Case) -> Answered:
+        payload: dict[str, Any] = {"tools": list(case.tools)} if case.tools else {}
+        if client.config.reasoning_parser:
+            payload["chat_template_kwargs"] = {"enable_thinking": False}
+        began = self.clock()
+        config, most = client.config, case.max_tokens
+        if config.max_model_len:
+            most = min(most, config.max_model_len // 2)
+        try:
+            reply = client.chat(case.name, build_prompt(case, config), most, system=case.system, **payload)
+        except (CheckFailedError, EngineSilentError) as error:
+            return Answered("", False, f"{error}.", None, round(self.clock() - began, 3), "error")
+        text = reply.text or json.dumps(reply.calls)
+        why = judge(case, reply)
+        return Answered(text, not why, why, reply.tokens, round(self.clock() - began, 3), reply.finish)
+
+
+def describe_failures(results: Sequence[CaseResult]) -> list[str]:
+    return [result.describe() for result in results if result.verdict != "passed"]
+
+
+def hash_suite(cases: Sequence[Case]) -> str:
+    return hashlib.sha256(json.dumps([asdict(case) for case in cases], sort_keys=True).encode()).hexdigest()
+
+
+def build_record(
+    generation: Generation, options: Options, results: Sequence[CaseResult], began_at: str, profile: str = ""
+) -> Record:
+    profile = profile or generation.profile
+    verdicts = [result.verdict for result in results]
+    asked = {result.engine for result in results}
+    return Record(
+        run=f"{began_at.replace('-', '').replace(':', '')}-{profile}",
+        at=began_at,
+        ended_at=stamp(),
+        host=socket.gethostname(),
+        profile=profile,
+        generation=generation.number,
+        suite_sha256=hash_suite(options.cases),
+        engines={name: _describe_engine(engine) for name, engine in generation.engines.items() if name in asked},
+        cases=tuple(results),
+        passed=verdicts.count("passed"),
+        failed=verdicts.count("failed") + verdicts.count("error"),
+        unsteady=verdicts.count("unsteady"),
+        findings=tuple(describe_failures(results)),
+        note=options.note,
+    )
+
+
+def _describe_engine(engine: Engine) -> dict[str, Any]:
+    keys = ("model", "repo", "revision", "precision", "tensor_parallel_size", "image", "image_id", "input_hash")
+    known = {key: getattr(engine.config, key) for key in keys}
+    return {
+        **known,
+        "served_names": list(engine.config.served_names),
+        "arguments": redact("\n".join(engine.arguments)).splitlines(),
+    }
+
+
+def write_record(record: Record, paths: HostPaths) -> Path:
+    """Write the record, remove the oldest ones, and return its path. Raises OSError."""
+    path = paths.quality / f"{record.run}.json"
+    paths.quality.mkdir(parents=True, exist_ok=True, mode=0o750)
+    write_durably(path, json.dumps(asdict(record), indent=1, ensure_ascii=False) + "\n", MODE)
+    for old in list_files(paths)[:-KEPT]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def render(record: Record) -> list[str]:
+    rows = [
+        [result.case, result.source, result.served_name, result.precision, result.verdict] for result in record.cases
+    ]
+    head = f"{record.run}: {record.passed} passed, {record.failed} failed, {record.unsteady} unsteady"
+    lines = [*wrapped(record.note), head, "", *table(("case", "source", "served name", "precision", "verdict"), rows)]
+    return [*lines, "", *(line for text in record.findings for line in wrapped(text))]
+
+
+def read_suite_file(path: str) -> tuple[Case, ...]:
+    """Read the cases from a JSON file, `-` for standard input. Raises QualityRefused."""
+    try:
+        cases = read_cases(json.loads(sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecordError) as error:
+        raise QualityRefused(f"--suite {path} cannot be used: {error}. playbooks/quality.yml writes it.") from error
+    if not cases:
+        raise QualityRefused(f"--suite {path} has no case; quality_suite and quality_cases have them.")
+    return cases
+
+
+def choose(generation: Generation, names: Sequence[str]) -> list[EngineConfig]:
+    """Return the engines to ask. Raises QualityRefused."""
+    unknown = sorted(set(names) - set(generation.engines))
+    if unknown:
+        known = ", ".join(generation.engines)
+        raise QualityRefused(f"{', '.join(unknown)} is no engine of profile {generation.profile}; it has {known}.")
+    return [generation.engines[name].config for name in names or generation.engines]
+
+
+def run_quality(paths: HostPaths, options: Options, long_run: LongRun, *, output: str) -> int:
+    """Run the suite, print it, and return the exit status.
+
+    Returns:
+        0: every case passed. 1: one did not. 2: it was refused, or did not end.
+    """
+
+    def go_on() -> str:
+        return "nobody follows it any more" if long_run.is_lost() else ""
+
+    try:
+        with interruptible(), long_run.alone():
+            generation, began_at = load_committed(paths), stamp()
+            if generation is None:
+                raise QualityRefused("No profile is active on this host, so there is nobody to ask. Run site.yml.")
+            configs = choose(generation, options.engines)
+            results = Suite(options, go_on=go_on, say=long_run.say).run(configs)
+            record = build_record(generation, options, results, began_at)
+            path = write_record(record, paths)
+    except AlreadyRuns:
+        print("The suite runs on this host already; wait until it has ended.", file=sys.stderr)
+        return 2
+    except (QualityRefused, GenerationError) as refused:
+        print(refused, file=sys.stderr)
+        return 2
+    except OutOfTime as ended:
+        print(f"The suite was ended: {ended}. Nothing was recorded.", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"Progress or record of the suite cannot be written: {error}.", file=sys.stderr)
+        return 2
+    lines = render(record)
+    if output == "json":
+        print(json.dumps({"path": str(path), "lines": lines, **asdict(record)}, ensure_ascii=False))
+    else:
+        print("\n".join(lines))
+    return 0 if record.passed == len(record.cases) else 1
+
+
+def run_compare(paths: HostPaths, names: Sequence[str], *, output: str) -> int:
+    """Print how two runs differ, and return the exit status: 2 if one is not there."""
+    found = [find_run(paths, name) for name in names]
+    missing = [name for name, record in zip(names, found, strict=True) if record is None]
+    if missing:
+        known = ", ".join(dict.fromkeys(record.profile for record in read_suites(paths))) or "none"
+        print(
+            f"No run of {' and '.join(missing)} is recorded on this host; recorded are runs of: {known}. "
+            "playbooks/quality.yml records one of the profile that serves.",
+            file=sys.stderr,
+        )
+        return 2
+    one, other = (record for record in found if record is not None)
+    lines = [f"{one.run} ({one.passed} of {len(one.cases)} passed)"]
+    lines += [f"{other.run} ({other.passed} of {len(other.cases)} passed)", ""]
+    lines += [line for text in compare(one, other) or ["Verdicts and texts are equal."] for line in wrapped(text)]
+    print(json.dumps({"lines": lines}, ensure_ascii=False) if output == "json" else "\n".join(lines))
+    return 0
+
+
+def run_list(paths: HostPaths, *, output: str) -> int:
+    records = list(read_suites(paths))[:LISTED][::-1]
+    if output == "json":
+        print(json.dumps([asdict(record) for record in records], ensure_ascii=False))
+        return 0
+    rows = [[one.run, str(one.passed), str(one.failed), str(one.unsteady)] for one in records]
+    print("\n".join(table(("run", "passed", "failed", "unsteady"), rows) if rows else ["no run is recorded"]))
+    return 0

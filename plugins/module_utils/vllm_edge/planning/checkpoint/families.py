@@ -1,0 +1,714 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Interpretation of a checkpoint, Facts -> Model, for the model families that the planner knows.
+
+Each rule follows what vLLM does with that family. A file that is named without a path is in
+`vllm/model_executor/models/`, in releases 0.19 to 0.33. An architecture, a quantization or a weight that is not known
+is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...text import printable, shown
+from ..contract import Attention, DecoderLayer, Facts, Latent, Model, Sharding, UnknownArchitecture
+from .components import build_components, copy_k_to_v, cut_encoder, drop_draft_layers
+from .generic import count_layers, describe_generic, find_unbounded, has_towers, widen_for_groups
+from .inferred import EXPERT_KEYS
+from .model_facts import LARGEST, FactsError
+from .quantization import read_quantization
+
+CONFIG_KEYS = frozenset(
+    {
+        "_sliding_window_pattern",
+        "attention_chunk_size",
+        "attention_k_eq_v",
+        "decoder_sparse_step",
+        "dtype",
+        "first_k_dense_replace",
+        "global_head_dim",
+        "head_dim",
+        "hidden_size",
+        "hidden_size_per_layer_input",
+        "index_topk",
+        "interleave_moe_layer_step",
+        "intermediate_size",
+        "intermediate_size_mlp",
+        "kv_lora_rank",
+        "layer_types",
+        "max_position_embeddings",
+        "max_window_layers",
+        "mlp_only_layers",
+        "moe_intermediate_size",
+        "moe_layer_freq",
+        "n_routed_experts",
+        "n_shared_experts",
+        "no_rope_layer_interval",
+        "no_rope_layers",
+        "num_attention_heads",
+        "num_experts",
+        "num_experts_per_tok",
+        "num_global_key_value_heads",
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "num_kv_shared_layers",
+        "num_local_experts",
+        "original_max_position_embeddings",
+        "partial_rotary_factor",
+        "per_layer_config",
+        "q_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "rope_parameters",
+        "rope_scaling",
+        "rotary_dim",
+        "shared_expert_intermediate_size",
+        "sliding_window",
+        "sliding_window_pattern",
+        "tie_word_embeddings",
+        "top_k_experts",
+        "torch_dtype",
+        "use_bidirectional_attention",
+        "use_double_wide_mlp",
+        "use_sliding_window",
+        "v_head_dim",
+        "vision_feature_layer",
+        "vocab_size",
+    }
+)
+"""The keys of config.json that the planner reads, at its top and in its text_config. Recorded facts contain no
+others."""
+
+
+MAX_LAYERS = 10_000
+_POSITIVE = frozenset(
+    {"hidden_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "vocab_size"}
+)
+_BOOLEANS = frozenset({"attention_k_eq_v", "tie_word_embeddings", "use_double_wide_mlp", "use_sliding_window"})
+_OTHERS: Mapping[str, type] = {
+    "dtype": str,
+    "layer_types": list,
+    "mlp_only_layers": list,
+    "no_rope_layers": list,
+    "per_layer_config": dict,
+    "rope_parameters": dict,
+    "rope_scaling": dict,
+    "torch_dtype": str,
+}
+_ELEMENTS: Mapping[str, type] = {"layer_types": str, "mlp_only_layers": int, "no_rope_layers": int}
+
+
+def check_config(repo: str, config: Mapping[str, Any]) -> None:
+    """Refuse a config.json whose values have another type than the planner reads, or no sensible size.
+
+    Raises FactsError: a sentence about the first such value.
+    """
+    for where, values in (("", config), ("text_config.", config.get("text_config") or {})):
+        for key in sorted(CONFIG_KEYS & values.keys()):
+            expected = _find_mistake(key, values[key])
+            if expected:
+                raise FactsError(
+                    f"{repo}: {where}{key} in config.json is {shown(values[key])}; {expected} is expected. Fetch it "
+                    "again, or take the model from another repository."
+                )
+
+
+def _find_mistake(key: str, value: Any) -> str:
+    """Return what is expected of the value of a key instead of this one; empty if it is right."""
+    if value is None or key == "use_bidirectional_attention":
+        return ""
+    if key == "vision_feature_layer":
+        layers = value if isinstance(value, list) and value else [value]
+        right = all(type(layer) is int and abs(layer) <= MAX_LAYERS for layer in layers)
+        return "" if right else "the number of a layer, or a list of them"
+    if key == "partial_rotary_factor":
+        return "" if type(value) in (int, float) and 0 < value <= 1 else "a number above 0, at most 1"
+    if key == "sliding_window_pattern" and isinstance(value, str):
+        # EXAONE's; its config.json has layer_types too, which decide.
+        return "" if re.fullmatch("[LG]{1,100}", value) else "a whole number, or L and G"
+    if key in _BOOLEANS:
+        return "" if isinstance(value, bool) else "true or false"
+    kind = _OTHERS.get(key)
+    if kind is None:
+        least, most = int(key in _POSITIVE), MAX_LAYERS if key.endswith("_layers") else LARGEST
+        right = type(value) is int and least <= value <= most
+        return "" if right else f"a whole number from {least} to {most:,}"
+    if not isinstance(value, kind) or (isinstance(value, str | list | dict) and len(value) > MAX_LAYERS):
+        return f"{'text' if kind is str else 'a list' if kind is list else 'an object'} of at most {MAX_LAYERS:,}"
+    if isinstance(value, list) and not all(
+        isinstance(item, _ELEMENTS[key]) and not isinstance(item, bool) for item in value
+    ):
+        return f"a list of {'texts' if _ELEMENTS[key] is str else 'whole numbers'}"
+    return f"numbers from 0 to {LARGEST:,}, texts and objects of them" if _has_odd_number(value) else ""
+
+
+def _has_odd_number(value: Any) -> bool:
+    """Return whether a value has a number that is negative or too large in it."""
+    if isinstance(value, dict):
+        return any(map(_has_odd_number, value.values()))
+    return isinstance(value, int | float) and not 0 <= value <= LARGEST
+
+
+@dataclass(frozen=True)
+class _Config:
+    """The part of config.json about the language model, with the defaults of its family."""
+
+    repo: str
+    values: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+
+    def __getitem__(self, key: str) -> Any:
+        value = self.get(key)
+        if value is None:
+            raise FactsError(f"{self.repo}: config.json lacks {key}. Fetch it again, or complete it.")
+        return value
+
+    def get(self, key: str) -> Any:
+        # Only these keys are recorded, so another one would be missing if there are no files.
+        assert key in CONFIG_KEYS, key
+        return self.values.get(key, self.defaults.get(key))
+
+    @property
+    def head_size(self) -> int:
+        return int(self.get("head_dim") or self["hidden_size"] // self["num_attention_heads"])
+
+    @property
+    def kv_heads(self) -> int:
+        return int(self.get("num_key_value_heads") or self["num_attention_heads"])
+
+    @property
+    def layers(self) -> range:
+        return range(self["num_hidden_layers"])
+
+
+_Layers = Callable[[_Config], tuple[DecoderLayer, ...]]
+
+
+@dataclass(frozen=True)
+class _Family:
+    """One model family: how its layers are derived from config.json, and its defaults."""
+
+    name: str
+    layers: _Layers
+    defaults: Mapping[str, Any]
+    """Defaults of config.json keys, from the family's configuration class in transformers 5.16."""
+    towers: Sharding = Sharding.NOT_LOADED
+    """How the vision and audio towers are distributed, if the architecture has any."""
+    every_stage: bool = False
+    """Whether the model file builds embeddings, head and last norm on every stage of the pipeline. llama.py, qwen2.py
+    and granite.py build them where they are used."""
+    ropes: int = 1
+    """Sets of RoPE parameters: Gemma's sliding layers have another base than its full ones."""
+    rope_float32: bool = False
+    """Whether the RoPE caches are in float32 whatever the model's dtype is."""
+    tower_rope: tuple[int, int] | None = None
+    """Rotary dimension and rows of the tower's own RoPE cache, if it has one."""
+    expert_size: str = "moe_intermediate_size"
+    """The key of an expert's intermediate size. If it is intermediate_size, no layer has a dense MLP."""
+    router_float32: bool = False
+    """Whether the router is in float32 whatever the model's dtype is."""
+
+
+def _read_window(config: _Config) -> int | None:
+    """Return the sliding window of the whole model, or None.
+
+    Qwen's counts only if use_sliding_window is set; 0 means none (`ModelConfig.__post_init__`, vllm/config/model.py).
+    """
+    if config.get("use_sliding_window") is False:
+        return None
+    return config.get("sliding_window") or None
+
+
+def _build_uniform_layers(config: _Config, by_type: bool = True) -> tuple[DecoderLayer, ...]:
+    """Return layers that differ at most in their attention type.
+
+    If there are no layer_types, or all are the same, sliding_window applies to every layer (`is_interleaved` in
+    vllm/engine/arg_utils.py). With mixed types llama.py follows the type (`by_type`), and Qwen's files refuse.
+    """
+    window, types = _read_window(config), config.get("layer_types") or []
+    mixed = len(set(types)) > 1
+    if mixed and not by_type and window:
+        raise FactsError(f"{config.repo}: vLLM does not run this family with a sliding window for only some layers.")
+
+    def layer(index: int) -> DecoderLayer:
+        sliding = bool(window) and (not mixed or types[index] == Attention.SLIDING)
+        kind = Attention.SLIDING if sliding else Attention.FULL
+        return DecoderLayer(index, kind, config.kv_heads, config.head_size, window if sliding else None)
+
+    return tuple(layer(index) for index in config.layers)
+
+
+def _build_qwen_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Return Qwen3's layers: sliding from max_window_layers on (`Qwen3Config`). Its MoE has no layer_types at all."""
+    if config.get("layer_types") is None and config.get("max_window_layers") is not None and _read_window(config):
+        first = config["max_window_layers"]
+        types = [Attention.FULL if index < first else Attention.SLIDING for index in config.layers]
+        config = replace(config, values={**config.values, "layer_types": types})
+    return _build_uniform_layers(config, by_type=False)
+
+
+def _read_layer_types(config: _Config) -> list[str]:
+    """Return layer_types: each layer whose number is a multiple of the pattern has full attention, unless config.json
+    says otherwise."""
+    pattern = config.get("sliding_window_pattern") or config["_sliding_window_pattern"]
+    types = config.get("layer_types") or [
+        Attention.SLIDING if (index + 1) % pattern else Attention.FULL for index in config.layers
+    ]
+    known = (Attention.FULL, Attention.SLIDING)
+    unknown = set(types) - set(known)
+    if unknown or len(types) != len(config.layers):
+        raise FactsError(
+            f"{config.repo}: layer_types in config.json has {len(types)} entries {sorted(set(types))} for "
+            f"{len(config.layers)} layers; the planner knows {' and '.join(known)}."
+        )
+    return list(types)
+
+
+def _build_patterned_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Return layers of which each has the attention that layer_types or the pattern says."""
+
+    def layer(index: int, kind: str) -> DecoderLayer:
+        window = config["sliding_window"] if kind == Attention.SLIDING else None
+        return DecoderLayer(index, Attention(kind), config.kv_heads, config.head_size, window)
+
+    return tuple(layer(index, kind) for index, kind in enumerate(_read_layer_types(config)))
+
+
+def _build_exaone_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Return EXAONE 4's layers: the small model has no window, and only full attention."""
+    return _build_patterned_layers(config) if config.get("sliding_window") else _build_uniform_layers(config)
+
+
+def _build_llama4_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Return Llama 4's layers: each fourth has no RoPE and full attention, the others attend within chunks."""
+    chunk, interval = config.get("attention_chunk_size"), config["no_rope_layer_interval"]
+    ropes = config.get("no_rope_layers") or [(index + 1) % interval for index in config.layers]
+    if len(ropes) < len(config.layers):
+        raise FactsError(
+            f"{config.repo}: no_rope_layers in config.json has {len(ropes)} entries for {len(config.layers)} layers. "
+            "Fetch it again."
+        )
+    kinds = [Attention.CHUNKED if chunk and rope else Attention.FULL for rope in ropes]
+    return tuple(
+        DecoderLayer(
+            index, kinds[index], config.kv_heads, config.head_size, chunk if kinds[index] != "full_attention" else None
+        )
+        for index in config.layers
+    )
+
+
+def _build_latent_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Return DeepSeek's layers: the KV cache has the compressed vector and the shared part of the key."""
+    for key, most in (("moe_layer_freq", 1), ("index_topk", 0)):
+        if (config.get(key) or 0) > most:
+            raise FactsError(
+                f"{config.repo}: {key} in config.json is {shown(config.get(key))}, a kind of DeepSeek that the planner "
+                "does not know. Take DeepSeek V2, V3, R1 or Kimi K2, or start it without a plan "
+                "(-e plan_override=true)."
+            )
+    size = config["kv_lora_rank"] + config["qk_rope_head_dim"]
+    return tuple(DecoderLayer(index, Attention.LATENT, 1, size) for index in config.layers)
+
+
+def _read_latent(config: _Config) -> Latent:
+    head_size = config["qk_nope_head_dim"] + config["v_head_dim"]
+    return Latent(config["kv_lora_rank"], config["qk_rope_head_dim"], head_size)
+
+
+def _build_generic_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Return layers with full attention, whose KV cache is at least as large as that of any other attention."""
+    size = widen_for_groups(config.get("layer_types"), _read_window(config), config.head_size)
+    return tuple(DecoderLayer(index, Attention.FULL, config.kv_heads, size) for index in config.layers)
+
+
+def _gemma4(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Return Gemma 4's layers.
+
+    Full attention has its own head size and, with attention_k_eq_v, its own number of KV heads. The last layer is
+    always full. The last num_kv_shared_layers read the cache of the last layer of their type before them.
+    """
+    types = _read_layer_types(config)
+    types[-1] = Attention.FULL
+    own = max(0, len(types) - (config.get("num_kv_shared_layers") or 0))
+    last = {kind: index for index, kind in enumerate(types[:own])}
+    # From 5.16 on transformers writes per layer what was global_head_dim and num_global_key_value_heads before.
+    overrides = {int(index): values for index, values in (config.get("per_layer_config") or {}).items()}
+    full: dict[str, Any] = {"head_dim": config.get("global_head_dim")}
+    if config.get("attention_k_eq_v"):
+        full["num_key_value_heads"] = config.get("num_global_key_value_heads")
+
+    def layer(index: int, kind: str) -> DecoderLayer:
+        special = full if kind == Attention.FULL else {}
+        special = overrides.get(index, {}) if overrides else special
+        target = last.get(kind) if index >= own else None
+        return DecoderLayer(
+            index,
+            Attention(kind),
+            special.get("num_key_value_heads") or config.kv_heads,
+            special.get("head_dim") or config.head_size,
+            config["sliding_window"] if kind == Attention.SLIDING else None,
+            target,
+        )
+
+    return tuple(layer(index, kind) for index, kind in enumerate(types))
+
+
+_GEMMA2 = {
+    "vocab_size": 256000,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "sliding_window": 4096,
+    "_sliding_window_pattern": 2,
+    "tie_word_embeddings": True,
+}
+_GEMMA3 = {
+    "_sliding_window_pattern": 6,
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+    "dtype": "bfloat16",
+}
+_GEMMA4 = {
+    "_sliding_window_pattern": 6,
+    "vocab_size": 262144,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "max_position_embeddings": 131072,
+    "sliding_window": 512,
+    "tie_word_embeddings": True,
+    "dtype": "bfloat16",
+}
+_ERNIE = {"head_dim": 128, "max_position_embeddings": 131072, "tie_word_embeddings": True}
+_GLM4 = {"head_dim": 128, "max_position_embeddings": 131072, "partial_rotary_factor": 0.5}
+_GPT_OSS = {
+    "vocab_size": 201088,
+    "head_dim": 64,
+    "max_position_embeddings": 131072,
+    "sliding_window": 128,
+    "_sliding_window_pattern": 2,
+    "dtype": "bfloat16",
+    "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
+}
+_LLAMA4 = {
+    "vocab_size": 202048,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "attention_chunk_size": 8192,
+    "no_rope_layer_interval": 4,
+    "interleave_moe_layer_step": 1,
+    "intermediate_size_mlp": 16384,
+    "num_local_experts": 16,
+    "num_experts_per_tok": 1,
+}
+# Those of LlamaConfig; config.json names only what differs, whether the language model is a Llama or a Mistral.
+_LLAVA_NEXT = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "max_position_embeddings": 2048,
+    "vision_feature_layer": -2,
+}
+_MIXTRAL = {"vocab_size": 32000, "max_position_embeddings": 131072}
+_MISTRAL = {"sliding_window": 4096, "max_position_embeddings": 131072}
+_QWEN2 = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+_QWEN3 = {"head_dim": 128, "use_sliding_window": False, "max_window_layers": 28}
+_QWEN2_MOE = {"use_sliding_window": False, "decoder_sparse_step": 1, "shared_expert_intermediate_size": 5632}
+_QWEN3_MOE = {"use_sliding_window": False, "decoder_sparse_step": 1}
+
+_DEEPSEEK = {"vocab_size": 102400, "moe_layer_freq": 1, "first_k_dense_replace": 0}
+
+FAMILIES: Mapping[str, _Family] = {
+    # gemma4_mm.py builds transformers' own towers, replicated on every rank; gemma3_mm.py builds vLLM's SigLIP and
+    # mistral3.py its Pixtral, which are sharded.
+    "Gemma4ForConditionalGeneration": _Family("gemma4", _gemma4, _GEMMA4, Sharding.REPLICATED, True, 2),
+    "Gemma4ForCausalLM": _Family("gemma4", _gemma4, _GEMMA4, every_stage=True, ropes=2),
+    "Gemma3ForConditionalGeneration": _Family(
+        "gemma3", _build_patterned_layers, _GEMMA3, Sharding.SHARDED, every_stage=True, ropes=2
+    ),
+    "Gemma3ForCausalLM": _Family("gemma3", _build_patterned_layers, _GEMMA3, every_stage=True, ropes=2),
+    "Gemma2ForCausalLM": _Family("gemma2", _build_patterned_layers, _GEMMA2, every_stage=True),
+    "LlamaForCausalLM": _Family("llama3", _build_uniform_layers, {}),
+    "MistralForCausalLM": _Family("mistral", _build_uniform_layers, _MISTRAL),
+    "Mistral3ForConditionalGeneration": _Family("mistral3", _build_uniform_layers, _MISTRAL, Sharding.SHARDED),
+    "Phi3ForCausalLM": _Family("phi3", _build_uniform_layers, {"max_position_embeddings": 4096}),
+    "Glm4ForCausalLM": _Family("glm4", _build_uniform_layers, _GLM4),
+    "Ernie4_5ForCausalLM": _Family("ernie4_5", _build_uniform_layers, _ERNIE),
+    "GraniteForCausalLM": _Family("granite", _build_uniform_layers, {}),
+    "Exaone4ForCausalLM": _Family("exaone4", _build_exaone_layers, {"sliding_window_pattern": 4}),
+    "Qwen2ForCausalLM": _Family("qwen2", _build_qwen_layers, _QWEN2),
+    "Qwen3ForCausalLM": _Family("qwen3", _build_qwen_layers, _QWEN3),
+    "Qwen3MoeForCausalLM": _Family("qwen3_moe", _build_qwen_layers, _QWEN3_MOE, every_stage=True),
+    "Qwen3VLMoeForConditionalGeneration": _Family(
+        "qwen3_vl_moe",
+        _build_uniform_layers,
+        {"decoder_sparse_step": 1},
+        Sharding.SHARDED,
+        every_stage=True,
+        tower_rope=(36, 8192),  # qwen3_vl.py: half of each head of 1152 / 16
+    ),
+    "Qwen2MoeForCausalLM": _Family("qwen2_moe", _build_qwen_layers, _QWEN2_MOE, every_stage=True),
+    "MixtralForCausalLM": _Family(
+        "mixtral", _build_uniform_layers, _MIXTRAL, every_stage=True, expert_size="intermediate_size"
+    ),
+    "MiniMaxM2ForCausalLM": _Family(
+        "minimax_m2", _build_uniform_layers, {}, expert_size="intermediate_size", router_float32=True
+    ),
+    "LlavaNextForConditionalGeneration": _Family("llava_next", _build_uniform_layers, _LLAVA_NEXT, Sharding.SHARDED),
+    "Llama4ForCausalLM": _Family("llama4", _build_llama4_layers, _LLAMA4, expert_size="intermediate_size"),
+    "Llama4ForConditionalGeneration": _Family(
+        "llama4",
+        _build_llama4_layers,
+        _LLAMA4,
+        Sharding.SHARDED,
+        expert_size="intermediate_size",
+        tower_rope=(176, 577),  # mllama4.py: 44 complex numbers of 8 bytes for each of 24 x 24 patches and one class
+    ),
+    # deepseek_v2.py runs V2, V3, R1 and Kimi K2.
+    "DeepseekV2ForCausalLM": _Family("deepseek", _build_latent_layers, _DEEPSEEK),
+    "DeepseekV3ForCausalLM": _Family("deepseek", _build_latent_layers, _DEEPSEEK),
+    "GptOssForCausalLM": _Family(
+        "gpt_oss",
+        _build_patterned_layers,
+        _GPT_OSS,
+        every_stage=True,
+        rope_float32=True,
+        expert_size="intermediate_size",
+    ),
+}
+"""One row for each architecture that the planner knows. Another one is a row here and cases in
+tests/unit/planning/published.py."""
+GENERIC = _Family("generic", _build_generic_layers, {}, Sharding.REPLICATED, every_stage=True, rope_float32=True)
+"""For an architecture without a row. Its RoPE cache is counted in float32, the largest that it can be."""
+
+
+def interpret(facts: Facts) -> Model:
+    """Interpret a checkpoint.
+
+    Raises:
+        UnknownArchitecture: if the architecture is not in FAMILIES, and its memory cannot be bounded either.
+        FactsError: if config.json lacks something or contradicts the tensors, or if a quantization or weight is
+            unknown.
+    """
+    try:
+        return _interpret(facts)
+    except (FactsError, UnknownArchitecture):
+        raise
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
+        # What `check_config` does not name: the quantization and the scaling of RoPE have many forms.
+        raise FactsError(
+            f"{facts.repo}: config.json has a value that the planner cannot read ({str(error)[:200]!r}). Fetch it "
+            "again."
+        ) from error
+
+
+def warn_of_code(facts: Facts) -> str:
+    """Return a warning, as a sentence, about a checkpoint that brings its own Python code; empty if it has none."""
+    if not facts.config.get("auto_map"):
+        return ""
+    return (
+        f"{facts.repo}: auto_map in config.json names Python code of the repository. vllm-edge fetches none and vLLM "
+        "runs none without --trust-remote-code: choose a model that needs none."
+    )
+
+
+def _interpret(facts: Facts) -> Model:
+    architectures = facts.config.get("architectures") or ["(none)"]
+    if not isinstance(architectures, list | tuple) or not isinstance(architectures[0], str):
+        raise FactsError(f"{facts.repo}: architectures in config.json is {shown(architectures)}, no list of names.")
+    architecture = architectures[0]
+    family = FAMILIES.get(architecture, GENERIC)
+    check_config(facts.repo, facts.config)
+    text = facts.config.get("text_config") or {}
+    said = {key: value for key, value in text.items() if value is not None or key not in facts.config}
+    config = _Config(facts.repo, {**facts.config, **said}, family.defaults)
+    if family is GENERIC:
+        found = find_unbounded(config.values, facts.tensors, read_quantization(facts))
+        unbounded = "config.json names no architecture" if architecture == "(none)" else found
+        if unbounded:
+            raise UnknownArchitecture(
+                f"{facts.repo} is a {printable(architecture[:100], '')}, which the planner does not know; it knows "
+                f"{', '.join(FAMILIES)}. A generic plan is not possible: {unbounded}. Take a model of one of these, "
+                "start it without a plan (-e plan_override=true), or add the architecture (CONTRIBUTING.md, Add a "
+                "model)."
+            )
+        layers_in_files = max(config["num_hidden_layers"], count_layers(facts.tensors))
+        config = replace(config, values={**config.values, "num_hidden_layers": layers_in_files})
+        facts = replace(facts, source=describe_generic(printable(architecture[:100], ""), facts.source))
+    layers = family.layers(config)
+    latent = _read_latent(config) if family.layers is _build_latent_layers else None
+    if latent:
+        facts = replace(facts, tensors=tuple(drop_draft_layers(facts.tensors, len(layers))))
+    experts, per_token, expert_size = _read_experts(config, family)
+    sizes, rows = _list_rope_caches(config, layers, family.ropes)
+    if family.tower_rope:
+        sizes, rows = (*sizes, family.tower_rope[0]), (*rows, family.tower_rope[1])
+    model = Model(
+        facts=facts,
+        architecture=architecture,
+        family=family.name,
+        dtype=_read_dtype(config),
+        hidden_size=config["hidden_size"],
+        vocabulary=config["vocab_size"],
+        query_heads=config["num_attention_heads"],
+        max_position_embeddings=config["max_position_embeddings"],
+        layers=layers,
+        components=(),
+        quantization=read_quantization(facts),
+        intermediate_sizes=_list_intermediate_sizes(config, experts, family),
+        experts=experts,
+        experts_per_token=per_token,
+        expert_intermediate_size=expert_size,
+        rope_cache_sizes=sizes,
+        per_layer_embedding_size=config.get("hidden_size_per_layer_input") or 0,
+        multimodal=has_towers(facts.tensors) if family is GENERIC else family.towers is not Sharding.NOT_LOADED,
+        rope_cache_rows=rows,
+        embeddings_on_every_stage=family.every_stage,
+        rope_float32=family.rope_float32,
+        router_float32=family.router_float32,
+        generic=family is GENERIC,
+        latent=latent,
+    )
+    tied = bool(config.get("tie_word_embeddings"))
+    if model.generic:
+        # What no rule knows is counted on every rank; so are towers, even where the engine takes only text.
+        parts = build_components(model, family.towers, tied, Sharding.REPLICATED)
+        return replace(
+            model, components=tuple(replace(part, kind=part.kind.replace("towers", "other")) for part in parts)
+        )
+    _check(model)
+    components = list(build_components(model, family.towers, tied))
+    if family.name == "llava_next":
+        components = list(cut_encoder(components, config["vision_feature_layer"]))
+    if not tied and not any(component.tensor.name.endswith("lm_head.weight") for component in components):
+        raise FactsError(
+            f"{facts.repo}: config.json says that tie_word_embeddings is false, and there is no lm_head.weight. "
+            "Fetch its weights again."
+        )
+    if config.get("attention_k_eq_v"):
+        components += copy_k_to_v(components)
+    return replace(model, components=tuple(components))
+
+
+def _read_experts(config: _Config, family: _Family) -> tuple[int, int, int]:
+    """Return how many experts there are, how many a token reads, and their intermediate size; 0 for dense models."""
+    # When transformers itself writes Qwen's config.json, the key is num_local_experts.
+    experts = next((found for key in EXPERT_KEYS if (found := config.get(key))), 0)
+    if not experts:
+        return 0, 0, 0
+    per_token = config.get("top_k_experts") or config.get("num_experts_per_tok") or 0
+    return experts, per_token, config.get(family.expert_size) or 0
+
+
+def _read_dtype(config: _Config) -> str:
+    """Return the dtype that vLLM computes in: float32 becomes bfloat16 (`_resolve_auto_dtype`,
+    vllm/config/model.py)."""
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "")
+    if not dtype:
+        raise FactsError(f"{config.repo}: config.json lacks dtype (or torch_dtype). Fetch it again, or complete it.")
+    return "bfloat16" if dtype == "float32" else dtype
+
+
+def _list_intermediate_sizes(config: _Config, experts: int, family: _Family) -> tuple[int, ...]:
+    """Return the sizes of the dense MLPs. Gemma 4 has one beside its experts, Qwen2 MoE a shared expert; a layer of
+    Qwen3 MoE has one or the other."""
+    base, shared = config.get("intermediate_size") or 0, config.get("shared_expert_intermediate_size") or 0
+    if config.get("n_routed_experts"):
+        # DeepSeek: dense layers first, then layers with experts and shared ones.
+        shared = config["moe_intermediate_size"] * (config.get("n_shared_experts") or 0)
+        return tuple(size for size, there in ((base, config.get("first_k_dense_replace")), (shared, shared)) if there)
+    if experts and family.expert_size == "intermediate_size":
+        # Llama 4 has a shared expert of the same size, and dense layers between those with experts.
+        dense = config.get("intermediate_size_mlp")
+        alternates = (config.get("interleave_moe_layer_step") or 1) > 1
+        return ((base, dense) if alternates else (base,)) if dense else ()
+    if experts and config.get("decoder_sparse_step"):
+        step, dense = config["decoder_sparse_step"], set(config.get("mlp_only_layers") or [])
+        some = any(index in dense or (index + 1) % step for index in config.layers)
+        return tuple(size for size, there in ((base, some), (shared, bool(shared))) if there)
+    doubled = config.get("use_double_wide_mlp") and config.get("num_kv_shared_layers")
+    return (base, 2 * base) if doubled else (base,)
+
+
+def _list_rope_caches(
+    config: _Config, layers: tuple[DecoderLayer, ...], ropes: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return rotary dimension and rows of each cos/sin cache.
+
+    `get_rope` keeps one cache for each head size and set of parameters. `linear` has factor times as many rows, `yarn`
+    factor times the original positions, `longrope` both caches in one (vllm/model_executor/layers/rotary_embedding/).
+    """
+    given: Mapping[str, Any] = config.get("rope_parameters") or {}
+    legacy: Mapping[str, Any] = config.get("rope_scaling") or {}
+    split = config.get("layer_types") is not None and any(kind in given for kind in Attention)
+    # Gemma uses another base for sliding layers than for full ones, even if config.json does not say so.
+    split = split or (ropes > 1 and len({layer.attention for layer in layers}) > 1)
+    caches: dict[tuple[str, int], tuple[int, int]] = {}
+    for layer in layers:
+        kind = layer.attention if split else Attention.FULL
+        size = config["qk_rope_head_dim"] if layer.attention is Attention.LATENT else layer.head_size
+        parameters = given.get(kind, given if not any(key in given for key in Attention) else {})
+        if not given and kind is Attention.FULL:
+            parameters = legacy
+        caches[kind, size] = _size_rope_cache(config, parameters, size)
+    return tuple(size for size, _ in caches.values()), tuple(rows for _, rows in caches.values())
+
+
+def _size_rope_cache(config: _Config, parameters: Mapping[str, Any], head_size: int) -> tuple[int, int]:
+    """Return rotary dimension and rows of one cache."""
+    rope = str(parameters.get("rope_type") or parameters.get("type") or "default")
+    # `proportional` also stores the dimensions that it does not rotate (gemma4_rope.py).
+    part = float(parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
+    part = 1.0 if rope == "proportional" else part
+    if config.get("rotary_dim") and part == 1.0:
+        part = config["rotary_dim"] / head_size
+    rows = config["max_position_embeddings"]
+    if rope == "linear":
+        rows = int(rows * _read_scaling(config, parameters, "factor"))
+    elif rope in ("yarn", "deepseek_yarn"):
+        original = _read_scaling(config, parameters, "original_max_position_embeddings")
+        rows = int(original * _read_scaling(config, parameters, "factor"))
+    elif rope in ("longrope", "su"):
+        original = parameters.get("original_max_position_embeddings") or config["original_max_position_embeddings"]
+        rows += int(original)
+    return int(head_size * part), rows
+
+
+def _read_scaling(config: _Config, parameters: Mapping[str, Any], key: str) -> float:
+    if parameters.get(key) is None:
+        raise FactsError(f"{config.repo}: config.json scales RoPE without {key}. Fetch it again, or complete it.")
+    return float(parameters[key])
+
+
+def _check(model: Model) -> None:
+    """Check that config.json and the tensors are of the same model. Raises FactsError."""
+    repo = model.facts.repo
+    seen = {layer for tensor in model.facts.tensors for layer in tensor.layers or ()}
+    if seen != set(range(len(model.layers))):
+        raise FactsError(
+            f"{repo}: config.json says {len(model.layers)} layers, the tensors are of {len(seen)}. Fetch both again."
+        )
+    for tensor in model.facts.tensors:
+        leaf = tensor.name.rsplit(".", 1)[-1]
+        if "self_attn.k_proj." in tensor.name and leaf in ("weight", "weight_packed"):
+            for layer in (model.layers[index] for index in tensor.layers or ()):
+                if tensor.shape[0] != layer.kv_heads * layer.head_size:
+                    raise FactsError(
+                        f"{repo}: config.json says {layer.kv_heads} KV heads of {layer.head_size} for layer "
+                        f"{layer.index}, {tensor.name} has {tensor.shape[0]} rows. Fetch both again."
+                    )
+        if re.fullmatch(r"(?:(?:model|language_model)\.)*embed_tokens\.weight", tensor.name) and tensor.shape != (
+            model.vocabulary,
+            model.hidden_size,
+        ):
+            raise FactsError(
+                f"{repo}: config.json says vocab_size {model.vocabulary} and hidden_size {model.hidden_size}, "
+                f"{tensor.name} is {list(tensor.shape)}. Fetch both again."
+            )

@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reader of a checkpoint: config.json and the headers of its safetensors files, never the weights.
+
+A safetensors file begins with eight bytes: the length of a JSON header, little-endian. The header gives name, dtype,
+shape and position of each tensor (https://github.com/huggingface/safetensors, "Format").
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...system.records import parse_json
+from ...text import printable, shown
+from ..contract import Facts, Tensor
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+MAX_HEADER_BYTES = 16 * 2**20
+"""Bytes of a header. The safetensors library takes 100 MB (`MAX_HEADER_SIZE` in safetensors/src/tensor.rs); the headers
+of published checkpoints have less than 2 MB."""
+MAX_JSON_BYTES = 4 * 2**20
+"""Bytes of config.json and hf_quant_config.json."""
+MAX_TENSORS = 1_000_000
+"""Tensors of a checkpoint."""
+MAX_NAME = 300
+"""Characters of a tensor's name."""
+LARGEST = 2**40
+"""The largest size in config.json, and of a dimension of a tensor."""
+
+DTYPE_BITS: Mapping[str, int] = {
+    **dict.fromkeys(("F4",), 4),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
+"""Width in bits of each dtype of safetensors."""
+
+_DECODER_LAYER = re.compile(r"(?:(?:model|language_model)\.)*layers\.(\d{1,9})\.")
+"""A tensor whose name begins like this belongs to a decoder layer; the names of layers of towers begin with the tower's
+name."""
+
+
+class FactsError(ValueError):
+    """Files are missing, damaged or contradict each other. The message names the file and the remedy."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text, ""))
+
+
+Header = tuple[str, str, Sequence[int]]
+"""Name, dtype and shape of one tensor."""
+
+
+def compute_bytes(tensor: Tensor) -> int:
+    """Return the bytes in the file of one of the tensors that `tensor` stands for."""
+    return (math.prod(tensor.shape) * DTYPE_BITS[tensor.dtype] + 7) // 8
+
+
+def count_tensors(tensor: Tensor) -> int:
+    """Return how many tensors of the checkpoint `tensor` stands for."""
+    return tensor.count * (1 if tensor.layers is None else len(tensor.layers))
+
+
+def parameters(facts: Facts) -> int:
+    """Return the number of elements of all tensors. For packed weights that is the number of packed words."""
+    return sum(math.prod(tensor.shape) * count_tensors(tensor) for tensor in facts.tensors)
+
+
+def checkpoint_bytes(facts: Facts) -> int:
+    """Return the bytes of all tensors in the files."""
+    return sum(compute_bytes(tensor) * count_tensors(tensor) for tensor in facts.tensors)
+
+
+def read(directory: Path, repo: str = "", revision: str = "") -> Facts:
+    """Read the facts of a model directory in Hugging Face's layout.
+
+    If the index is there and none of the files that it names, the tensors are inferred, and the source says so.
+
+    Args:
+        repo, revision: where the files come from, if the caller knows it; without `repo` the directory's name is used.
+
+    Raises:
+        FactsError: if a file is missing or damaged.
+    """
+    config = read_json(directory / "config.json", "It is no model directory in Hugging Face's layout, or incomplete.")
+    quantization = None
+    path = directory / "hf_quant_config.json"
+    if not find_quantization(config) and path.exists():
+        quantization = read_json(path, "Fetch it again.")
+    repo = repo or directory.name
+    shards = _list_shards(directory)
+    if not any(shard.exists() for shard in shards):
+        from . import inferred  # it needs the types of this module
+
+        index = read_json(directory / INDEX, "Fetch it again.", MAX_HEADER_BYTES)
+        metadata = index.get("metadata")
+        size = metadata.get("total_size") if isinstance(metadata, dict) else None
+        if type(size) is not int or not 0 < size < 2**62:
+            size = None
+        scheme = find_quantization(config) or quantization or {}
+        found, exactness = inferred.infer_headers(repo, config, scheme, sorted(index["weight_map"]), size)
+        return build_facts(repo, revision, config, found, quantization, f"{inferred.APPROXIMATE}{exactness}")
+    if missing := [shard.name for shard in shards if not shard.exists()]:
+        raise FactsError(f"{directory} lacks {', '.join(missing)}, which {INDEX} names. Fetch the rest of it.")
+    headers = (header for shard in shards for header in _read_headers(shard))
+    return build_facts(repo, revision, config, headers, quantization)
+
+
+def find_quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what config.json says about quantization, or an empty mapping.
+
+    vLLM looks in the same places (`ModelConfig._parse_quant_hf_config`, vllm/config/model.py of 0.33).
+    """
+    for at, place in (("", config), ("text_config.", config.get("text_config") or {})):
+        if not isinstance(place, Mapping):
+            raise FactsError(f"config.json: text_config is {shown(place)}, an object is expected. Fetch it again.")
+        for key in ("quantization_config", "compression_config"):
+            if place.get(key):
+                if not isinstance(place[key], Mapping):
+                    raise FactsError(f"config.json: {at}{key} is {shown(place[key])}, an object is expected.")
+                return dict(place[key])
+    return {}
+
+
+def build_facts(
+    repo: str,
+    revision: str,
+    config: Mapping[str, Any],
+    headers: Iterable[Header],
+    quantization: Mapping[str, Any] | None = None,
+    source: str = "files",
+) -> Facts:
+    """Build facts from headers; tensors with alike names become one pattern.
+
+    Args:
+        repo, revision: where the files come from; an empty revision means that it is not known.
+        quantization: used only if config.json says nothing.
+        source: see `Facts.source`.
+
+    Raises:
+        FactsError: if a dtype is unknown, a tensor appears twice, or there is none.
+    """
+    seen: set[str] = set()
+    patterns: dict[tuple[str, str, tuple[int, ...]], dict[int | None, int]] = {}
+    for name, dtype, shape in headers:
+        if len(seen) == MAX_TENSORS:
+            raise FactsError(f"{repo} has more than {MAX_TENSORS:,} tensors, which no model has. Fetch it again.")
+        if len(name) > MAX_NAME:
+            raise FactsError(f"{repo}: the name of tensor {shown(name)} has more than {MAX_NAME} characters.")
+        if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+            raise FactsError(
+                f"{repo}: tensor {name} has dtype {str(dtype)[:60]}, which is none of {', '.join(DTYPE_BITS)}."
+            )
+        if name in seen:
+            raise FactsError(f"{repo}: tensor {name} appears twice; remove the files that do not belong to it.")
+        seen.add(name)
+        match = _DECODER_LAYER.match(name)
+        layer = int(match[1]) if match else None
+        pattern = ".".join("*" if part.isdecimal() else part for part in name.split("."))
+        counts = patterns.setdefault((pattern, dtype, tuple(shape)), {})
+        counts[layer] = counts.get(layer, 0) + 1
+    if not seen:
+        raise FactsError(f"{repo}: its safetensors files hold no tensors.")
+    tensors = [
+        Tensor(pattern, dtype, shape, layers, count)
+        for (pattern, dtype, shape), counts in patterns.items()
+        for layers, count in _group_layers(counts)
+    ]
+    tensors.sort(key=lambda tensor: (tensor.name, tensor.layers or (), tensor.dtype, tensor.shape))
+    return Facts(repo, revision, config, tuple(tensors), find_quantization(config) or dict(quantization or {}), source)
+
+
+def recorded(repo: str, own: Mapping[str, Any] | None = None) -> Facts | None:
+    """Return the recorded facts of a repository, or None if it is not recorded.
+
+    Args:
+        own: records of the inventory (plan_recorded_facts), which come before those that the project ships.
+
+    Raises:
+        FactsError: if a record of the inventory has another form than `recording.record` returns.
+    """
+    # Imported here because the data is large, and reading files does not need it.
+    from . import recorded_facts
+
+    record = (own or {}).get(repo) or recorded_facts.RECORDS.get(repo)
+    return None if record is None else parse_record(repo, record, f"plan_recorded_facts.{repo}")
+
+
+def parse_record(repo: str, record: Any, where: str) -> Facts:
+    """Return the facts of a record as `recording.record` returns it. Raises FactsError if it has another form."""
+    try:
+        tensors = tuple(
+            Tensor(name, dtype, tuple(shape), None if layers is None else tuple(expand_ranges(layers)), count)
+            for name, dtype, shape, layers, count in record["tensors"]
+        )
+        for tensor in tensors:
+            whole = (*tensor.shape, *(tensor.layers or ()), tensor.count)
+            if tensor.dtype not in DTYPE_BITS or not all(type(size) is int and 0 <= size <= LARGEST for size in whole):
+                raise ValueError(f"{shown(tensor.name)} is {shown(tensor.dtype)} {shown(list(tensor.shape))}")
+        config, quantization = dict(record["config"]), dict(record["quantization"])
+        return Facts(
+            repo, str(record["revision"]), config, tensors, quantization, f"recorded: {printable(record['source'], '')}"
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FactsError(
+            f"{where} is no record of a checkpoint ({str(error)[:MAX_NAME]}). Write it with playbooks/record_facts.yml "
+            "or vllm-edge facts."
+        ) from error
+
+
+def _group_layers(counts: Mapping[int | None, int]) -> Iterator[tuple[tuple[int, ...] | None, int]]:
+    """Yield layers that have the same number of such tensors, and that number."""
+    if None in counts:
+        yield None, counts[None]
+    for count in sorted({counts[layer] for layer in counts if layer is not None}):
+        yield tuple(sorted(layer for layer, has in counts.items() if layer is not None and has == count)), count
+
+
+def expand_ranges(ranges: str) -> Iterator[int]:
+    """Yield 0, 1, 2, 3, 4, 6 for `0-4,6`."""
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        if int(last or first) > MAX_TENSORS:
+            raise ValueError(f"layers {shown(part)} are more than any model has")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def ranges(layers: Sequence[int]) -> str:
+    """Return `0-4,6` for 0, 1, 2, 3, 4, 6, as recorded facts spell layers."""
+    parts: list[list[int]] = []
+    for layer in layers:
+        if parts and parts[-1][1] == layer - 1:
+            parts[-1][1] = layer
+        else:
+            parts.append([layer, layer])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def _list_shards(directory: Path) -> list[Path]:
+    """Return the safetensors files of a checkpoint, which may be missing. Raises FactsError if nothing names them."""
+    index = directory / INDEX
+    if index.exists():
+        weight_map = read_json(index, "Fetch it again.", MAX_HEADER_BYTES).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise FactsError(f"{index} has no weight_map. Fetch it again.")
+        for name in weight_map.values():
+            if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,200}\.safetensors", name):
+                raise FactsError(
+                    f"{index} names {shown(name)}, which is no safetensors file beside it. Fetch it again."
+                )
+        return [directory / name for name in sorted(set(weight_map.values()))]
+    if (directory / SINGLE).exists():
+        return [directory / SINGLE]
+    raise FactsError(f"{directory} has neither {SINGLE} nor {INDEX}. Fetch its weights in safetensors format.")
+
+
+def _read_headers(path: Path) -> Iterator[Header]:
+    """Yield the tensors of one safetensors file. Raises FactsError if its size and header do not match."""
+    remedy = "It is damaged or not yet complete; fetch it again."
+    try:
+        status = path.stat()
+        size = status.st_size
+        if not stat.S_ISREG(status.st_mode):
+            raise FactsError(f"{path} is no regular file. Remove it and fetch it again.")
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+                raise FactsError(f"{path} does not begin with the length of a safetensors header. {remedy}")
+            raw = file.read(length)
+    except OSError as error:
+        raise FactsError(f"{path} cannot be read: {error.strerror}. Make it readable for your user.") from error
+    headers, end = parse_header(raw, str(path))
+    if size != 8 + length + end:
+        raise FactsError(f"{path} has {size:,} bytes, and its header says {8 + length + end:,}. {remedy}")
+    yield from headers
+
+
+def parse_header(raw: bytes, where: str) -> tuple[list[Header], int]:
+    """Parse the header of a safetensors file.
+
+    Returns:
+        The tensors, and how many bytes of data must follow the header.
+
+    Raises:
+        FactsError: if the header is damaged.
+    """
+    remedy = "It is damaged; fetch it again."
+    try:
+        document = parse_json(raw)
+        entries = {name: entry for name, entry in document.items() if name != "__metadata__"}
+        headers: list[Header] = []
+        end = 0
+        for name, entry in entries.items():
+            dtype, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+            if len(shape) > 16 or not all(type(size) is int and 0 <= size <= LARGEST for size in shape):
+                raise ValueError(f"{name[:MAX_NAME]} has shape {shown(entry['shape'])}")
+            if not all(type(offset) is int and 0 <= offset <= 2**62 for offset in (first, last)):
+                raise ValueError(f"{name[:MAX_NAME]} lies at {shown(entry['data_offsets'])}")
+            if dtype in DTYPE_BITS and (math.prod(shape) * DTYPE_BITS[dtype] + 7) // 8 != last - first:
+                raise FactsError(f"{where}: {name} is {dtype} {list(shape)}, but has {last - first} bytes. {remedy}")
+            headers.append((name, dtype, shape))
+            end = max(end, last)
+    except FactsError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, MemoryError) as error:
+        reason = str(error) if type(error) is ValueError else repr(error)
+        raise FactsError(f"{where} has no valid safetensors header ({reason[:MAX_NAME]}). {remedy}") from error
+    return headers, end
+
+
+def read_json(path: Path, remedy: str, most_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Read a JSON object of a checkpoint.
+
+    Args:
+        remedy: what to do if the file is missing, as a sentence.
+
+    Raises:
+        FactsError: if it is missing, too large, no regular file, or no JSON object.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise FactsError(f"{path} is no regular file. Remove it and fetch it again.")
+        with path.open("rb") as file:
+            raw = file.read(most_bytes + 1)
+        if len(raw) > most_bytes:
+            raise FactsError(f"{path} has more than {most_bytes:,} bytes. It is not of a model; fetch it again.")
+        document = parse_json(raw)
+    except FileNotFoundError:
+        raise FactsError(f"{path} is missing. {remedy}") from None
+    except OSError as error:
+        raise FactsError(f"{path} cannot be read: {error.strerror}. Make it readable for your user.") from error
+    except FactsError:
+        raise
+    except (ValueError, MemoryError) as error:
+        raise FactsError(f"{path} is not valid JSON: {error}. Fetch it again.") from error
+    if not isinstance(document, dict):
+        raise FactsError(f"{path} does not contain a JSON object. Fetch it again.")
+    return document

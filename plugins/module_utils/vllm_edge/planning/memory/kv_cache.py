@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vLLM makes of the memory for the KV cache: groups of layers, blocks, tokens.
+
+Every layer has pages; a page holds the keys and values of one block of tokens. Layers with the same kind of attention
+share a block table and form a group. All groups take their blocks from one pool: a block is one page for each layer of
+a group. Therefore all pages have the same size, and groups have the same number of layers as far as possible.
+
+The arithmetic is that of vLLM's v1/core/kv_cache_utils.py (0.19.0; from 0.33.0 v1/core/kv_cache_planning.py) and
+v1/kv_cache_interface.py; differences between releases are in `vllm_versions`. Context parallelism, speculative
+decoding, KV connectors and layers without attention occur in no plan and are not covered.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..contract import Arguments, Attention, DecoderLayer, KvCapacity, KvGroup, Model
+from .context_length import derive_limit
+from .vllm_versions import (
+    Behaviour,
+    TokenRule,
+    behaviour,
+    count_batches_in_flight,
+    max_model_len,
+    max_num_batched_tokens,
+)
+
+# Source: 0.33.0 utils/torch_utils.py:40
+ELEMENT_BYTES = {
+    "float32": 4,
+    "float": 4,
+    "float16": 2,
+    "half": 2,
+    "bfloat16": 2,
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+}
+WINDOWED = frozenset({Attention.SLIDING, Attention.CHUNKED})
+"""The kinds of attention of which a request holds no more than a part of its tokens."""
+DEFAULT_BLOCK_TOKENS = 16
+"""0.19.0 config/cache.py:34. FlashAttention, FlashInfer and Triton accept it and its multiples."""
+FLASHMLA_BLOCK_TOKENS = 64
+"""0.19.0 v1/attention/backends/mla/flashmla.py. On Hopper it takes latent attention with a KV cache in FP8, which
+FlashAttention, the first choice there, does not; Triton, the only one on Ampere and Ada, accepts multiples of 16."""
+LATENT_DTYPES = frozenset({"bfloat16", "float16", "half", "fp8", "fp8_e4m3"})
+"""Of a KV cache of latent attention (0.19.0 v1/attention/backends/mla/triton_mla.py, flashmla.py)."""
+FEW_MORE_LAYERS = 1.5
+"""If the largest kind has less than this many times the layers of the smallest kind, groups are as large as the largest
+kind."""
+
+
+class UnsupportedKvCache(ValueError):
+    """This release of vLLM cannot make a KV cache for the model with these arguments. The message says why."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The cache of one layer on one rank. vLLM treats layers with equal specs alike."""
+
+    attention: Attention
+    window_tokens: int | None
+    kv_heads: int
+    head_size: int
+    element_bytes: int
+    block_tokens: int
+    padded_page_bytes: int = 0
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page: block_tokens x 2 (keys and values) x kv_heads x head_size x element_bytes, or the padded
+        size. Latent attention has one vector for both (0.32.0 v1/kv_cache_interface.py:686)."""
+        vectors = 1 if self.attention is Attention.LATENT else 2
+        keys_and_values = vectors * self.kv_heads * self.head_size * self.element_bytes
+        return self.padded_page_bytes or self.block_tokens * keys_and_values
+
+    def blocks(self, request_tokens: int, in_flight_tokens: int) -> int:
+        """Return the number of blocks that a request holds at most.
+
+        A request with sliding attention holds its window and the tokens that are being computed, and one block more
+        because a window need not begin at the start of a block (0.19.0 kv_cache_interface.py:252). One with chunked
+        attention holds its chunk instead, which begins at the start of a block (0.32.0 kv_cache_interface.py:814).
+
+        Args:
+            in_flight_tokens: tokens of all batches that are computed at once.
+        """
+        if self.window_tokens is None:
+            return _divide_up(request_tokens, self.block_tokens)
+        if self.attention is Attention.CHUNKED:
+            return _divide_up(min(self.window_tokens + in_flight_tokens, request_tokens), self.block_tokens)
+        return _divide_up(min(self.window_tokens - 1 + in_flight_tokens, request_tokens), self.block_tokens) + 1
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that share a block table, by number. If their pages differ, it is the only group."""
+
+    layers: tuple[int, ...]
+    specs: tuple[Spec, ...]
+
+    def on(self, layers: range) -> tuple[Spec, ...]:
+        return tuple(spec for layer, spec in zip(self.layers, self.specs, strict=True) if layer in layers)
+
+    def blocks(self, request_tokens: int, in_flight_tokens: int) -> int:
+        """Return the number of blocks of this group that a request holds at most; the parameters are those of
+        `Spec.blocks`."""
+        return self.specs[0].blocks(request_tokens, in_flight_tokens)
+
+
+def resolve_dtype(model: Model, arguments: Arguments, version: str) -> str:
+    """Return the dtype of the KV cache as vLLM names it: `bfloat16`, `fp8`.
+
+    `auto` is what the checkpoint's quantization says, otherwise the model's own dtype. Source: 0.33.0
+    utils/torch_utils.py (resolve_kv_cache_dtype_string) and model_executor/layers/attention/attention.py:287.
+    """
+    release = behaviour(version)
+    checkpoint = model.quantization.kv_cache_dtype
+    if checkpoint and checkpoint.startswith("nvfp4") and not release.nvfp4_kv_cache:
+        checkpoint = None
+    overrides = release.scheme_overrides_dtype and model.quantization.method == "compressed-tensors"
+    if arguments.kv_cache_dtype != "auto" and not (checkpoint and overrides):
+        return arguments.kv_cache_dtype
+    return checkpoint or model.dtype
+
+
+def choose_block_size(model: Model, kv_cache_dtype: str, compute_capability: tuple[int, int] | None) -> int | None:
+    """Return the tokens of a block that vLLM chooses for an attention backend; None for its default.
+
+    Source: the priorities in platforms/cuda.py (_get_backend_priorities), the same in 0.19.0 to 0.33.0 for Ampere, Ada
+    and Hopper.
+
+    Args:
+        kv_cache_dtype: as `resolve_dtype` returns it.
+        compute_capability: of the GPU; None if its model is not known.
+    """
+    hopper = compute_capability is not None and compute_capability[0] == 9
+    return FLASHMLA_BLOCK_TOKENS if model.latent and hopper and kv_cache_dtype.startswith("fp8") else None
+
+
+def pipeline_stages(layers: int, stages: int) -> tuple[range, ...]:
+    """Return the layers of each stage of the pipeline.
+
+    The remainder of the division goes to the stages before the last, the later ones first. Source: 0.19.0
+    distributed/utils.py:95 (get_pp_indices), without VLLM_PP_LAYER_PARTITION.
+    """
+    each, rest = divmod(layers, stages)
+    sizes = [each + (1 if stages - 1 - rest <= stage < stages - 1 else 0) for stage in range(stages)]
+    starts = [sum(sizes[:stage]) for stage in range(stages)]
+    return tuple(range(start, start + size) for start, size in zip(starts, sizes, strict=True))
+
+
+def select_layers(model: Model, arguments: Arguments, pipeline_rank: int) -> range:
+    """Return the numbers of the decoder layers of a pipeline rank. Raises UnsupportedKvCache if it has none."""
+    ranks, layers = arguments.pipeline_parallel_size, len(model.layers)
+    if not 1 <= ranks <= layers:
+        raise UnsupportedKvCache(f"pipeline_parallel_size {ranks} does not divide {layers} layers")
+    return pipeline_stages(layers, ranks)[pipeline_rank]
+
+
+def groups(model: Model, arguments: Arguments, version: str) -> tuple[Group, ...]:
+    """Return the groups of the layers that have a KV cache of their own, for the whole model.
+
+    Each pipeline rank has its layers of each group. Source: 0.19.0 v1/core/kv_cache_utils.py:1222.
+
+    Raises UnsupportedKvCache if there is no such layer, or the release cannot group them.
+    """
+    release = behaviour(version)
+    specs = {
+        layer.index: _spec(layer, model, arguments, release) for layer in model.layers if layer.shares_with is None
+    }
+    if not specs:
+        raise UnsupportedKvCache("no layer of the model has a KV cache")
+    if len({(spec.attention, spec.window_tokens, spec.block_tokens) for spec in specs.values()}) == 1:
+        return (Group(tuple(specs), tuple(specs.values())),)
+    return _group_by_kind(_equalize_pages(specs, release))
+
+
+def needed(model: Model, arguments: Arguments, version: str) -> int:
+    """Return the least bytes of KV cache with which vLLM starts.
+
+    These are the bytes of one request of max_model_len tokens on the rank that needs most and, in releases that count
+    it, of the block that is never handed out.
+    """
+    return max(rank.needed_bytes(max_model_len(model, arguments)) for rank in _ranks(model, arguments, version))
+
+
+def capacity(model: Model, arguments: Arguments, available_bytes: int | Sequence[int], version: str) -> KvCapacity:
+    """Return what vLLM makes of a number of bytes for the KV cache.
+
+    Every rank gets as many blocks as the one with the fewest. Bytes and groups in the result are those of that rank,
+    which is also the first to be short of memory. The result is also given if vLLM would refuse to start: needed_bytes
+    is more than available_bytes then. Source: 0.19.0 v1/core/kv_cache_utils.py:1508.
+
+    Args:
+        available_bytes: for every rank, or one number for each pipeline rank.
+
+    Raises:
+        UnsupportedKvCache: if the release makes no KV cache for the model.
+        ValueError: if the number of sizes is not that of the ranks.
+    """
+    ranks = _ranks(model, arguments, version)
+    available = [available_bytes] * len(ranks) if isinstance(available_bytes, int) else list(available_bytes)
+    if len(available) != len(ranks):
+        raise ValueError(f"{len(available)} sizes of memory for {len(ranks)} pipeline ranks")
+    request_tokens = max_model_len(model, arguments)
+    limit = max(derive_limit(model), request_tokens)
+    in_rank = [max(size, 0) // rank.block_bytes for rank, size in zip(ranks, available, strict=True)]
+    blocks = min(in_rank)
+    fewest = in_rank.index(blocks)
+    rank = ranks[fewest]
+    concurrency = blocks / rank.request_blocks(request_tokens)
+    if behaviour(version).token_rule is TokenRule.CONCURRENCY:
+        tokens = int(concurrency * request_tokens)
+    else:
+        tokens = blocks // len(rank.groups) * min(group.specs[0].block_tokens for group in rank.groups)
+    return KvCapacity(
+        available_bytes=available[fewest],
+        groups=rank.described(request_tokens),
+        blocks=blocks,
+        tokens=tokens,
+        max_concurrency=concurrency,
+        needed_bytes=rank.needed_bytes(request_tokens),
+        max_context_tokens=min(each.longest_request(size, limit) for each, size in zip(ranks, available, strict=True)),
+        used_bytes=blocks * rank.block_bytes,
+    )
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """The groups of the whole model as one pipeline rank holds them."""
+
+    groups: tuple[Group, ...]
+    layers: range
+    block_bytes: int
+    """Bytes of one block of the pool: one page for each layer of the largest group."""
+    in_flight_tokens: int
+    reserved_blocks: int
+
+    def request_blocks(self, tokens: int) -> int:
+        """Return the blocks of a request.
+
+        Every group counts, also one without a layer on this rank, because block tables are those of the whole model.
+        """
+        return sum(group.blocks(tokens, self.in_flight_tokens) for group in self.groups)
+
+    def needed_bytes(self, tokens: int) -> int:
+        """Return the bytes of a request, with the reserved blocks."""
+        return (self.request_blocks(tokens) + self.reserved_blocks) * self.block_bytes
+
+    def longest_request(self, available_bytes: int, limit_tokens: int) -> int:
+        """Return vLLM's estimated maximum model length, by the same search (0.19.0 kv_cache_utils.py:1370)."""
+        lengths = range(1, limit_tokens + 1)
+        return bisect.bisect_right(lengths, available_bytes, key=self.needed_bytes)
+
+    def described(self, request_tokens: int) -> tuple[KvGroup, ...]:
+        result = []
+        for group in self.groups:
+            here = group.on(self.layers)
+            pages = {spec.page_bytes for spec in group.specs}
+            result.append(
+                KvGroup(
+                    attention=group.specs[0].attention,
+                    layers=len(here),
+                    block_size_tokens=group.specs[0].block_tokens,
+                    page_bytes=pages.pop() if len(pages) == 1 else sum(spec.page_bytes for spec in here),
+                    blocks_per_request=group.blocks(request_tokens, self.in_flight_tokens),
+                )
+            )
+        return tuple(result)
+
+
+def _ranks(model: Model, arguments: Arguments, version: str) -> tuple[_Rank, ...]:
+    """Return every pipeline rank. Raises UnsupportedKvCache if one has no KV cache."""
+    in_flight = count_batches_in_flight(model, arguments, version) * max_num_batched_tokens(model, arguments, version)
+    reserved = 1 if behaviour(version).null_block_reserved else 0
+    of_model = groups(model, arguments, version)
+    result = []
+    for number in range(arguments.pipeline_parallel_size):
+        layers = select_layers(model, arguments, number)
+        block_bytes = max(sum(spec.page_bytes for spec in group.on(layers)) for group in of_model)
+        if block_bytes == 0:
+            raise UnsupportedKvCache(f"no layer of pipeline rank {number} has a KV cache of its own")
+        result.append(_Rank(of_model, layers, block_bytes, in_flight, reserved))
+    return tuple(result)
+
+
+def _spec(layer: DecoderLayer, model: Model, arguments: Arguments, release: Behaviour) -> Spec:
+    """Return the cache of one layer on one rank. Raises UnsupportedKvCache."""
+    block = arguments.block_size or arguments.default_block_size or DEFAULT_BLOCK_TOKENS
+    if block % DEFAULT_BLOCK_TOKENS:
+        raise UnsupportedKvCache(f"block_size {block} is not a multiple of {DEFAULT_BLOCK_TOKENS}")
+    dtype = resolve_dtype(model, arguments, release.version)
+    if dtype not in ELEMENT_BYTES:
+        raise UnsupportedKvCache(f"the size of a KV cache of dtype {dtype} is not known")
+    if layer.attention is Attention.LATENT and dtype not in LATENT_DTYPES:
+        raise UnsupportedKvCache(f"no backend for latent attention (MLA) has a KV cache of dtype {dtype}")
+    sliding, windowed = layer.attention is Attention.SLIDING, layer.attention in WINDOWED
+    if windowed and layer.window_tokens is None:
+        raise ValueError(f"layer {layer.index} has {layer.attention} and no window")
+    return Spec(
+        attention=layer.attention,
+        window_tokens=layer.window_tokens if windowed else None,
+        kv_heads=max(1, layer.kv_heads // arguments.tensor_parallel_size),
+        head_size=layer.head_size,
+        element_bytes=ELEMENT_BYTES[dtype],
+        block_tokens=(release.sliding_block_tokens or block) if sliding else block,
+    )
+
+
+def _equalize_pages(specs: Mapping[int, Spec], release: Behaviour) -> dict[int, Spec]:
+    """Make all pages as large as the largest: smaller pages hold more tokens, or are padded (0.19.0
+    kv_cache_utils.py:914).
+
+    Raises UnsupportedKvCache if a page does not divide the largest one and the release does not pad.
+    """
+    largest = max(spec.page_bytes for spec in specs.values())
+    result = {}
+    for layer, spec in specs.items():
+        times, rest = divmod(largest, spec.page_bytes)
+        if rest and not release.pads_pages:
+            raise UnsupportedKvCache(
+                f"pages of {spec.page_bytes} and {largest} bytes cannot be made equal by vLLM {release.version}"
+            )
+        if rest:
+            result[layer] = replace(spec, padded_page_bytes=largest)
+        else:
+            result[layer] = replace(spec, block_tokens=spec.block_tokens * times)
+    return result
+
+
+def _group_by_kind(specs: Mapping[int, Spec]) -> tuple[Group, ...]:
+    """Return groups of equally many layers, from specs with equal pages (0.19.0 kv_cache_utils.py:959).
+
+    A group is as large as the rarest kind of layer. The layers of a kind are distributed to its groups in turn, so that
+    each pipeline rank has about as many of each group.
+    """
+    kinds: dict[Spec, list[int]] = {}
+    for layer, spec in specs.items():
+        kinds.setdefault(spec, []).append(layer)
+    counts = [len(layers) for layers in kinds.values()]
+    size = max(counts) if max(counts) < min(counts) * FEW_MORE_LAYERS else min(counts)
+    result = []
+    for spec, layers in kinds.items():
+        number = _divide_up(len(layers), size)
+        for first in range(number):
+            dealt = tuple(layers[first::number])
+            result.append(Group(dealt, (spec,) * len(dealt)))
+    return tuple(result)
+
+
+def _divide_up(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)

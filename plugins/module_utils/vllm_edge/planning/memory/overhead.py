@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Estimates of what an engine takes of a GPU besides weights and KV cache: activations, CUDA context, CUDA graphs.
+
+None of this follows from a checkpoint alone. Each constant gives its source, its range, and whether measurements of the
+reference host were used to derive it; if so, agreement with those proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..contract import Arguments, Model, Uncertain
+from .dtypes import BYTES as DTYPE_BYTES
+from .vllm_versions import GEMMA4_VIDEO_TOKENS
+
+MIB = 2**20
+GIB = 2**30
+
+ACTIVATION_BYTES = Uncertain(
+    0.27 * GIB,
+    0.15 * GIB,
+    0.45 * GIB,
+    "what two runs of the reference host (31B NVFP4 over 2 GPUs, 31B bf16 over 4, vLLM 0.19.0) leave beside weights, "
+    "KV cache and logits; at max_num_batched_tokens 2048",
+    fitted=True,
+)
+SAMPLER_BYTES_PER_LOGIT = Uncertain(
+    14.0,
+    10.0,
+    16.0,
+    "the slope between the same two runs, 0.875 GiB for 256 rows of 262,144 logits. The tensors that live at once in "
+    "vLLM 0.19.0 are the model's logits (2 B, bf16), their copy in fp32 (4 B, v1/sample/sampler.py:90), probabilities "
+    "(4 B, v1/sample/ops/topk_topp_sampler.py:112) and random numbers (4 B, ibid. random_sample): 14 B. A log of E4B "
+    "with 256 sequences on another GPU (vLLM 0.22.1) leaves 1.1 GiB for both, as these two give",
+    fitted=True,
+)
+ALLOCATOR_BYTES = Uncertain(
+    0.06 * GIB,
+    0.03 * GIB,
+    0.2 * GIB,
+    "what vLLM logs for the weights of multimodal models beyond their tensors: 15.18 GiB for E4B (0.22.1), whose "
+    "tensors and caches are 15.12; 0.03 to 0.16 for five others",
+)
+ALLOCATOR_BYTES_TEXT = Uncertain(
+    0.0,
+    0.0,
+    0.02 * GIB,
+    "what vLLM logs for Llama 3.1 8B, Mistral 7B, Qwen3-8B and Qwen3-30B-A3B is what their tensors take, to 0.002 GiB "
+    "(docs/evidence/2026-11-22-planning.md)",
+)
+CONTEXT_BYTES_ALONE = Uncertain(
+    200 * MIB,
+    150 * MIB,
+    300 * MIB,
+    "CUDA of the reference host had 21.84 of 22.034 GiB free when an engine of one GPU began to count",
+    fitted=True,
+)
+CONTEXT_BYTES_PER_PEER = Uncertain(
+    (391 - 200) * MIB / 3,
+    0.0,
+    100 * MIB,
+    "NVML's 21,149 MiB of 31B bf16 over 4 GPUs minus 0.92 of CUDA's 22,563 leave 391 MiB for context and NCCL, here "
+    "divided among three peers. Over two GPUs 105 MiB were left, less than one GPU alone takes: hence +-300 MiB",
+    fitted=True,
+)
+CONTEXT_BYTES_ELSEWHERE = Uncertain(
+    0.0,
+    0.0,
+    400 * MIB,
+    "an assumption: the context grows with the GPU, and nobody measured it for this planner on another one than an L4",
+)
+NVLINK_BYTES = Uncertain(
+    64 * MIB,
+    32 * MIB,
+    512 * MIB,
+    "buffers for all-reduce over NVLink: 32 to 128 MiB of symmetric memory (vLLM 0.32.0 "
+    "distributed/device_communicators/all_reduce_utils.py:58), and what NCCL adds for its channels, which is "
+    "an assumption",
+)
+BEYOND_FITTED = Uncertain(
+    1.0,
+    0.5,
+    2.0,
+    "an assumption about the peak of activations that is computed from the tensors of one layer instead of measured",
+)
+GRAPH_POOL_BYTES_PER_TOKEN_AND_HIDDEN = Uncertain(
+    0.167 * GIB / (512 * 2560),
+    0.1 * GIB / (512 * 2560),
+    0.25 * GIB / (512 * 2560),
+    "published logs of vLLM with 51 + 35 captured sizes on one GPU: Qwen3.5-4B 0.55 GiB (0.22.0) and Qwen3.5-9B 0.65 "
+    "GiB (0.19.0), 32 layers both, hidden sizes 2560 and 4096",
+)
+GRAPH_BYTES_PER_LAYER = Uncertain(
+    0.145 * MIB,
+    0.12 * MIB,
+    0.2 * MIB,
+    "the same logs; they predict 0.68 GiB for Gemma 4 E4B, whose log says 0.71 (0.22.1), and 0.33 for Qwen2.5-7B with "
+    "128 sequences, whose log says 0.31 (0.22.0)",
+)
+GRAPH_BYTES_PER_LAYER_TENSOR_PARALLEL = Uncertain(
+    0.222 * MIB,
+    0.145 * MIB,
+    0.26 * MIB,
+    "1.47 GiB in the reference's log of 31B NVFP4 over 2 GPUs with 256 sequences: 51 + 35 sizes, 60 layers, less the "
+    "pool",
+    fitted=True,
+)
+GRAPH_ESTIMATE_RATIO = Uncertain(
+    1.16,
+    1.11,
+    1.21,
+    "vLLM's own estimate over what capturing took, in the four logs above; the estimate is what it keeps free",
+)
+GRAPHS_SEEN_ALONE = Uncertain(
+    0.08,
+    0.0,
+    1.0,
+    "NVML on the reference host, vLLM 0.19.0, one GPU, leaves about 0 MiB for graphs of E4B and 98 MiB of E2B, where "
+    "the log of another host has 0.71 GiB for E4B (0.22.1). What differs is not known; later releases keep "
+    "graphs in the share",
+    fitted=True,
+)
+
+LATENT_WORKSPACE_TOKENS = 64 * 1024
+"""The most tokens of context that latent attention expands at once
+(determine_chunked_prefill_workspace_size, model_executor/layers/attention/mla_attention.py of 0.19.0 to 0.33.0)."""
+
+FITTED_GPU, FITTED_SEQUENCES, FITTED_TOKENS, FITTED_HIDDEN_SIZE = "NVIDIA L4", 256, GEMMA4_VIDEO_TOKENS, 5376
+FITTED_LAYER_BYTES = GEMMA4_VIDEO_TOKENS * 2 * (2 * 5376 + 3 * 21504 // 2)
+"""What `_compute_layer_bytes` gives for the run of the reference with the most: 31B over two GPUs."""
+
+OBSERVABLE = ("weights_bytes", "overhead_bytes", "context_bytes", "graphs_bytes")
+"""The components that an operator's observation of an engine may replace."""
+
+
+class ObservationError(ValueError):
+    """An observation that cannot be used. The message names the variable, the value and what would be right."""
+
+
+@dataclass(frozen=True)
+class Captures:
+    """The CUDA graphs that vLLM captures by default."""
+
+    piecewise: int
+    """One for each batch size."""
+    full: int
+    """One for each batch size that occurs when only decoding."""
+    largest_tokens: int
+
+
+def captures(max_num_seqs: int, max_num_batched_tokens: int) -> Captures:
+    """Return the graphs for the captured batch sizes: 1, 2, 4, every 8 up to 248, every 16 from 256.
+
+    The largest is at most twice max_num_seqs, at most 512 and at most max_num_batched_tokens. Source: vLLM 0.19.0
+    config/vllm.py:1399-1444, the same in 0.33.0 on GPUs before Blackwell (:2463). Decoding has at most max_num_seqs
+    tokens. Logs confirm it: 51 and 35 for 256 sequences, 35 and 19 for 128, 5 and 4 for 8.
+    """
+    most = min(max_num_seqs * 2, 512, max_num_batched_tokens)
+    sizes = [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if size <= most]
+    return Captures(len(sizes), len([size for size in sizes if size <= max_num_seqs]), sizes[-1] if sizes else 0)
+
+
+def sampler(model: Model, rows: int) -> Uncertain:
+    """Return the bytes for sampling `rows` sequences at once, needed at profiling and again after the graphs.
+
+    With float32 the model's logits need no copy in fp32, which is 2 bytes less for each.
+    """
+    per_logit = plus(SAMPLER_BYTES_PER_LOGIT, -2) if model.dtype == "float32" else SAMPLER_BYTES_PER_LOGIT
+    return scaled(per_logit, rows * model.vocabulary)
+
+
+def allocator(model: Model, *, text_only: bool = False) -> Uncertain:
+    """Return the bytes that vLLM logs for the weights beyond their tensors, which only multimodal models have.
+
+    With text only it is not known whether they stay, so the range begins at 0.
+    """
+    if not model.multimodal:
+        return ALLOCATOR_BYTES_TEXT
+    figure = ALLOCATOR_BYTES
+    return Uncertain(figure.value, 0.0 if text_only else figure.low, figure.high, figure.source)
+
+
+def _compute_layer_bytes(model: Model, tokens: int, tensor_parallel_size: int, text_only: bool) -> float:
+    """Return the bytes of the largest tensors that live at once while a batch passes a layer, in two bytes each.
+
+    Those are the hidden states, the residual, and the inputs of the MLP before and after its activation; of experts the
+    workspaces of vLLM's fused kernel (model_executor/layers/fused_moe/fused_moe.py, 0.32.0).
+    """
+    mlp = 3 * max(model.intermediate_sizes, default=0) / tensor_parallel_size
+    part = model.expert_intermediate_size / tensor_parallel_size
+    experts = model.experts_per_token * (max(2 * part, model.hidden_size) + part)
+    encoder = model.hidden_size if model.multimodal and not text_only and tokens > FITTED_TOKENS else 0
+    return tokens * 2 * (2 * model.hidden_size + max(mlp, experts) + encoder)
+
+
+def count_latent_workspace_tokens(max_model_len: int, max_num_seqs: int, block_tokens: int) -> int:
+    """Return the tokens of context that latent attention expands at once: those of eight requests, or four blocks of
+    each, up to LATENT_WORKSPACE_TOKENS."""
+    wanted = max(8 * max_model_len, 4 * max_num_seqs * block_tokens)
+    least = min(wanted, LATENT_WORKSPACE_TOKENS)
+    return -(-least // block_tokens) * block_tokens
+
+
+def compute_latent_context(model: Model, tokens: int, tensor_parallel_size: int) -> int:
+    """Return the bytes of keys and values of `tokens` of context, for which vLLM's profile makes room; 0 without
+    latent attention. The run with a long context is what takes them later."""
+    if model.latent is None:
+        return 0
+    heads = model.query_heads // tensor_parallel_size
+    return tokens * heads * model.latent.head_size * DTYPE_BYTES.get(model.dtype, 2)
+
+
+def compute_latent_workspace(model: Model, tokens: int) -> int:
+    """Return the bytes into which `tokens` of context are gathered from the KV cache; 0 without latent attention.
+
+    vLLM takes them on each GPU after it has measured what is left for the KV cache, so they are outside of its share.
+    """
+    if model.latent is None:
+        return 0
+    return tokens * (model.latent.rank + model.latent.rope_size) * DTYPE_BYTES.get(model.dtype, 2)
+
+
+def describe_extrapolation(gpu_name: str, nvlink: bool, model: Model, sequences: int, tokens: int) -> str:
+    """Return what of an engine lies outside of what the figures were fitted on, as words; empty if nothing does."""
+    outside = [
+        gpu_name or "a GPU whose name is not known" if gpu_name != FITTED_GPU else "",
+        "NVLink" if nvlink else "",
+        f"max_num_seqs {sequences:,}" if sequences > FITTED_SEQUENCES else "",
+        f"max_num_batched_tokens {tokens:,}" if tokens > FITTED_TOKENS else "",
+        f"hidden size {model.hidden_size:,}" if model.hidden_size > FITTED_HIDDEN_SIZE else "",
+    ]
+    return ", ".join(filter(None, outside))
+
+
+def activations(
+    model: Model,
+    rows: int,
+    *,
+    samples: bool,
+    text_only: bool = False,
+    tokens: int = 0,
+    tensor_parallel_size: int = 1,
+) -> Uncertain:
+    """Return the bytes that vLLM's profile finds besides the weights: activations, sampler, growth outside of torch.
+
+    The fitted runs took images and videos. For text only, the output of the encoder is left out, which the profile
+    holds while the language model runs: the largest item of Gemma 4, a video, in the hidden size (0.32.0
+    v1/worker/gpu/mm/encoder_runner.py:114, v1/core/encoder_cache_manager.py:316). By how much the encoder's own
+    activations raised the peak is not known: from 0 to the 123 MiB between the figure and its lowest value.
+
+    Args:
+        rows: the smaller of max_num_seqs and max_num_batched_tokens.
+        samples: whether the rank samples; only the last rank of a pipeline does (vLLM 0.19.0
+            v1/worker/gpu_model_runner.py:5785).
+        tokens: of one batch. Where a layer needs more for them than in the fitted runs, the difference is added.
+        tensor_parallel_size: over which the MLP is divided.
+    """
+    kept = model.multimodal and text_only and model.family == "gemma4"
+    found = plus(ACTIVATION_BYTES, -GEMMA4_VIDEO_TOKENS * model.hidden_size * 2) if kept else ACTIVATION_BYTES
+    beyond = _compute_layer_bytes(model, tokens, tensor_parallel_size, text_only) - FITTED_LAYER_BYTES
+    if beyond > 0:
+        found = together(found, scaled(BEYOND_FITTED, beyond))
+    found = _widen(model, found)
+    return together(found, sampler(model, rows)) if samples else found
+
+
+def context(ranks: int, gpu_name: str = FITTED_GPU, nvlink: bool = False) -> Uncertain:
+    """Return the bytes of the CUDA context and NCCL's buffers on each GPU of an engine.
+
+    vLLM takes its first snapshot after them (0.19.0 v1/worker/gpu_worker.py:277-283).
+
+    Args:
+        ranks: number of GPUs of the engine.
+        gpu_name: as NVML names it; on another GPU than that of the reference the range is wider.
+        nvlink: whether the GPUs are connected by it.
+    """
+    found = CONTEXT_BYTES_ALONE
+    if ranks > 1:
+        found = together(found, scaled(CONTEXT_BYTES_PER_PEER, ranks - 1))
+    if gpu_name != FITTED_GPU:
+        found = together(found, CONTEXT_BYTES_ELSEWHERE)
+    return together(found, NVLINK_BYTES) if nvlink and ranks > 1 else found
+
+
+def graphs(
+    model: Model,
+    arguments: Arguments,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    *,
+    in_budget: bool,
+) -> Uncertain:
+    """Return the bytes that capturing CUDA graphs takes on each GPU; 0 with enforce_eager.
+
+    Each graph has a cost for each of its layers, and all share one pool that is as large as the largest batch needs.
+
+    Args:
+        max_num_seqs, max_num_batched_tokens: as the release resolves them, see vllm_versions.
+        in_budget: whether the release counts graphs inside of gpu_memory_utilization.
+    """
+    if arguments.enforce_eager:
+        return Uncertain(0.0, 0.0, 0.0, "enforce_eager: none are captured")
+    sizes = captures(max_num_seqs, max_num_batched_tokens)
+    layers = -(-len(model.layers) // arguments.pipeline_parallel_size)
+    ranks = arguments.tensor_parallel_size * arguments.pipeline_parallel_size
+    per_layer = GRAPH_BYTES_PER_LAYER_TENSOR_PARALLEL if arguments.tensor_parallel_size > 1 else GRAPH_BYTES_PER_LAYER
+    pool = scaled(GRAPH_POOL_BYTES_PER_TOKEN_AND_HIDDEN, sizes.largest_tokens * model.hidden_size)
+    found = together(
+        _widen(model, pool),
+        scaled(per_layer, (sizes.piecewise + sizes.full) * layers),
+    )
+    if in_budget or ranks > 1:
+        return found
+    seen = GRAPHS_SEEN_ALONE
+    return Uncertain(
+        found.value * seen.value, found.low * seen.low, found.high * seen.high, f"{found.source}; {seen.source}", True
+    )
+
+
+def _widen(model: Model, figure: Uncertain) -> Uncertain:
+    """Return a figure that was found with two bytes for each element for the model's dtype.
+
+    How much of it is tensors is not known, so the range for float32 begins at the lowest of two bytes.
+    """
+    if DTYPE_BYTES.get(model.dtype, 2) == 2:
+        return figure
+    source = f"{figure.source}; twice as much in float32, which nobody measured"
+    return Uncertain(figure.value * 2, figure.low, figure.high * 2, source, figure.fitted)
+
+
+NOTHING = Uncertain(0.0, 0.0, 0.0, "nothing is taken")
+
+
+def plus(figure: Uncertain, known: int) -> Uncertain:
+    return Uncertain(figure.value + known, figure.low + known, figure.high + known, figure.source, figure.fitted)
+
+
+def scaled(figure: Uncertain, factor: float) -> Uncertain:
+    return Uncertain(figure.value * factor, figure.low * factor, figure.high * factor, figure.source, figure.fitted)
+
+
+def together(first: Uncertain, second: Uncertain) -> Uncertain:
+    """Return the sum of two figures; the ranges add up too."""
+    return Uncertain(
+        first.value + second.value,
+        first.low + second.low,
+        first.high + second.high,
+        f"{first.source}; {second.source}",
+        first.fitted or second.fitted,
+    )
+
+
+def observed(observations: Mapping[str, Any], engine: str) -> dict[str, int]:
+    """Return what an operator has observed of an engine: bytes by component.
+
+    Args:
+        observations: plan_observations.
+
+    Raises:
+        ObservationError: if a component is unknown or a value is no number of bytes.
+    """
+    given = observations.get(engine, {})
+    if not isinstance(given, Mapping):
+        raise ObservationError(
+            f"plan_observations.{engine}: {given!r} is not a mapping; write {', '.join(OBSERVABLE)} with bytes."
+        )
+    for name, value in given.items():
+        where = f"plan_observations.{engine}.{name}"
+        if name not in OBSERVABLE:
+            raise ObservationError(f"{where} is not a component of a plan; use one of {', '.join(OBSERVABLE)}.")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ObservationError(
+                f"{where}: {value!r} is not a number of bytes; write a whole number, as logs in GiB x 2^30."
+            )
+    return dict(given)

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Differences between releases of vLLM, as far as they affect memory on a GPU.
+
+CHANGES is the table: what each release changed, and the line of vLLM's sources that shows it. `behaviour` combines the
+rows up to a release. Every release from 0.19.0 to 0.33.0 was examined, so a row gives exactly the release that made a
+change. A newer release is planned like the last of them, and `describe_fallback` says so. Environment
+variables of vLLM count as unset.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from ..contract import Arguments, Gpu, Model
+from .context_length import derive_default
+
+
+class UnknownVersion(ValueError):
+    """It is not known how this release of vLLM uses memory."""
+
+
+class TokenRule(StrEnum):
+    """How a release computes the tokens of its log line `GPU KV cache size`."""
+
+    BLOCKS_PER_GROUP = "blocks // groups * smallest block"
+    CONCURRENCY = "maximum concurrency * max_model_len"
+
+
+class SecondRunner(StrEnum):
+    """Which models run in vLLM's second model runner. It overlaps batches in a pipeline, the first one does not."""
+
+    NONE = "none"
+    DENSE = "dense models"
+    ALL = "all models"
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """How one release uses memory."""
+
+    version: str
+    graphs_in_budget: bool = False
+    """The estimate for CUDA graphs is subtracted from the budget; otherwise graphs need memory beyond it."""
+    token_rule: TokenRule = TokenRule.BLOCKS_PER_GROUP
+    default_max_num_seqs: int = 256
+    """For an API server on a GPU below 70 GiB; the next field too."""
+    default_max_num_batched_tokens: int = 2048
+    batch_holds_multimodal_item: bool = False
+    """The default of max_num_batched_tokens is raised to what the largest image or video of the model needs."""
+    text_only_needs_no_item: bool = False
+    """It is not raised if language_model_only switches images and videos off."""
+    batches_widen_window: bool = False
+    """A sliding request holds the tokens of every batch in flight, not only of one."""
+    second_runner: SecondRunner = SecondRunner.NONE
+    """It matters only if batches_widen_window is set."""
+    null_block_reserved: bool = False
+    """The block that is never handed out counts in the check for one request of max_model_len tokens."""
+    pads_pages: bool = False
+    """A page that does not divide the largest one is padded; otherwise vLLM refuses to start."""
+    sliding_block_tokens: int | None = None
+    """Block size of sliding layers before pages are made equal; None if it is that of full attention."""
+    scheme_overrides_dtype: bool = False
+    """A kv_cache_scheme of compressed-tensors also replaces an explicit kv_cache_dtype."""
+    nvfp4_kv_cache: bool = False
+    """ModelOpt's `nvfp4` in a checkpoint becomes an NVFP4 KV cache; otherwise it is ignored."""
+
+
+@dataclass(frozen=True)
+class Change:
+    since: tuple[int, int]
+    sets: Mapping[str, Any]
+    """Fields of Behaviour and their new values."""
+    source: str
+    """File and line under vllm/ in the release that made the change."""
+
+
+LARGE_GPU_GIB, LARGEST_GPU_GIB = 70, 160
+FIRST = (0, 19)
+LAST = (0, 33)
+CHANGES = (
+    Change(FIRST, {"graphs_in_budget": False}, "envs.py:1655 (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS)"),
+    Change(FIRST, {"token_rule": TokenRule.BLOCKS_PER_GROUP}, "v1/core/kv_cache_utils.py:1287"),
+    # The lines are the same until 0.33.0.
+    Change(
+        FIRST, {"default_max_num_seqs": 256, "default_max_num_batched_tokens": 2048}, "engine/arg_utils.py:2064-2072"
+    ),
+    Change(FIRST, {"scheme_overrides_dtype": True}, "model_executor/layers/attention/attention.py:230"),
+    Change((0, 20), {"graphs_in_budget": True}, "envs.py:1725"),
+    Change((0, 20), {"nvfp4_kv_cache": True}, "utils/torch_utils.py:64"),
+    Change((0, 21), {"token_rule": TokenRule.CONCURRENCY}, "v1/core/kv_cache_utils.py:1708"),
+    Change((0, 22), {"batch_holds_multimodal_item": True}, "engine/arg_utils.py:2528"),
+    Change((0, 22), {"scheme_overrides_dtype": False}, "model_executor/layers/attention/attention.py:238"),
+    # FlashAttention, FlashInfer and Triton all lay out their cache so that this applies.
+    Change((0, 24), {"pads_pages": True}, "v1/core/kv_cache_utils.py (unify_kv_cache_spec_page_size)"),
+    # 16 tokens are the smallest block size of those three.
+    Change((0, 25), {"sliding_block_tokens": 16}, "model_executor/layers/attention/attention.py:95"),
+    Change(
+        (0, 26),
+        {"batches_widen_window": True, "second_runner": SecondRunner.DENSE},
+        "config/vllm.py:512,525 (max_concurrent_batches, max_in_flight_tokens) and :605",
+    ),
+    Change((0, 27), {"text_only_needs_no_item": True}, "config/model.py:813"),
+    Change((0, 29), {"second_runner": SecondRunner.ALL}, "config/vllm.py:645"),
+    Change((0, 29), {"null_block_reserved": True}, "v1/core/kv_cache_utils.py:2316"),
+    Change((0, 30), {"sliding_block_tokens": None}, "model_executor/layers/attention/attention.py:648"),
+)
+# 32 frames of 70 soft tokens, each with a begin, an end and 6 tokens of time stamp. This is more than any image or
+# audio of Gemma 4 (0.22.0 model_executor/models/gemma4_mm.py:86 and get_mm_max_tokens_per_item, the same until 0.33.0).
+GEMMA4_VIDEO_TOKENS = 32 * (70 + 2 + 6)
+
+VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})(?:\.\d{1,9})?(?:[-.+]?[a-z].*)?")
+
+
+@functools.cache
+def behaviour(version: str) -> Behaviour:
+    """Return how a release of vLLM uses memory. Patch releases behave as their minor release, and releases after
+    LAST as LAST.
+
+    Args:
+        version: as vLLM names itself: `0.19.0`, also with a build suffix, such as `0.32.0+cpu`.
+
+    Raises:
+        UnknownVersion: if it is no release, or one before FIRST.
+    """
+    number = _parse_release(version)
+    if number is None or number < FIRST:
+        known = f"{FIRST[0]}.{FIRST[1]} to {LAST[0]}.{LAST[1]}, and newer ones are planned like the last of them"
+        raise UnknownVersion(f"how vLLM {version} uses memory is not known; known are the releases {known}")
+    result = Behaviour(version)
+    for change in CHANGES:
+        if change.since <= number:
+            result = replace(result, **change.sets)
+    return result
+
+
+def set_gpu_defaults(arguments: Arguments, gpu: Gpu) -> Arguments:
+    """Return the arguments with the defaults of vLLM's API server on a GPU from 70 GiB on.
+
+    An A100 counts as a smaller one. Source: 0.32.0 engine/arg_utils.py:2894 (get_batch_defaults); of the tokens from
+    160 GiB on it is not known which release introduced them. vLLM compares NVML's total, of which CUDA has all but 1
+    to 3 GiB: no GPU lies between.
+    """
+    gib = gpu.cuda_total_bytes / 2**30
+    if gib < LARGE_GPU_GIB or (gib < LARGEST_GPU_GIB and "a100" in gpu.name.lower()):
+        return arguments
+    tokens = 16384 if gib >= LARGEST_GPU_GIB else 8192
+    return replace(arguments, default_max_num_seqs=1024, default_max_num_batched_tokens=tokens)
+
+
+def describe_fallback(version: str) -> str:
+    """Return a sentence on the release by which an unexamined one is planned; empty if it was examined, or is none."""
+    number = _parse_release(version)
+    if number is None or number <= LAST:
+        return ""
+    return (
+        f"Nobody has examined how vLLM {version} uses memory: this is a plan for {LAST[0]}.{LAST[1]}, the last release "
+        f"that was examined. Figures may differ; playbooks/calibrate.yml measures them."
+    )
+
+
+def _parse_release(version: str) -> tuple[int, int] | None:
+    found = VERSION.fullmatch(version)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def max_model_len(model: Model, arguments: Arguments) -> int:
+    """Return the tokens of the longest request: the argument, or what vLLM derives from the model."""
+    return arguments.max_model_len or derive_default(model)
+
+
+def max_num_batched_tokens(model: Model, arguments: Arguments, version: str) -> int:
+    """Return the tokens of one batch, as vLLM's API server decides.
+
+    Source: 0.33.0 engine/arg_utils.py:3190-3224, and the rows of CHANGES.
+    """
+    release = behaviour(version)
+    if arguments.max_num_batched_tokens is not None:
+        return arguments.max_num_batched_tokens
+    tokens = arguments.default_max_num_batched_tokens or release.default_max_num_batched_tokens
+    item_must_fit = release.batch_holds_multimodal_item and not (
+        arguments.language_model_only and release.text_only_needs_no_item
+    )
+    if item_must_fit and _attends_to_whole_items(model):
+        tokens = max(tokens, GEMMA4_VIDEO_TOKENS)
+    sequences = arguments.max_num_seqs or arguments.default_max_num_seqs or release.default_max_num_seqs
+    return min(tokens, sequences * max_model_len(model, arguments))
+
+
+def max_num_seqs(model: Model, arguments: Arguments, version: str) -> int:
+    """Return the sequences of one batch. Source: 0.33.0 engine/arg_utils.py:3232."""
+    if arguments.max_num_seqs is not None:
+        return arguments.max_num_seqs
+    sequences = arguments.default_max_num_seqs or behaviour(version).default_max_num_seqs
+    return min(sequences, max_num_batched_tokens(model, arguments, version))
+
+
+def count_batches_in_flight(model: Model, arguments: Arguments, version: str) -> int:
+    """Return the number of batches whose tokens a request with sliding attention holds at once.
+
+    Async scheduling is on unless it is switched off. With vLLM's own executor, one process per GPU, only speculative
+    decoding by something else than a drafter switches it off (0.33.0 config/vllm.py:1685), and no engine of a plan
+    decodes speculatively. Source: 0.26.0 config/vllm.py:512.
+    """
+    release = behaviour(version)
+    if not release.batches_widen_window:
+        return 1
+    stages = arguments.pipeline_parallel_size
+    if arguments.async_scheduling is False:
+        return stages
+    dense = model.experts == 0
+    if release.second_runner is SecondRunner.ALL or (release.second_runner is SecondRunner.DENSE and dense):
+        return stages + 1
+    return 2 if stages == 1 else stages
+
+
+def _attends_to_whole_items(model: Model) -> bool:
+    """Return whether the tokens of an image attend to each other in both directions, so that an image cannot be cut.
+
+    Source: 0.22.0 transformers_utils/model_arch_config_convertor.py:528. Gemma 3 does too, but names no number of
+    tokens, so that the default stays.
+    """
+    text = model.facts.config.get("text_config", model.facts.config)
+    return model.multimodal and model.family == "gemma4" and text.get("use_bidirectional_attention") == "vision"

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes of the weights on each rank, as vLLM allocates them and logs them as `Model loading took N GiB`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
+
+from ..checkpoint.components import SCALES
+from ..checkpoint.model_facts import DTYPE_BITS
+from ..contract import Arguments, Component, Model, RankWeights, Sharding
+from .dtypes import BYTES as DTYPE_BYTES
+from .kv_cache import pipeline_stages
+from .vllm_versions import max_num_batched_tokens
+
+VOCABULARY_PADDING = 64
+"""Rows of an embedding table are padded to a multiple of this (DEFAULT_VOCAB_PADDING_SIZE,
+vllm/model_executor/layers/vocab_parallel_embedding.py)."""
+
+MARLIN_EXPERTS_TILE = 64
+MARLIN_EXPERTS_PADDED_SINCE = (0, 25)
+"""From this release on Marlin's experts have their intermediate size padded to a multiple of the tile (0.32.0
+quantization/utils/marlin_utils_fp4.py:358-381, prepare_nvfp4_moe_layer_for_marlin; marlin_utils.py:329,
+marlin_moe_padded_intermediate), and a token reads the padding too. Earlier ones refuse the shape. Other kernels for
+4-bit experts pad as much or more, so this is counted on every GPU."""
+SHARED_LAYERS_WITHOUT_KV = (0, 30)
+"""From this release on a layer that shares another's KV cache has no K and V projection (gemma4.py of 0.30.0). Up to
+0.28.0 it has both and uses neither."""
+TOWERS_ON_FIRST_STAGE = (0, 33)
+"""From this release on towers are built on the first stage only (`_mark_tower_model`, interfaces.py of 0.33.0)."""
+MROPE_FAMILIES, MROPE_ROWS_ONCE = frozenset({"qwen3_vl_moe"}), (0, 32)
+"""Up to 0.31 the RoPE cache of Qwen3-VL's text model has four times the positions (`MRotaryEmbedding`,
+model_executor/layers/rotary_embedding/mrope.py); since 0.32 only if videos are pruned (`mrope_positions_factor`,
+qwen3_vl.py), and no engine of a plan does that."""
+
+MXFP4_TILE = (128, 256)
+"""Multiples of the intermediate size on a rank and of the hidden size, to which Marlin pads experts in MXFP4. Of the
+kernels for CUDA it pads most: on Hopper Triton's pads the first to 64 and the second not at all."""
+
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+_COPIED = tuple(f".kv_b_proj.{leaf}" for leaf in ("weight", "weight_packed", "qweight"))
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One stage of the pipeline, and what decides what it holds."""
+
+    model: Model
+    layers: range
+    release: tuple[int, ...]
+    towers: bool
+    tied: bool
+    """The table of embeddings is also the head."""
+
+    @property
+    def first(self) -> bool:
+        return self.layers.start == 0
+
+    @property
+    def last(self) -> bool:
+        return self.layers.stop == len(self.model.layers)
+
+
+def per_rank(model: Model, arguments: Arguments, vllm_version: str = "0.19.0") -> tuple[RankWeights, ...]:
+    """Return the weights of one rank of each stage of the pipeline. Ranks of tensor parallelism are alike.
+
+    The result is up to about 0.2 GiB below what vLLM logs, because its allocator rounds up. Releases differ in the two
+    constants above; the default is the release that loads most.
+    """
+    release = tuple(int(part) for part in re.findall(r"\d+", vllm_version)[:2])
+    loaded = [component for component in model.components if component.sharding is not Sharding.NOT_LOADED]
+    tied = not any(_is_head(component) for component in loaded)
+    ranks: list[RankWeights] = []
+    for layers in pipeline_stages(len(model.layers), arguments.pipeline_parallel_size):
+        stage = _Stage(model, layers, release, not arguments.language_model_only, tied)
+        held: Counter[str] = Counter()
+        read = Fraction(0)
+        for component in loaded:
+            whole = component.kind == "experts" and arguments.enable_expert_parallel
+            ranks_of_tensor = 1 if whole else arguments.tensor_parallel_size
+            size = _count(component, stage) * _compute_bytes_on_rank(component, model, ranks_of_tensor)
+            if whole:
+                # Whole experts with all their scales; the first ranks have those that remain (`determine_expert_map`,
+                # model_executor/layers/fused_moe/expert_map_manager.py of 0.32).
+                size = size * -(-model.experts // arguments.tensor_parallel_size) // model.experts
+            elif component.sharding is Sharding.EXPERTS:
+                size = math.ceil(size * _compute_expert_padding(model, arguments, release))
+            held[component.kind] += size
+            if _is_read(component, stage):
+                read += size * Fraction(component.read_per_token)
+        held["rope_caches"] += _compute_rope_bytes(model, arguments, release)
+        held["buffers"] += _compute_per_layer_embedding_buffer(model, arguments, vllm_version)
+        held["buffers"] += _compute_latent_copies(model, arguments.tensor_parallel_size, len(layers))
+        by_kind = {kind: size for kind, size in held.items() if size}
+        ranks.append(RankWeights(len(ranks), sum(by_kind.values()), by_kind, round(read)))
+    return tuple(ranks)
+
+
+def _is_head(component: Component) -> bool:
+    return component.tensor.name.endswith("lm_head.weight")
+
+
+def _count(component: Component, stage: _Stage) -> int:
+    tensor = component.tensor
+    if tensor.layers is None:
+        return tensor.count if _is_on(component, stage) else 0
+    here = [layer for layer in tensor.layers if layer in stage.layers]
+    if stage.release >= SHARED_LAYERS_WITHOUT_KV and re.search(r"self_attn\.(k_proj|v_proj|k_norm)\.", tensor.name):
+        here = [layer for layer in here if stage.model.layers[layer].shares_with is None]
+    return tensor.count * len(here)
+
+
+def _is_on(component: Component, stage: _Stage) -> bool:
+    """Return whether the stage has a component that belongs to no decoder layer."""
+    if component.kind == "towers":
+        # LLaVA's row between the rows of an image belongs to the model itself.
+        everywhere = stage.release < TOWERS_ON_FIRST_STAGE or component.tensor.name == "image_newline"
+        return stage.towers and (stage.first or everywhere)
+    if stage.model.embeddings_on_every_stage:
+        return True
+    if component.kind == "embeddings" and not _is_head(component):
+        return stage.first or (stage.tied and stage.last)
+    return stage.last
+
+
+def _is_read(component: Component, stage: _Stage) -> bool:
+    """Return whether the stage reads a component: heads, and tables that serve as one, on the last stage, other tables
+    on the first."""
+    if component.kind != "embeddings":
+        return True
+    return stage.last if component.read_per_token == 1.0 else stage.first
+
+
+def _compute_bytes_on_rank(component: Component, model: Model, ranks: int) -> int:
+    """Return the bytes of one tensor of a component on one of `ranks` ranks of tensor parallelism."""
+    shape, bits = component.tensor.shape, DTYPE_BITS[component.tensor.dtype]
+    if component.kind == "experts" and model.quantization.method == "mxfp4":
+        return _compute_mxfp4_bytes(component, model, ranks)
+    if component.tensor.dtype in _FLOATS and component.tensor.name.rsplit(".", 1)[-1] not in SCALES:
+        # A weight that is not quantized is kept in the model's dtype, whatever the file has.
+        bits = 32 if component.float32 else 8 * DTYPE_BYTES.get(model.dtype, 2)
+    elif component.tensor.dtype in _FLOATS and _is_w8a8(model):
+        bits = 32
+    elements = math.prod(shape)
+    if component.sharding is Sharding.VOCABULARY:
+        rows = -(-shape[0] // VOCABULARY_PADDING) * VOCABULARY_PADDING
+        elements = rows * math.prod(shape[1:])
+    share = Fraction(1, ranks)
+    if component.sharding is Sharding.REPLICATED:
+        share = Fraction(1)
+    elif component.sharding is Sharding.KV_HEADS and component.kv_heads:
+        share = Fraction(max(1, component.kv_heads // ranks), component.kv_heads)
+    return math.ceil(elements * share * bits / 8)
+
+
+def _compute_expert_padding(model: Model, arguments: Arguments, release: tuple[int, ...]) -> Fraction:
+    """Return by what factor 4-bit experts grow on a rank because their intermediate size is padded; 1 for others."""
+    size = arguments.tensor_parallel_size
+    if (
+        model.quantization.weight_bits != 4
+        or model.quantization.method == "mxfp4"  # see _compute_mxfp4_bytes
+        or release < MARLIN_EXPERTS_PADDED_SINCE
+        or not model.expert_intermediate_size
+        or model.expert_intermediate_size % size
+    ):
+        return Fraction(1)
+    part = model.expert_intermediate_size // size
+    tile = math.lcm(MARLIN_EXPERTS_TILE, model.quantization.group_size or 1)
+    return Fraction(-(-part // tile) * tile, part)
+
+
+def _is_w8a8(model: Model) -> bool:
+    """Return whether vLLM keeps the scales of the weights in float32, whatever the file has: compressed-tensors with 8
+    bits (model_executor/layers/quantization/compressed_tensors/schemes/compressed_tensors_w8a8_*.py)."""
+    return model.quantization.method == "compressed-tensors" and model.quantization.weight_bits == 8
+
+
+def _compute_mxfp4_bytes(component: Component, model: Model, ranks: int) -> int:
+    """Return the bytes of a tensor of gpt-oss's experts: each rank's part is padded to the tiles of the kernel
+    (mxfp4_round_up_hidden_size_and_intermediate_size, vllm/model_executor/layers/fused_moe/oracle/mxfp4.py)."""
+    inner, hidden = MXFP4_TILE
+    inner = -(-(model.expert_intermediate_size // ranks) // inner) * inner
+    hidden = -(-model.hidden_size // hidden) * hidden
+    first = "gate_up_proj" in component.tensor.name
+    rows, columns = (2 * inner, hidden) if first else (hidden, inner)
+    if component.tensor.name.endswith("_bias"):
+        return model.experts * rows * 2
+    per_byte = 32 if component.tensor.name.endswith("_scales") else 2
+    return model.experts * rows * columns // per_byte
+
+
+def _compute_rope_bytes(model: Model, arguments: Arguments, release: tuple[int, ...]) -> int:
+    """Return the bytes of cos and sin for every position; every rank has them.
+
+    In eager mode DeepSeek's are for FlashInfer's kernel, in float32 (rotary_embedding/deepseek_scaling_rope.py; custom
+    operators are on unless vLLM compiles, config/vllm.py).
+    """
+    rows = model.rope_cache_rows or (model.max_position_embeddings,) * len(model.rope_cache_sizes)
+    if model.family in MROPE_FAMILIES and release < MROPE_ROWS_ONCE:
+        rows = (4 * rows[0], *rows[1:])
+    width = 4 if model.rope_float32 or (model.latent and arguments.enforce_eager) else DTYPE_BYTES.get(model.dtype, 2)
+    return sum(size * count * width for size, count in zip(model.rope_cache_sizes, rows, strict=True))
+
+
+def _compute_per_layer_embedding_buffer(model: Model, arguments: Arguments, version: str) -> int:
+    """Return the bytes that gemma4_mm.py keeps for the per-layer embeddings of one batch (Gemma 4's E models)."""
+    if not model.multimodal or not model.per_layer_embedding_size:
+        return 0
+    tokens = max_num_batched_tokens(model, arguments, version)
+    return tokens * len(model.layers) * model.per_layer_embedding_size * DTYPE_BYTES.get(model.dtype, 2)
+
+
+def _compute_latent_copies(model: Model, ranks: int, layers: int) -> int:
+    """Return the bytes of kv_b_proj in the model's dtype, which vLLM keeps beside a quantized one for decoding.
+
+    Of one that is not quantized it keeps views. Source: process_weights_after_loading,
+    model_executor/layers/attention/mla_attention.py of 0.19.0 to 0.33.0.
+    """
+    if model.latent is None or all(
+        part.tensor.dtype in _FLOATS for part in model.components if part.tensor.name.endswith(_COPIED)
+    ):
+        return 0
+    heads = model.query_heads // ranks
+    return layers * heads * model.latent.head_size * model.latent.rank * DTYPE_BYTES.get(model.dtype, 2)

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that run before a switch changes anything. Each problem is a sentence that says what to do.
+
+Memory of engines that will be stopped counts as free.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...engine.config import EngineConfig
+from ...engine.policy import find_problem
+from ...generation import secrets
+from ...generation.model import Generation, GenerationError, Limits
+from ...paths import HostPaths
+from ...planning.load_on_host import expect_load
+from ...system.docker import DockerAway, DockerEngine, DockerRefused
+from ...system.nvml import NvmlFailure
+from ...system.process import engine_uid
+from ...weights.record import load_record
+from ...weights.survey import survey_recorded
+from ..model import Done, Moves, PhaseFailed
+from . import hooks
+from .gpu_memory import Boards, Occupied, load_slots, look, read_boards, require
+
+if TYPE_CHECKING:
+    from ..world import HostWorld
+
+STATE_MIB = 64
+
+
+@dataclass
+class Found:
+    """What a check found: problems end the switch, warnings do not."""
+
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def add(self, other: Found) -> None:
+        self.problems += other.problems
+        self.warnings += other.warnings
+
+
+def check_host(host: HostWorld, wanted: Generation, moves: Moves) -> Done:
+    """Run all checks and report every problem at once, so that an operator can repair them together.
+
+    Raises PhaseFailed if anything would make the switch fail.
+    """
+    began = host.clock()
+    start = [wanted.engines[name].config for name in moves.start]
+    found = Found()
+    try:
+        host.list_containers()  # waits for a Docker Engine that is being restarted
+    except PhaseFailed as failed:
+        found.problems.append(failed.text)
+    else:
+        found.problems += check_images(start, host.docker)
+    found.add(check_weights(start))
+    found.problems += check_disk(host.paths.state)
+    found.warnings += check_load_limit(host.paths, wanted, start)
+    found.problems += check_secrets(host.paths, wanted, moves)
+    found.problems += check_policies(wanted, moves)
+    found.problems += [text for hook in hooks.HOOKS for text in hooks.find_unsafe(host.paths.hook_dir(hook))]
+    try:
+        found.add(_read_and_check_gpus(host, wanted, moves))
+    except NvmlFailure as failure:
+        found.problems.append(f"The GPUs cannot be read: {failure}")
+    if found.problems:
+        raise PhaseFailed(" ".join(found.problems), engines=moves.start)
+    return Done(
+        f"image, weights, GPUs and disk as they should be; {host.clock() - began:.1f} s",
+        warnings=tuple(found.warnings),
+    )
+
+
+def check_load_limit(paths: HostPaths, wanted: Generation, start: Iterable[EngineConfig]) -> list[str]:
+    """Return a warning for each engine whose load may take longer than an operator lets the switch wait.
+
+    The default is no operator's limit: the switch raises it (loading.py).
+    """
+    limit_s = wanted.limits.healthy_timeout_s
+    expected = [(config, found) for config in start if (found := expect_load(paths, config)) is not None]
+    return [
+        f"vllm_engine_healthy_timeout_s is {limit_s:g}, and engine {config.engine} may take up to {found.high:.0f} s "
+        f"to load ({found.basis}); the switch fails if it does. Set {math.ceil(found.high)} or more."
+        for config, found in expected
+        if found.high > limit_s != Limits.healthy_timeout_s
+    ]
+
+
+def check_secrets(paths: HostPaths, wanted: Generation, moves: Moves) -> list[str]:
+    """Check that the secrets of every engine that starts are on the host; their content is not judged."""
+    try:
+        missing = secrets.find_missing(wanted, moves.start, paths)
+    except GenerationError as error:
+        return [f"The secrets of the engines cannot be used: {error}"]
+    return [
+        f"The secrets of engine {name} are not on this host ({paths.secret_file(name)}): site.yml brings them, from "
+        "vllm_engine_secrets."
+        for name in missing
+    ]
+
+
+def check_policies(wanted: Generation, moves: Moves) -> list[str]:
+    """Check the file by which an engine judges requests; an older generation may need one that is gone."""
+    found = {name: find_problem(wanted.engines[name].container) for name in moves.start}
+    return [
+        f"Engine {name} cannot start, {problem}. A generation of this release has its own: run site.yml."
+        for name, problem in found.items()
+        if problem
+    ]
+
+
+def check_images(configs: Iterable[EngineConfig], docker: DockerEngine) -> list[str]:
+    """Check that every image of the generation is on the host; one sentence for each image, not engine."""
+    problems: list[str] = []
+    wanted: dict[tuple[str, str], list[str]] = {}
+    for config in configs:
+        wanted.setdefault((config.image, config.image_id), []).append(config.engine)
+    for (image, image_id), engines in wanted.items():
+        who = f"Image {image} ({image_id or 'of any id'}) of {', '.join(engines)}"
+        try:
+            # Engines are created by the id, so it does not matter where the name leads.
+            there = docker.image_id(image_id or image)
+        except (DockerAway, DockerRefused) as error:
+            problems.append(
+                f"{who} could not be looked for: {error}. 'systemctl status docker.service' tells how Docker does."
+            )
+            continue
+        if there is None:
+            problems.append(f"{who} is not on this host: 'ansible-playbook playbooks/image.yml' brings it.")
+        elif image_id and there != image_id:
+            problems.append(
+                f"{who} is {there} for Docker, which is another one. Run 'ansible-playbook playbooks/image.yml'."
+            )
+    return problems
+
+
+def check_weights(configs: Iterable[EngineConfig]) -> Found:
+    """Check every weight file by size and time. The content is hashed only for files that changed since they were
+    recorded."""
+    found = Found()
+    models = {config.weights_record or config.model: config for config in configs}
+    for config in models.values():
+        again = "'ansible-playbook playbooks/weights.yml -e verify_weights=full' brings what is wrong again"
+        name = f"weights of {config.model} ({config.repo})"
+        if not config.weights_record:
+            found.warnings.append(f"The {name} were not looked at: the generation names no record. Run site.yml.")
+            continue
+        try:
+            record = load_record(Path(config.weights_record))
+            if record is None:
+                found.problems.append(
+                    f"The {name} are not recorded in {config.weights_record}: 'ansible-playbook playbooks/weights.yml' "
+                    "brings and records them."
+                )
+                continue
+            # The record has the resolved directory; `weights_path` may be a link to it.
+            if config.weights_path and Path(record.path).resolve() != Path(config.weights_path).resolve():
+                found.problems.append(
+                    f"The {name} are recorded at {record.path}, the engine reads {config.weights_path}: run site.yml."
+                )
+                continue
+            survey = survey_recorded(record, full=False)
+        except OSError as error:
+            found.problems.append(f"The {name} cannot be read: {error}. Is the disk mounted? {again}.")
+            continue
+        wrong = [f"{name} is missing" for name in survey.missing]
+        wrong += [f"{name} is damaged ({why})" for name, why in sorted(survey.damaged.items())]
+        if wrong:
+            found.problems.append(f"In {record.path}, the {name}: {'; '.join(wrong)}. {again}.")
+    return found
+
+
+def check_disk(state: Path) -> list[str]:
+    """Check that the file system of the state directory has room for what a switch writes.
+
+    That is little, but a full disk would end the switch halfway.
+    """
+    try:
+        found = os.statvfs(state)
+    except OSError as error:
+        return [f"{state} cannot be used: {error}. A switch keeps its journal there: run site.yml."]
+    free_mib = found.f_bavail * found.f_frsize // 1024**2
+    if free_mib >= STATE_MIB:
+        return []
+    return [
+        f"The file system of {state} has {free_mib} MiB free, a switch wants {STATE_MIB} for its journal and files: "
+        "make room ('du -xh /var | sort -h | tail' shows where it went), then switch again."
+    ]
+
+
+def _read_and_check_gpus(host: HostWorld, wanted: Generation, moves: Moves) -> Found:
+    with host.nvml() as session:
+        boards = read_boards(session, load_slots(host.paths))
+    owners = host.owners({process.pid for gpu in boards.gpus for process in gpu.processes or ()})
+    ours = engine_uid()
+    looks = {gpu.uuid: look(gpu, owners, (), ours=ours) for gpu in boards.gpus}
+    return check_gpus(wanted, moves.start, boards, looks)
+
+
+def check_gpus(wanted: Generation, start: Iterable[str], boards: Boards, looks: Mapping[str, Occupied]) -> Found:
+    """Check that every GPU of the generation is there, and has room beside processes of other people.
+
+    `start` are the engines that start, and `looks` says who uses each GPU, by UUID.
+    """
+    found = Found()
+    needed = dict.fromkeys(uuid for engine in wanted.engines.values() for uuid in engine.config.gpus)
+    try:
+        require(boards, list(needed))
+    except (PhaseFailed, NvmlFailure) as failed:
+        found.problems.append(str(failed))
+    for name in start:
+        for uuid in wanted.engines[name].config.gpus:
+            occupied = looks.get(uuid)
+            if occupied is not None and (occupied.others or occupied.unknown):
+                found.add(judge_foreign(occupied, name, wanted))
+    return found
+
+
+def judge_foreign(occupied: Occupied, engine: str, wanted: Generation) -> Found:
+    """Judge other people's processes on one GPU of `engine`.
+
+    `wanted.foreign` decides: `fail` makes any such process a problem; otherwise it is a problem only if the budget does
+    not fit beside it, and `ignore` suppresses the warning.
+    """
+    who = "; ".join([*occupied.others, *occupied.unknown])
+    text = f"{occupied.card}, which engine {engine} is to use, is used by others: {who}."
+    if wanted.foreign == "fail":
+        return Found([f"{text} foreign is fail: stop them, or let the profile use other GPUs."])
+    budget = wanted.budgets_mib.get(occupied.gpu.uuid, 0)
+    room = occupied.gpu.total_mib - (occupied.gpu.reserved_mib or 0) - occupied.foreign_mib
+    if room < budget:
+        return Found(
+            [
+                f"{text} The {room} MiB beside them are less than the budget of {budget} MiB: stop them, or choose a "
+                "profile that leaves this GPU alone. They were not touched."
+            ]
+        )
+    if wanted.foreign == "ignore":
+        return Found()
+    return Found(warnings=[text if occupied.exact else f"{text} NVML does not say how much they hold."])

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP requests of a switch to engines: wait for running requests, warm up new engines, run the canary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ...answers.canary_command import FindsContainers, Result, full_canary
+from ...answers.checks import Ask, error_text
+from ...answers.quality import Options, OutOfTime, Suite, build_record, write_record
+from ...answers.quality import describe_failures as describe_suite_failures
+from ...answers.suite import read_cases
+from ...engine.config import EngineConfig
+from ...engine.metrics import requests_in_work
+from ...engine.state import stamp
+from ...generation.model import Generation, Limits
+from ...paths import HostPaths
+from ...system.http import call_in_parallel, request, takes_work
+from ..model import Done, PhaseFailed
+
+METRICS_S = 3.0
+DRAIN_POLL_S = 0.5
+IDLE_POLL_S = 0.25
+IDLE_ASK_S = 1.0
+IDLE_TIMES = 3
+"""After this many idle readings, a request that arrived together with SIGTERM has been counted."""
+LONGEST_PROMPT_TOKENS = 1024
+"""What an engine with the default max_num_batched_tokens takes in one step; quick on every GPU."""
+WARM_UP_TOKENS = 8
+
+
+def _count_requests(config: EngineConfig, timeout_s: float, ask: Ask) -> tuple[int | None, str]:
+    """Return how many requests an engine has, or None and why it does not say."""
+    answer = ask(config.url, "/metrics", timeout_s)
+    if not answer.ok:
+        return None, answer.words()
+    return requests_in_work(answer.body.decode("utf-8", "replace")), "no such metric"
+
+
+@dataclass
+class _Draining:
+    config: EngineConfig
+    zeros: int = 0
+    left: int | None = None
+    note: str = ""
+    """Why it is not waited for."""
+
+    def __post_init__(self) -> None:
+        if self.config.shutdown_timeout_s is not None:
+            self.note = f"finishes its requests itself when it is stopped ({self.config.shutdown_timeout_s:g} s)"
+
+    @property
+    def over(self) -> bool:
+        return self.zeros >= 2 or bool(self.note)
+
+    def look(self, ask: Ask) -> None:
+        left, why = _count_requests(self.config, METRICS_S, ask)
+        if left is None:
+            self.note = f"does not report its requests ({why}): not waited for"
+            return
+        self.left = left
+        self.zeros = self.zeros + 1 if left == 0 else 0
+
+    def __str__(self) -> str:
+        how = self.note or ("has no request" if not self.left else f"still has {self.left} requests")
+        return f"{self.config.engine} {how}"
+
+
+def drain(
+    configs: Sequence[EngineConfig],
+    limits: Limits,
+    *,
+    ask: Ask = request,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> Done:
+    """Wait until no request runs, or `limits.drain_timeout_s` has passed.
+
+    An engine that does not report its requests, or finishes them itself when it is stopped, is not waited for. Requests
+    that are left after the limit are a warning.
+
+    Returns:
+        The number of requests left of each engine in `data["left"]`.
+    """
+    engines = [_Draining(config) for config in configs]
+    began = clock()
+    while True:
+        call_in_parallel(lambda engine: engine.look(ask), [engine for engine in engines if not engine.over])
+        waiting = [engine for engine in engines if not engine.over]
+        if not waiting or clock() - began >= limits.drain_timeout_s:
+            break
+        sleep(DRAIN_POLL_S)
+    seconds = clock() - began
+    warnings = tuple(
+        f"{engine.config.engine} still had {engine.left} requests after {seconds:.0f} s: they end with it. A larger "
+        "vllm_engine_drain_timeout_s waits longer."
+        for engine in waiting
+        if engine.left
+    )
+    detail = "; ".join(map(str, engines)) or "no engine has to stop"
+    left = {engine.config.engine: engine.left for engine in engines}
+    return Done(f"{detail}; {seconds:.1f} s", data={"left": left}, warnings=warnings)
+
+
+def wait_until_idle(config: EngineConfig, wait: Callable[[float], bool], *, ask: Ask = request) -> bool:
+    """Wait, after SIGTERM was sent, until the engine has finished its requests.
+
+    An engine with --shutdown-timeout finishes its requests after SIGTERM, and vLLM 0.32 then spends the rest of that
+    time on its own shutdown. Its /metrics show when there is nothing left to wait for. Until SIGTERM arrives, which may
+    take systemd some seconds, an idle engine still takes requests.
+
+    `wait` waits for some seconds and returns True if the engine has ended. Returns whether it is idle; False if it has
+    ended.
+    """
+    zeros, told = 0, False
+    while not wait(IDLE_POLL_S):
+        told = told or not takes_work(config.url, config.served_names[0], IDLE_ASK_S, ask)
+        if not told:
+            continue
+        zeros = zeros + 1 if _count_requests(config, IDLE_ASK_S, ask)[0] == 0 else 0
+        if zeros >= IDLE_TIMES:
+            return True
+    return False
+
+
+def count_words(config: EngineConfig) -> int:
+    """Return how many words make the longer prompt. A word is about one token; two tokens each would also fit."""
+    return max(1, min((config.max_model_len or 2 * LONGEST_PROMPT_TOKENS) // 2, LONGEST_PROMPT_TOKENS) - 64)
+
+
+@dataclass(frozen=True)
+class _Work:
+    config: EngineConfig
+    what: str
+    content: str
+
+
+def _build_work(config: EngineConfig) -> tuple[list[_Work], list[_Work]]:
+    """Return the warm-up requests: a short prompt, then a longer one and another short one at the same time.
+
+    After them the engine has run prefill and a batch. The short prompt goes first and alone because the first request
+    compiles kernels: a client that asks at that moment waits for that, but not for a long prefill as well.
+    """
+    long = " ".join(["on"] * count_words(config))
+    return (
+        [_Work(config, "a short prompt", "Name a colour.")],
+        [_Work(config, "a longer prompt", long), _Work(config, "a short prompt", "Name a number.")],
+    )
+
+
+def warm_up(
+    configs: Sequence[EngineConfig],
+    limits: Limits,
+    *,
+    ask: Ask = request,
+    clock: Callable[[], float],
+) -> Done:
+    """Send the first requests to new engines, in parallel, so that what they allocate is there when memory is measured.
+
+    `limits.canary_timeout_s` is the patience with one request. Raises PhaseFailed if an engine does not answer.
+    """
+    began = clock()
+
+    def problem_of(work: _Work) -> str | None:
+        config = work.config
+        answer = ask(
+            config.url,
+            "/v1/chat/completions",
+            limits.canary_timeout_s,
+            method="POST",
+            payload={
+                "model": config.served_names[0],
+                "messages": [{"role": "user", "content": work.content}],
+                "max_tokens": WARM_UP_TOKENS,
+                "temperature": 0,
+            },
+        )
+        if answer.ok:
+            return None
+        why = answer.error if answer.status is None else f"HTTP {answer.status}: {error_text(answer)}"
+        return f"Engine {config.engine} does not answer {work.what} at {config.url}: {why}"
+
+    def ask_one(config: EngineConfig) -> str | None:
+        for beside in _build_work(config):
+            found = [problem for problem in call_in_parallel(problem_of, beside) if problem]
+            if found:
+                return found[0]
+        return None
+
+    problems = {
+        config.engine: problem
+        for config, problem in zip(configs, call_in_parallel(ask_one, configs), strict=True)
+        if problem
+    }
+    if problems:
+        units = " ".join(f"-u vllm-{name}" for name in problems)
+        raise PhaseFailed(
+            f"{'. '.join(text.rstrip('.') for text in problems.values())}. 'journalctl {units}' has vLLM's own words.",
+            engines=problems,
+        )
+    names = ", ".join(config.engine for config in configs)
+    if not names:
+        return Done("no engine is new")
+    return Done(
+        f"{names}: 3 requests each, the longest of {max(map(count_words, configs))} words; {clock() - began:.1f} s"
+    )
+
+
+def run_canary(
+    wanted: Generation,
+    paths: HostPaths,
+    docker: FindsContainers,
+    *,
+    ask: Ask = request,
+    clock: Callable[[], float],
+) -> Done:
+    """Run the canary for every served name of every engine, the engines in parallel.
+
+    For each engine it is recorded which run of its container has passed. The rows are `data["canary"]`.
+
+    Raises PhaseFailed if a served name fails a check.
+    """
+    began = clock()
+    configs = [engine.config for engine in wanted.engines.values()]
+
+    def ask_one(config: EngineConfig) -> list[Result]:
+        return full_canary(config, paths, docker, wanted.limits.canary_timeout_s, ask)
+
+    results = [result for group in call_in_parallel(ask_one, configs) for result in group]
+    rows: list[Mapping[str, Any]] = [asdict(result) for result in results]
+    failed = [result for result in results if not result.ok]
+    if failed:
+        raise PhaseFailed(
+            " ".join(describe_failures(failed)), engines=dict.fromkeys(r.engine for r in failed), data={"canary": rows}
+        )
+    return Done(f"{len(results)} served names answer; {clock() - began:.1f} s", data={"canary": rows})
+
+
+def ask_suite(
+    wanted: Generation, started: Sequence[str], paths: HostPaths, *, ask: Ask = request, clock: Callable[[], float]
+) -> Done:
+    """Ask the engines that were started the quality suite of the generation, if it has one.
+
+    The answers are kept in a record of the suite. The rows are `data["quality"]`: case, name, engine and verdict.
+
+    Raises PhaseFailed: a case did not pass, and the gate is `fail`.
+    """
+    configs = [wanted.engines[name].config for name in started if name in wanted.engines]
+    if not wanted.quality or not configs:
+        return Done()
+    gate = wanted.quality
+    options = Options(
+        read_cases(gate["cases"]), repeats=int(gate["repeats"]), timeout_s=float(gate["timeout_s"]), note="switch"
+    )
+    began, began_at = clock(), stamp()
+    try:
+        results = Suite(options, ask=ask, clock=clock).run(configs)
+    except OutOfTime as error:
+        raise PhaseFailed(f"The quality suite was ended: {error}.", engines=started) from error
+    record = build_record(wanted, options, results, began_at)
+    try:
+        kept = f" All answers are in {write_record(record, paths)}."
+    except OSError as error:
+        kept = f" The answers could not be kept: {error}."
+    keys = ("case", "served_name", "engine", "verdict")
+    rows = [{key: getattr(one, key) for key in keys} for one in results]
+    said = describe_suite_failures(results)
+    if said and gate["gate"] == "fail":
+        engines = dict.fromkeys(one.engine for one in results if one.verdict != "passed")
+        text = f"The quality suite was not passed (quality_gate: fail). {' '.join(said)}{kept}"
+        raise PhaseFailed(text, engines=engines, data={"quality": rows})
+    seconds = f"{clock() - began:.1f} s"
+    return Done(
+        f"{record.passed} of {len(results)} quality cases passed; {seconds}",
+        data={"quality": rows},
+        warnings=tuple(f"Quality: {text}" for text in said),
+    )
+
+
+def describe_failures(failed: Sequence[Result]) -> list[str]:
+    """Return one sentence for each failure: role, check and what was seen. Names that failed alike share a sentence."""
+    said: dict[tuple[str, str, str], list[str]] = {}
+    for result in failed:
+        check = next((check for check in result.checks if check.outcome == "failed"), None)
+        key = (result.engine, check.check if check else "completion", (result.error or "no reason given").rstrip("."))
+        said.setdefault(key, []).append(result.served_name)
+    return [
+        f"Role {', '.join(names)} of engine {engine} failed the canary's check {check}: {why}. 'vllm-edge canary "
+        f"{engine}' asks again while it runs, 'journalctl -u vllm-{engine}' has vLLM's own words."
+        for (engine, check, why), names in said.items()
+    ]

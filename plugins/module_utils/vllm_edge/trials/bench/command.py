@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm-edge bench`: measures the engines that serve, prints a table, follows a run, or lists former ones."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Literal
+
+from ...paths import HostPaths
+from ...system.attendance import AlreadyRuns, LongRun
+from ...system.docker import DockerEngine
+from ...text import table, wrapped
+from ..companion import interruptible
+from .compare import fails_gate
+from .model import End, Measurement, Percentiles, Recorded, list_files, read_runs
+from .run import BenchRefused, Options, prepare
+
+LISTED = 20
+"""Former runs that are listed, newest last."""
+HEADINGS = (
+    "engine",
+    "through",
+    "case",
+    "in",
+    "out",
+    "at once",
+    "tok/s",
+    "TTFT p50",
+    "p99 ms",
+    "ITL p50",
+    "KV",
+    "J/tok",
+)
+TEXTS = frozenset({0, 1, 2})
+"""Columns of words; all others are numbers, to the right."""
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _at(percentiles: Percentiles | None, name: str) -> str:
+    return "-" if percentiles is None else _number(getattr(percentiles, name))
+
+
+def render_measurements(measurements: Sequence[Measurement]) -> list[str]:
+    """Return the measurements as a table, without the warm-up, whose figures mean nothing."""
+    rows = [
+        [
+            one.engine,
+            one.through,
+            one.case,
+            str(one.input_tokens),
+            str(one.output_tokens),
+            str(one.concurrency),
+            _number(one.tok_s, 1) if not one.error else "failed",
+            *(_at(one.ttft_ms, "p50"), _at(one.ttft_ms, "p99"), _at(one.itl_ms, "p50")),
+            "-" if one.kv_use_peak is None else f"{one.kv_use_peak:.0%}",
+            _number(one.joules_per_token, 2),
+        ]
+        for one in measurements
+        if one.case != "warm-up"
+    ]
+    if not rows:
+        return []
+    return table(HEADINGS, rows, frozenset(range(len(HEADINGS))) - TEXTS)
+
+
+def render_end(end: End) -> list[str]:
+    lines = [line for finding in end.findings for line in wrapped(f"{finding.severity}: {finding.text}")]
+    if end.error:
+        lines += wrapped(end.error)
+    return [*lines, *([] if lines else ["Nothing differs from what was expected."])]
+
+
+def render(recorded: Recorded) -> list[str]:
+    run, end = recorded.run, recorded.end
+    head = f"{run.run}: {run.profile} on {run.host}, generation {run.generation}, vLLM {run.vllm or 'unknown'}"
+    lines = [*wrapped(run.note), head, "", *render_measurements(recorded.measurements), ""]
+    return lines + (render_end(end) if end else ["The run has not ended, or was killed."])
+
+
+def run_list(paths: HostPaths, output: str) -> int:
+    runs = read_runs(list_files(paths)[-LISTED:])
+    if output == "json":
+        print(json.dumps([asdict(one) for one in runs], ensure_ascii=False))
+        return 0
+    rows = [
+        [one.run.run, one.run.profile, str(len(one.measurements)), one.end.verdict if one.end else "-"] for one in runs
+    ]
+    print("\n".join(table(("run", "profile", "measurements", "verdict"), rows) if rows else ["no run is recorded"]))
+    return 0
+
+
+def run_bench(
+    paths: HostPaths, options: Options, long_run: LongRun, *, output: str, gate: Literal["warn", "fail"]
+) -> int:
+    """Run the benchmark, print it, and return the exit status.
+
+    Returns:
+        0: it was complete. 1: it ended early, or a finding is a failure and `gate` is `fail`. 2: it was refused.
+    """
+    try:
+        with interruptible(), long_run.alone():
+            bench = prepare(paths, options, DockerEngine(), long_run)
+            run, end = bench.run()
+    except AlreadyRuns:
+        print("Another benchmark runs on this host; `vllm-edge bench --progress` follows it.", file=sys.stderr)
+        return 2
+    except BenchRefused as refused:
+        print(refused, file=sys.stderr)
+        return 2
+    recorded = Recorded(run, tuple(bench.measurements), end)
+    lines = [*render(recorded), *(line for text in bench.incomparable for line in wrapped(text))]
+    if output == "json":
+        path = str(bench.file.path) if bench.file else ""
+        print(json.dumps({"path": path, "lines": lines, **asdict(recorded)}, ensure_ascii=False))
+    else:
+        print("\n".join(lines))
+    return 1 if end.error or fails_gate(end.findings, gate) else 0

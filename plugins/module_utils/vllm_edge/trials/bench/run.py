@@ -1,0 +1,458 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of the benchmark: checks that it may run, measures engine after engine, records and compares."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import os
+import shutil
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ...engine.config import Engine, EngineConfig
+from ...engine.metrics import requests_in_work
+from ...engine.state import read_state, stamp
+from ...gateway.clients import GatewayError
+from ...gateway.describe import list_addresses
+from ...gateway.sync import CONFIGURATION, is_installed
+from ...generation.model import Generation, GenerationError
+from ...generation.store import load_committed
+from ...paths import HostPaths
+from ...redaction import redact
+from ...switch.journal import holder
+from ...switch.steps.gpu_memory import load_slots
+from ...system.attendance import LongRun
+from ...system.docker import Container, DockerAway, DockerEngine, DockerRefused
+from ...system.http import request
+from ...weights.record import WeightsError, load_record
+from ..companion import Companion, CompanionError, run_companion
+from . import program
+from .cases import Sizes, Step, build_steps, find_max_num_seqs
+from .client import temporary_client
+from .compare import find_findings, list_incomparable, read_reference
+from .model import (
+    CASES,
+    Case,
+    End,
+    EngineRecord,
+    GpuFigures,
+    Measurement,
+    Percentiles,
+    RecordFile,
+    Run,
+    Through,
+    list_files,
+    prune_runs,
+    read_runs,
+)
+from .sampling import Sample, Sampler, find_kv_peak, open_sampler, subtract, summarize_gpu
+
+ASK_S = 5.0
+IMPORT_S = 300.0
+"""Seconds that vLLM may take to be imported in the container, and a step to send its first request."""
+LIMIT_MINUTES = 60.0
+PREVIOUS = 20
+"""Former runs that a run is compared with, newest first."""
+
+
+class BenchRefused(Exception):
+    """The benchmark does not run. The text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Options:
+    engines: tuple[str, ...] = ()
+    """Names; none means all."""
+    cases: tuple[Case, ...] = CASES
+    through: tuple[Through, ...] = ("engine", "gateway")
+    soak_s: float = 0.0
+    allow_load: bool = False
+    limit_s: float = LIMIT_MINUTES * 60
+    sizes: Sizes = field(default_factory=Sizes)
+    reference: Sequence[Mapping[str, Any]] = ()
+    tolerance_percent: float = 10.0
+    note: str = ""
+    asked_by: str = ""
+
+
+def choose_engines(generation: Generation, names: Sequence[str]) -> dict[str, Engine]:
+    """Return the engines to measure. Raises BenchRefused if one is not in the committed generation."""
+    unknown = sorted(set(names) - set(generation.engines))
+    if unknown:
+        raise BenchRefused(
+            f"{', '.join(unknown)} is no engine of profile {generation.profile}, which serves now; it has "
+            f"{', '.join(generation.engines)}."
+        )
+    return {name: generation.engines[name] for name in names or generation.engines}
+
+
+def check_idle(engines: Mapping[str, Engine], *, allow_load: bool) -> None:
+    """Raise BenchRefused if an engine does not answer, or serves requests while that is not allowed."""
+    for name, engine in engines.items():
+        answer = request(engine.config.url, "/metrics", ASK_S)
+        if not answer.ok:
+            raise BenchRefused(f"Engine {name} does not serve ({answer.words()}); `vllm-edge status` says why.")
+        busy = requests_in_work(answer.body.decode("utf-8", "replace"))
+        if busy and not allow_load:
+            raise BenchRefused(
+                f"Engine {name} works on {busy} requests of clients. A benchmark would slow them down, and they would "
+                "spoil its figures. Run it when they have ended, or with --allow-load (bench_allow_load=true)."
+            )
+
+
+def describe_engine(engine: Engine, paths: HostPaths, slots: Mapping[str, int]) -> EngineRecord:
+    config, state = engine.config, read_state(paths.engine_state(engine.config.engine))
+    digest = None
+    with contextlib.suppress(OSError, WeightsError):
+        record = load_record(Path(config.weights_record)) if config.weights_record else None
+        digest = record.manifest_sha256 if record else None
+    return EngineRecord(
+        model=config.model,
+        repo=config.repo,
+        revision=config.revision,
+        precision=config.precision,
+        tensor_parallel_size=config.tensor_parallel_size,
+        served_names=config.served_names,
+        gpus=config.gpus,
+        slots=tuple(slots[uuid] for uuid in config.gpus if uuid in slots),
+        arguments=tuple(redact("\n".join(engine.arguments)).splitlines()),
+        input_hash=config.input_hash,
+        weights_digest=digest,
+        max_model_len=config.max_model_len,
+        plan=config.plan,
+        load_seconds=state.load_seconds if state else None,
+        load_phases=getattr(state, "load_phases", None) or None,
+    )
+
+
+def ask_version(config: EngineConfig) -> str:
+    answer = request(config.url, "/version", ASK_S)
+    with contextlib.suppress(ValueError, AttributeError):
+        return str(answer.json().get("version", "")) if answer.ok else ""
+    return ""
+
+
+def read_driver() -> str | None:
+    """Return the version of the loaded kernel module; None if none is loaded."""
+    with contextlib.suppress(OSError):
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    return None
+
+
+@contextlib.contextmanager
+def relay_to_gateway(paths: HostPaths) -> Iterator[Path]:
+    """Relay a socket in a directory of its own to the gateway, and yield the directory.
+
+    Raises BenchRefused: the gateway has no address that this host reaches.
+    """
+    addresses = list_addresses((paths.gateway / CONFIGURATION).read_text(encoding="utf-8"))
+    if not addresses:
+        raise BenchRefused("The gateway listens on no address; serving_gateway_listen names them.")
+    parts = urlsplit(min(addresses, key=lambda url: (not url.startswith("http://"), addresses.index(url))))
+    host = parts.hostname or ""
+    if host in ("*", str(ipaddress.IPv4Address(0)), str(ipaddress.IPv6Address(0))):
+        host = "::1" if ":" in host else "127.0.0.1"
+    context = None
+    if parts.scheme == "https":
+        # The certificate is for the host's name, and the connection stays on this host.
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    place = paths.run / "companions" / "bench-gateway"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    place.chmod(0o755)
+    end = program.start_relay(place / "api.sock", (host, parts.port or 80), context)
+    try:
+        (place / "api.sock").chmod(0o666)
+        yield place
+    finally:
+        end()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@dataclass
+class Bench:
+    paths: HostPaths
+    options: Options
+    generation: Generation
+    docker: DockerEngine
+    long_run: LongRun
+    measurements: list[Measurement] = field(default_factory=list)
+    stopped: str = ""
+    """Why it has to end before it is complete."""
+    incomparable: list[str] = field(default_factory=list)
+    """Sentences on what could not be compared, and why."""
+    _began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.slots = {slot.uuid: number for number, slot in enumerate(load_slots(self.paths))}
+        self.engines = choose_engines(self.generation, self.options.engines)
+        self.file: RecordFile | None = None
+
+    @property
+    def left_s(self) -> float:
+        return self._began + self.options.limit_s - time.monotonic()
+
+    def may_go_on(self) -> bool:
+        """Return whether the run goes on; otherwise say why in `stopped`."""
+        if self.long_run.is_lost():
+            self.stopped = "nobody follows it any more"
+        elif (journal := holder(self.paths)) is not None:
+            self.stopped = f"a switch began ({journal.asked_by or 'unknown'})"
+        return not self.stopped
+
+    def run(self) -> tuple[Run, End]:
+        """Measure everything, and return the run and how it ended. The record is written meanwhile."""
+        run = self._describe()
+        self.file = RecordFile(self.paths.bench / f"{run.run}.jsonl")
+        former = list_files(self.paths)[::-1][:PREVIOUS]
+        self.file.add(run)
+        error = ""
+        try:
+            for name, engine in self.engines.items():
+                for through in self.options.through:
+                    if through == "engine" or run.gateway:
+                        self._measure(name, engine, through)
+        except CompanionError as failed:
+            error = f"The benchmark ended early: {self.stopped or str(failed).rstrip('.')}."
+        except GatewayError as refused:
+            error = f"The benchmark ended early: {refused}"
+        except KeyboardInterrupt as asked:
+            error = f"The benchmark was interrupted{f' by {asked}' if str(asked) else ''}."
+        before, reference = read_runs(former), self.options.reference
+        findings = find_findings(run, self.measurements, before, reference, self.options.tolerance_percent)
+        self.incomparable = list_incomparable(run, self.measurements, before, reference)
+        end = End(
+            stamp(),
+            round(time.monotonic() - self._began, 1),
+            "interrupted" if error else "findings" if findings else "passed",
+            error,
+            tuple(findings),
+        )
+        self.file.add(end)
+        prune_runs(self.paths)
+        return run, end
+
+    def _describe(self) -> Run:
+        at = stamp()
+        first = next(iter(self.engines.values())).config
+        return Run(
+            run=f"{at.replace('-', '').replace(':', '')}-{self.generation.profile}",
+            at=at,
+            host=socket.gethostname(),
+            profile=self.generation.profile,
+            generation=self.generation.number,
+            image=first.image,
+            image_id=first.image_id,
+            vllm=ask_version(first),
+            driver=read_driver(),
+            engines={name: describe_engine(engine, self.paths, self.slots) for name, engine in self.engines.items()},
+            note=self.options.note,
+            gateway=is_installed(self.paths),
+            cases=(*self.options.cases, *(["soak"] if self.options.soak_s else [])),
+            asked_by=self.options.asked_by,
+        )
+
+    def _measure(self, name: str, engine: Engine, through: Through) -> None:
+        """Measure one engine in one way. Raises CompanionError, KeyboardInterrupt."""
+        config, cases, soak_s = engine.config, self.options.cases, self.options.soak_s
+        if through == "gateway" and "engine" in self.options.through:
+            # What the gateway adds is seen in the protocol.
+            cases, soak_s = tuple(case for case in cases if case == "protocol"), 0.0
+        steps = build_steps(
+            cases,
+            self.options.sizes,
+            max_model_len=config.max_model_len,
+            max_num_seqs=find_max_num_seqs(engine.vllm_arguments),
+            soak_s=soak_s,
+        )
+        if len(steps) == 1 or config.socket is None:
+            return
+        with contextlib.ExitStack() as stack:
+            sockets, files = config.socket.parent, {}
+            if through == "gateway":
+                sockets = stack.enter_context(relay_to_gateway(self.paths))
+                files["key"] = stack.enter_context(temporary_client(self.paths)).encode()
+            job = {"steps": [asdict(step) for step in steps], "model": config.served_names[0]}
+            job["tokenizer"] = f"/models/{Path(config.weights_path).name}"
+            files["steps.json"] = json.dumps(job).encode()
+            sampler = stack.enter_context(open_sampler(config))
+            measuring = Measuring(self, name, config, through, steps, sampler)
+            measuring.remember_container()
+            ended = run_companion(
+                Companion(
+                    "bench",
+                    config.image_id or config.image,
+                    engine.uid,
+                    Path(program.__file__).read_text(encoding="utf-8"),
+                    weights=Path(config.weights_path),
+                    sockets={"api": sockets},
+                    files=files,
+                ),
+                self.docker,
+                self.paths,
+                timeout_s=max(1.0, self.left_s),
+                on_line=measuring.read,
+                attended=measuring.may_go_on,
+            )
+            if not measuring.may_go_on():
+                raise CompanionError(self.stopped)
+            if ended.status != 0:
+                raise CompanionError(f"The benchmark's program ended with status {ended.status}: {ended.lines[-3:]}")
+
+    def add(self, measurement: Measurement) -> None:
+        """Record a measurement. Raises OSError."""
+        self.measurements.append(measurement)
+        if self.file is not None:
+            self.file.add(measurement)
+        self.long_run.say(describe(measurement))
+
+
+@dataclass
+class Measuring:
+    """Turns the lines of the container's program into measurements."""
+
+    bench: Bench
+    name: str
+    config: EngineConfig
+    through: Through
+    steps: Sequence[Step]
+    sampler: Sampler
+    _container: Container | None = None
+    """The engine's when it began."""
+
+    def remember_container(self) -> None:
+        """Note in which container the engine runs. Raises CompanionError if it runs in none."""
+        self._container = self._find_container()
+        if self._container is None:
+            raise CompanionError(f"Engine {self.name} does not run; `vllm-edge explain {self.name}` says why.")
+
+    def may_go_on(self) -> bool:
+        """Return whether the run goes on; otherwise say why in `stopped` of the run. Raises CompanionError."""
+        if self.bench.may_go_on():
+            self.bench.stopped = self._find_trouble()
+        return not self.bench.stopped
+
+    def _find_trouble(self) -> str:
+        """Return why the engine can no longer be measured; empty if it can."""
+        began, now = self._container, self._find_container()
+        # The same container may have been started again.
+        if now is None or began is None or (now.id, now.started_at) != (began.id, began.started_at):
+            return (
+                f"engine {self.name} no longer runs in the container that it began with; "
+                f"`vllm-edge explain {self.name}` says why"
+            )
+        # Each step of an engine moves a figure, and its supervisor gives one as long.
+        if (still := self.sampler.get_still_s()) >= max(IMPORT_S, self.config.progress_timeout_s):
+            return f"engine {self.name} has made no progress with the benchmark's requests for {still:.0f} s"
+        return ""
+
+    def _find_container(self) -> Container | None:
+        """Return the engine's container if it runs. Raises CompanionError."""
+        try:
+            found = self.bench.docker.find(self.config.container)
+        except (DockerAway, DockerRefused) as error:
+            raise CompanionError(f"Docker does not say whether engine {self.name} still runs: {error}.") from error
+        return found if found is not None and found.running else None
+
+    def read(self, line: str) -> None:
+        """Read one line of the program: a step begins, or has ended."""
+        if not line.startswith(program.MARK):
+            return
+        data = json.loads(line.removeprefix(program.MARK))
+        step = self.steps[data["step"]]
+        if data["what"] == "begin":
+            self.sampler.begin()
+            self.bench.long_run.say(f"{self.name} through {self.through}: {describe_step(step)}")
+        else:
+            self.bench.add(self._build(step, data, self.sampler.end()))
+
+    def _build(self, step: Step, data: Mapping[str, Any], samples: Sequence[Sample]) -> Measurement:
+        seconds, tokens = data.get("seconds") or 0.0, data.get("output_tokens") or 0
+        # vLLM's command first reads the tokenizer and makes prompts; it ends with the last answer.
+        ended = samples[-1].at - program.SETTLE_S
+        busy = (ended - seconds, ended)
+        gpus = tuple(summarize_gpu(uuid, self.bench.slots.get(uuid), samples, busy) for uuid in self.config.gpus)
+        completed = data.get("completed") or 0
+        times = {key: _read_percentiles(data.get(key)) for key in ("ttft", "itl", "e2e")}
+        finished = subtract(samples, "finished")
+        return Measurement(
+            at=stamp(),
+            engine=self.name,
+            served_name=self.config.served_names[0],
+            through=self.through,
+            case=step.case,
+            input_tokens=step.input_tokens,
+            output_tokens=step.output_tokens,
+            concurrency=step.concurrency,
+            requests=step.requests,
+            completed=completed,
+            failed=step.requests if data.get("error") else step.requests - completed,
+            seconds=round(seconds, 3),
+            tok_s=round(tokens / seconds, 2) if seconds else 0.0,
+            decode_tok_s=round(1000 / data["tpot_ms"], 2) if data.get("tpot_ms") else None,
+            ttft_ms=times["ttft"],
+            itl_ms=times["itl"],
+            e2e_ms=times["e2e"],
+            kv_use_peak=find_kv_peak(samples),
+            preemptions=subtract(samples, "preemptions"),
+            prefix_hits=subtract(samples, "prefix_hits"),
+            prefix_queries=subtract(samples, "prefix_queries"),
+            other_requests=None if finished is None else max(0, finished - completed),
+            gpus=gpus,
+            joules_per_token=_divide_energy(gpus, tokens),
+            error=str(data.get("error", "")),
+        )
+
+
+def _read_percentiles(found: Mapping[str, float] | None) -> Percentiles | None:
+    return Percentiles(**{name: round(value, 2) for name, value in found.items()}) if found else None
+
+
+def _divide_energy(gpus: Sequence[GpuFigures], tokens: int) -> float | None:
+    """Return joules for each token; None if a GPU does not report its energy."""
+    joules = [gpu.joules for gpu in gpus]
+    return None if not tokens or not joules or None in joules else round(sum(filter(None, joules)) / tokens, 3)
+
+
+def describe_step(step: Step) -> str:
+    at_once = "one stream" if step.concurrency == 1 else f"{step.concurrency} at once"
+    return f"{step.case}, {step.input_tokens} + {step.output_tokens} tokens, {at_once}"
+
+
+def describe(measurement: Measurement) -> str:
+    if measurement.error:
+        return f"{measurement.engine}: {measurement.case} has no figures: {measurement.error}"
+    return (
+        f"{measurement.engine}: {measurement.case} {measurement.output_tokens} tokens x {measurement.concurrency}: "
+        f"{measurement.tok_s:.1f} tok/s"
+    )
+
+
+def prepare(paths: HostPaths, options: Options, docker: DockerEngine, long_run: LongRun) -> Bench:
+    """Check that the benchmark may run, and return it. Raises BenchRefused."""
+    try:
+        read_reference(options.reference)
+    except ValueError as error:
+        raise BenchRefused(f"The table of reference measurements (bench_reference) cannot be used: {error}.") from error
+    if os.geteuid() != 0:
+        raise BenchRefused("The benchmark starts containers and opens the engines' sockets, which only root may: sudo.")
+    try:
+        generation = load_committed(paths)
+    except GenerationError as error:
+        raise BenchRefused(f"The committed generation cannot be read: {error}") from error
+    if generation is None:
+        raise BenchRefused("No profile is active on this host, so there is nothing to measure. Run site.yml.")
+    bench = Bench(paths, options, generation, docker, long_run)
+    if not bench.may_go_on():
+        raise BenchRefused(f"The benchmark does not run, because {bench.stopped}. Wait until it has ended.")
+    check_idle(bench.engines, allow_load=options.allow_load)
+    return bench

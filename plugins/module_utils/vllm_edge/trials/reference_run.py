@@ -1,0 +1,442 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `vllm-edge quality reference`: is the model at fault, or the server?
+
+It computes answers by plain transformers, in a container of the engine's image that is caged as engines are, requests
+the same from the engine, and compares both (see reference.py). Everything that can be refused is refused before the
+container starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..answers.canary_command import ask_models
+from ..answers.checks import NO_REPLY, CheckFailedError, Client, EngineSilentError, parse_reply
+from ..engine.config import Engine, EngineConfigError, list_engine_names, load_engine
+from ..engine.state import stamp
+from ..generation.committed import committed
+from ..generation.model import CHAT_FILE, GenerationError
+from ..gpu import slots
+from ..paths import HostPaths
+from ..system.attendance import AlreadyRuns, LongRun
+from ..system.docker import DockerEngine
+from ..system.files import write_durably
+from ..system.host import available_bytes
+from ..system.http import request
+from ..system.nvml import NvmlFailure, open_nvml
+from ..system.records import parse_json
+from ..text import nearest, shown, table, wrapped
+from ..weights.record import Record, load_record
+from .companion import Companion, CompanionError, interruptible, run_companion
+from .reference import (
+    Answer,
+    Checkpoint,
+    Compared,
+    Place,
+    ScriptAnswers,
+    choose_place,
+    choose_status,
+    compare,
+    describe_quantized,
+    find_quantization,
+    find_refusal,
+    parse_script_answers,
+)
+
+PROMPTS: tuple[Mapping[str, Any], ...] = (
+    {"case": "count", "messages": [{"role": "user", "content": "Count from 1 to 9, digits and commas only."}]},
+    {
+        "case": "system",
+        "messages": [
+            {"role": "system", "content": "Answer in one sentence."},
+            {"role": "user", "content": "What does a load balancer do?"},
+        ],
+    },
+)
+"""Prompts if no file is given; our own."""
+MOST_PROMPTS = 100
+TOP_LOGPROBS = 20
+"""Number of likeliest tokens per position, vLLM's default for --max-logprobs (0.32.0 config/model.py)."""
+LOAD_MIB_S = 50
+"""Slowest rate at which a checkpoint is expected to be read, from an old disk; bounds the time of the container."""
+START_S = 300.0
+"""Seconds for starting the container and importing PyTorch, on a machine that is busy with engines."""
+REQUEST_S = 300.0
+SCRIPT = Path(__file__).with_name("reference_script.py")
+
+
+class ReferenceRefusedError(Exception):
+    """No reference answer can be computed; the text says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Options:
+    engine: str
+    model: str = ""
+    """Name of a model on this host, or its directory; empty for the engine's own."""
+    prompts: str = ""
+    """File with prompts; empty for PROMPTS."""
+    chat_template: str = ""
+    """File of a chat template for the reference; empty for that of the engine."""
+    tokens: int = 64
+    timeout_s: float = 600.0
+    """Limit of one prompt."""
+    device: str = "auto"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    engine: Engine
+    reference: Checkpoint
+    quantized: str
+    """What is quantized in the engine and not in the reference; empty if nothing is."""
+    top: int
+    """Number of likeliest tokens that the engine may be asked for."""
+    cases: tuple[Mapping[str, Any], ...]
+    chat_template: str | None
+    template_arguments: Mapping[str, Any]
+    place: Place
+    limit_s: float
+    """Seconds after which the container is ended."""
+
+
+def read_checkpoint(name: str, path: str, precision: str = "") -> Checkpoint:
+    """Read what a directory says of its model. Raises ReferenceRefusedError."""
+    directory = Path(path)
+    try:
+        config = parse_json((directory / "config.json").read_bytes())
+        modelopt = directory / "hf_quant_config.json"
+        quantization = find_quantization(config, parse_json(modelopt.read_bytes()) if modelopt.exists() else None)
+        size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    except (OSError, ValueError, AttributeError) as error:
+        raise ReferenceRefusedError(f"{directory} holds no readable model: {error}.") from error
+    if not size:
+        raise ReferenceRefusedError(f"{directory} has no *.safetensors, so there are no weights to load.")
+    return Checkpoint(name, str(directory), precision, -(-size // 2**20), config, quantization)
+
+
+def list_records(paths: HostPaths) -> dict[str, Record]:
+    records = {path.stem: load_record(path) for path in sorted((paths.state / "weights").glob("*.json"))}
+    return {name: record for name, record in records.items() if record and Path(record.path).is_dir()}
+
+
+def find_reference(options: Options, engine: Engine, paths: HostPaths) -> tuple[Checkpoint, bool]:
+    """Return the checkpoint of the reference, and whether it is the engine's own. Raises ReferenceRefusedError."""
+    config = engine.config
+    own = read_checkpoint(config.model, config.weights_path, config.precision)
+    records = list_records(paths)
+    if options.model in ("", config.model):
+        reference = own
+    elif "/" in options.model:
+        reference = read_checkpoint(options.model.rstrip("/").rpartition("/")[2], options.model)
+    elif options.model in records:
+        reference = read_checkpoint(options.model, records[options.model].path)
+    else:
+        raise ReferenceRefusedError(
+            f"The weights of model {shown(options.model)} are not on this host; {nearest(options.model, records)} "
+            "`ansible-playbook playbooks/weights.yml -e serving_profile=<a profile with it>` installs them."
+        )
+    known = []
+    for name, record in records.items():
+        with contextlib.suppress(ReferenceRefusedError):  # a damaged model is no suggestion
+            known.append(read_checkpoint(name, record.path))
+    if why := find_refusal(reference, own, known):
+        raise ReferenceRefusedError(why)
+    return reference, Path(reference.path).resolve() == Path(own.path).resolve()
+
+
+def parse_prompts(text: str, source: str) -> tuple[Mapping[str, Any], ...]:
+    """Return the prompts of a file: a JSON list of objects with `case` and `messages`. Raises ReferenceRefusedError."""
+    wanted = f"{source}: a list of 1 to {MOST_PROMPTS} objects with `case` (a name) and `messages` (role, content)"
+    try:
+        data = parse_json(text)
+        cases = tuple(
+            {
+                "case": str(item["case"]),
+                "messages": [{"role": str(one["role"]), "content": str(one["content"])} for one in item["messages"]],
+            }
+            for item in data
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise ReferenceRefusedError(f"{wanted} is expected: {error}.") from error
+    names = [case["case"] for case in cases]
+    if not 1 <= len(cases) <= MOST_PROMPTS or len(set(names)) < len(names) or not all(c["messages"] for c in cases):
+        raise ReferenceRefusedError(f"{wanted}, each name once, is expected.")
+    return cases
+
+
+def _read_text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReferenceRefusedError(f"{path} cannot be read: {error}.") from error
+
+
+def read_arguments(engine: Engine) -> dict[str, str]:
+    words = engine.vllm_arguments
+    return {key: value for key, _, value in (word.partition("=") for word in words) if key.startswith("--")}
+
+
+def read_template(options: Options, given: Mapping[str, str], paths: HostPaths) -> str | None:
+    """Return the chat template of the reference, None for that of the checkpoint. Raises ReferenceRefusedError."""
+    if options.chat_template:
+        return _read_text(options.chat_template)
+    return _read_text(str(paths.engine_dir(options.engine) / CHAT_FILE)) if given.get("--chat-template") else None
+
+
+def read_free_gpus(paths: HostPaths) -> dict[str, int]:
+    """Return the MiB that are free on each GPU that no engine of this host has, by UUID; empty if GPUs cannot be
+    read."""
+    taken = {uuid for name in list_engine_names(paths) for uuid in load_engine(name, paths).config.gpus}
+    try:
+        recorded = {slot.uuid for slot in slots.load(str(paths.state / "gpu-slots.json"))}
+        with open_nvml() as session:
+            free = [one for one in session.identities if one.uuid in recorded - taken]
+            return {one.uuid: session.read_gpu(one).free_mib for one in free}
+    except (NvmlFailure, slots.SlotError, OSError):
+        return {}
+
+
+def prepare(options: Options, paths: HostPaths) -> Plan:
+    """Check everything and return what will run. Raises ReferenceRefusedError."""
+    names = list_engine_names(paths)
+    if not names:
+        raise ReferenceRefusedError("This host has no engine; site.yml starts the engines of a profile.")
+    if options.engine not in names:
+        raise ReferenceRefusedError(f"There is no engine {shown(options.engine)}; {nearest(options.engine, names)}")
+    try:
+        engine = load_engine(options.engine, paths)
+        gpus = read_free_gpus(paths)
+    except EngineConfigError as error:
+        raise ReferenceRefusedError(str(error)) from error
+    reference, same = find_reference(options, engine, paths)
+    cases = parse_prompts(_read_text(options.prompts), options.prompts) if options.prompts else PROMPTS
+    given = read_arguments(engine)
+    template = read_template(options, given, paths)
+    arguments = json.loads(given.get("--default-chat-template-kwargs", "{}"))
+    quantized = describe_quantized(same, engine.config.precision, given.get("--kv-cache-dtype", ""))
+    most = int(given.get("--max-logprobs", TOP_LOGPROBS))
+    top = min(TOP_LOGPROBS, most) if most >= 0 else TOP_LOGPROBS  # -1 is no limit
+    place = choose_place(options.device, reference.weights_mib, available_bytes() // 2**20, gpus)
+    if isinstance(place, str):
+        raise ReferenceRefusedError(place)
+    _, problem = ask_models(engine.config, engine.config.health_timeout_s)
+    if problem is not None:
+        raise ReferenceRefusedError(f"Engine {options.engine} does not serve: {problem}.")
+    limit_s = START_S + reference.weights_mib / LOAD_MIB_S + len(cases) * options.timeout_s
+    return Plan(engine, reference, quantized, top, cases, template, arguments, place, limit_s)
+
+
+def run_script(
+    plan: Plan, options: Options, paths: HostPaths, engine: Mapping[str, Answer], long_run: LongRun
+) -> tuple[ScriptAnswers, dict[str, Answer]]:
+    """Compute the answers of transformers, which also rates the tokens of the engine.
+
+    Raises:
+        ReferenceRefusedError: the container could not run, or its program failed
+        KeyboardInterrupt: Ctrl-C or a signal
+    """
+    directory = Path(plan.reference.path)
+    wanted = {
+        "model": f"/models/{directory.name}",
+        "device": plan.place.device,
+        "cases": [{**case, "engine_tokens": engine[case["case"]].token_ids} for case in plan.cases],
+        "chat_template": plan.chat_template,
+        "template_arguments": plan.template_arguments,
+        "tokens": options.tokens,
+        "top": plan.top,
+        "timeout_s": options.timeout_s,
+    }
+    companion = Companion(
+        "reference",
+        plan.engine.config.image_id or plan.engine.config.image,
+        plan.engine.uid,
+        program=SCRIPT.read_text(encoding="utf-8"),
+        weights=directory,
+        gpus=plan.place.gpus,
+        files={"request.json": json.dumps(wanted).encode()},
+        # The image's OMP_NUM_THREADS is for engines; the script sets its own number.
+        environment={"TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"},
+        memory_mib=plan.place.memory_mib,
+    )
+    try:
+        ended = run_companion(
+            companion,
+            DockerEngine(),
+            paths,
+            timeout_s=plan.limit_s,
+            on_line=long_run.say,
+            attended=lambda: not long_run.is_lost(),
+        )
+    except CompanionError as error:
+        raise ReferenceRefusedError(str(error)) from error
+    if ended.status != 0:
+        last = " ".join(ended.lines[-3:]) or "it printed nothing"
+        raise ReferenceRefusedError(f"transformers could not compute the reference (status {ended.status}): {last}")
+    try:
+        return parse_script_answers(parse_json(ended.output["answers.json"]))
+    except (KeyError, ValueError) as error:
+        raise ReferenceRefusedError(f"The script in the container wrote no answers: {error}.") from error
+
+
+def ask_engine(client: Client, case: Mapping[str, Any], tokens: int, top: int) -> Answer:
+    """Return the engine's greedy answer. Raises CheckFailedError, EngineSilentError."""
+    what = f"prompt {case['case']}"
+    data = client.post(
+        "/v1/chat/completions",
+        what,
+        messages=case["messages"],
+        max_tokens=tokens,
+        temperature=0,
+        # The checkpoint's generation_config.json may set another one, for transformers and for vLLM.
+        repetition_penalty=1.0,
+        logprobs=True,
+        top_logprobs=top,
+        return_token_ids=True,
+        return_tokens_as_token_ids=True,
+    )
+    try:
+        reply = parse_reply(data)
+        return Answer(tuple(data["prompt_token_ids"]), reply.token_ids, reply.logprobs, reply.finish)
+    except NO_REPLY as error:
+        raise CheckFailedError(
+            f"{what} of {client.name!r} has no token ids ({type(error).__name__}: {error}); vLLM 0.19 to 0.33 return "
+            "them"
+        ) from error
+
+
+def build_decoder(client: Client) -> Callable[[Sequence[int]], str]:
+    """Return a function that converts token ids to text with the engine's tokenizer. Raises as Client does."""
+    texts: dict[tuple[int, ...], str] = {}
+
+    def decode(tokens: Sequence[int]) -> str:
+        key = tuple(tokens)
+        if key not in texts:
+            answer = client.post("/detokenize", "the text of tokens", tokens=list(key))
+            texts[key] = str(answer["prompt"]) if isinstance(answer, Mapping) and "prompt" in answer else "?"
+        return texts[key]
+
+    return decode
+
+
+def run_plan(plan: Plan, options: Options, paths: HostPaths, long_run: LongRun) -> tuple[ScriptAnswers, list[Compared]]:
+    """Request the answers of the engine, compute those of transformers and compare. Raises ReferenceRefusedError."""
+    client = Client(plan.engine.config, plan.engine.config.served_names[0], REQUEST_S, request)
+    try:
+        long_run.say(f"requests {len(plan.cases)} prompts from {options.engine}")
+        engine = {case["case"]: ask_engine(client, case, options.tokens, plan.top) for case in plan.cases}
+        where = f"GPUs {', '.join(plan.place.gpus)}" if plan.place.gpus else "the CPU"
+        long_run.say(f"computes {len(plan.cases)} prompts on {where}, for {plan.limit_s / 60:.0f} minutes at the most")
+        script, reference = run_script(plan, options, paths, engine, long_run)
+        decode = build_decoder(client)
+        return script, [
+            compare(name, reference[name], answer, quantized=plan.quantized, decode=decode)
+            for name, answer in engine.items()
+        ]
+    except KeyError as missing:
+        raise ReferenceRefusedError(f"The script in the container wrote no answer to prompt {missing}.") from missing
+    except (CheckFailedError, EngineSilentError) as error:
+        raise ReferenceRefusedError(f"Engine {options.engine} did not answer: {error}.") from error
+
+
+def build_record(
+    plan: Plan, options: Options, paths: HostPaths, began: datetime, script: ScriptAnswers, compared: Sequence[Compared]
+) -> dict[str, Any]:
+    try:
+        active = committed(paths)
+    except GenerationError:
+        active = None
+    config = plan.engine.config
+    return {
+        "schema": 1,
+        "kind": "reference",
+        "run": f"{began:%Y%m%dT%H%M%SZ}-reference-{options.engine}",
+        "at": stamp(began),
+        "ended_at": stamp(),
+        "host": socket.gethostname(),
+        "profile": active.profile if active else None,
+        "generation": active.generation if active else None,
+        "note": options.note,
+        "engine": options.engine,
+        "model": config.model,
+        "precision": config.precision,
+        "image": config.image,
+        "image_id": config.image_id,
+        "served_name": config.served_names[0],
+        "reference_model": plan.reference.name,
+        "reference_path": plan.reference.path,
+        "quantized": plan.quantized,
+        "chat_template": options.chat_template or ("engine" if plan.chat_template else "checkpoint"),
+        "device": script.device,
+        "dtype": script.dtype,
+        "torch": script.torch,
+        "transformers": script.transformers,
+        "load_seconds": script.load_seconds,
+        "tokens": options.tokens,
+        "cases": [asdict(item) for item in compared],
+        "answers": list(script.answers),
+    }
+
+
+def render(record: Mapping[str, Any]) -> list[str]:
+    rows = [
+        [one["case"], one["finding"], f"{one['agreed']} of {one['compared']}" if one["prompt_equal"] else "-"]
+        for one in record["cases"]
+    ]
+    head = (
+        f"{record['engine']} ({record['model']} {record['precision']}) against {record['reference_model']} by "
+        f"transformers {record['transformers']}, {record['dtype']} on {record['device']}, greedy, up to "
+        f"{record['tokens']} tokens"
+    )
+    lines = [*wrapped(record["note"]), *wrapped(head), "", *table(("prompt", "finding", "equal tokens"), rows), ""]
+    return lines + [line for one in record["cases"] for line in wrapped(one["text"])]
+
+
+def run_reference(options: Options, paths: HostPaths, long_run: LongRun, *, output: str) -> int:
+    """Run the command, print the result as `output` (`json` or text), and return the exit status.
+
+    Returns:
+        0: all prompts are equal or tie. 1: there is a finding. 2: nothing can be said.
+    """
+    if os.geteuid() != 0:
+        print("A reference is computed by root: sudo vllm-edge quality reference ...", file=sys.stderr)
+        return 2
+    began = datetime.now(UTC)
+    try:
+        with interruptible(), long_run.alone():
+            plan = prepare(options, paths)
+            script, compared = run_plan(plan, options, paths, long_run)
+        record = build_record(plan, options, paths, began, script, compared)
+        path = paths.quality / f"{record['run']}.json"
+        write_durably(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n", 0o640)
+    except AlreadyRuns:
+        print(
+            "Another reference is being computed on this host; `vllm-edge quality reference --progress` shows it.",
+            file=sys.stderr,
+        )
+        return 2
+    except ReferenceRefusedError as refused:
+        print(refused, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Interrupted. Nothing was recorded.", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"The record cannot be written: {error}.", file=sys.stderr)
+        return 2
+    lines = [*render(record), f"Recorded in {path}."]
+    if output == "json":
+        print(json.dumps({"path": str(path), "lines": lines, **record}, ensure_ascii=False))
+    else:
+        print("\n".join(lines))
+    return choose_status(compared)

@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the planner makes of a checkpoint: layers, quantization, and what becomes of each tensor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts, recorded_facts
+from ansible.module_utils.vllm_edge.planning.checkpoint.model_facts import FactsError
+from ansible.module_utils.vllm_edge.planning.contract import (
+    Attention,
+    Component,
+    Model,
+    Quantization,
+    Sharding,
+    Tensor,
+    UnknownArchitecture,
+)
+from checkpoints import model, recorded
+
+FULL, SLIDING = Attention.FULL, Attention.SLIDING
+
+
+QWEN, MISTRAL, LLAMA = "Qwen/Qwen3-8B", "mistralai/Mistral-7B-Instruct-v0.3", "meta-llama/Llama-3.1-8B-Instruct"
+GEMMA, GEMMA3 = "google/gemma-4-31B-it", "google/gemma-3-27b-it"
+
+
+def changed(repo: str, **changes: Any) -> Model:
+    """The model with another config.json; None takes a key away."""
+    facts = recorded(repo)
+    text = "text_config" in facts.config
+    merged = {**(facts.config["text_config"] if text else facts.config), **changes}
+    config = {key: value for key, value in merged.items() if value is not None or key not in changes}
+    return families.interpret(replace(facts, config={**facts.config, "text_config": config} if text else config))
+
+
+def with_quantization(repo: str, quantization: Mapping[str, Any]) -> Quantization:
+    return families.interpret(replace(recorded(repo), quantization=quantization)).quantization
+
+
+def components(found: Model, name: str) -> list[Component]:
+    return [component for component in found.components if name in component.tensor.name]
+
+
+# -- architectures
+
+
+@pytest.mark.parametrize("repo", recorded_facts.RECORDS)
+def test_every_recorded_model_is_understood(repo: str) -> None:
+    found = model(repo)
+    assert found.architecture == found.facts.config["architectures"][0]
+    in_files = Counter({tensor: model_facts.count_tensors(tensor) for tensor in found.facts.tensors})
+    layers = {layer for component in found.components for layer in component.tensor.layers or ()}
+    assert layers == {layer.index for layer in found.layers}
+    names = {component.tensor.name for component in found.components}
+    assert {tensor.name for tensor in in_files} <= names
+
+
+def with_tensor(repo: str, *tensor: Any, **config: Any) -> Model:
+    """The model with another tensor, and changed keys of its config.json."""
+    facts = recorded(repo)
+    return families.interpret(
+        replace(facts, config={**facts.config, **config}, tensors=(*facts.tensors, Tensor(*tensor)))
+    )
+
+
+@pytest.mark.parametrize("architectures", [["FalconMambaForCausalLM"], [], None])
+def test_an_architecture_without_bounds_is_refused_by_name(architectures: list[str] | None) -> None:
+    with pytest.raises(UnknownArchitecture) as refused:
+        with_tensor(QWEN, "model.layers.*.mixer.A_log", "BF16", (8192, 16), (0, 1), architectures=architectures)
+    assert str(refused.value).startswith(f"Qwen/Qwen3-8B is a {(architectures or ['(none)'])[0]}, which")
+    assert all(name in str(refused.value) for name in families.FAMILIES)
+    assert "-e plan_override=true" in str(refused.value)
+
+
+def test_a_weight_that_is_not_known_is_refused() -> None:
+    with pytest.raises(FactsError, match=r"indexer\.weight \[64, 64\] is not a weight that the planner knows"):
+        with_tensor(QWEN, "model.layers.*.self_attn.indexer.weight", "BF16", (64, 64), (0, 1))
+
+
+# -- layers
+
+
+@pytest.mark.parametrize(
+    ("repo", "shape", "sliding", "full"),
+    [
+        (GEMMA, (60, 50, 10, 262144), (16, 256, 1024), (4, 512, None)),
+        ("google/gemma-4-26B-A4B-it", (30, 25, 5, 262144), (8, 256, 1024), (2, 512, None)),
+        ("google/gemma-4-E4B-it", (42, 35, 7, 131072), (2, 256, 512), (2, 512, None)),
+        ("google/gemma-4-E2B-it", (35, 28, 7, 131072), (1, 256, 512), (1, 512, None)),
+        (GEMMA3, (62, 52, 10, 131072), (16, 128, 1024), (16, 128, None)),
+        (LLAMA, (32, 0, 32, 131072), None, (8, 128, None)),
+        ("Qwen/Qwen3-30B-A3B", (48, 0, 48, 40960), None, (4, 128, None)),
+    ],
+)
+def test_layers_are_those_of_the_published_sizes(
+    repo: str, shape: tuple[int, ...], sliding: tuple[int, ...] | None, full: tuple[int, ...]
+) -> None:
+    found = model(repo)
+    number = sum(layer.attention is SLIDING for layer in found.layers)
+    assert (len(found.layers), number, len(found.layers) - number, found.max_position_embeddings) == shape
+    seen = {(x.attention, (x.kv_heads, x.head_size, x.window_tokens)) for x in found.layers}
+    assert seen == {(kind, sizes) for kind, sizes in ((SLIDING, sliding), (FULL, full)) if sizes}
+    # Some layers share with the last of their type before them.
+    own = {"google/gemma-4-E4B-it": 24, "google/gemma-4-E2B-it": 15}.get(repo, len(found.layers))
+    shared = [(layer.attention, layer.shares_with) for layer in found.layers]
+    assert {target for _, target in shared[:own]} == {None}
+    assert set(shared[own:]) == ({(SLIDING, own - 2), (FULL, own - 1)} if own < len(found.layers) else set())
+
+
+NEWER: dict[str, Any] = dict.fromkeys(("global_head_dim", "num_global_key_value_heads"))
+NEWER["per_layer_config"] = {f"{n:02d}": {"head_dim": 512, "num_key_value_heads": 4} for n in range(5, 60, 6)}
+
+
+@pytest.mark.parametrize(
+    ("repo", "changes"),
+    [
+        pytest.param(GEMMA, {"layer_types": None}, id="layer types of Gemma 4 are derived"),
+        pytest.param(GEMMA3, {"layer_types": None}, id="those of Gemma 3 too"),
+        pytest.param(GEMMA, {"layer_types": [*[*[SLIDING] * 5, FULL] * 9, *[SLIDING] * 6]}, id="the last one is full"),
+        pytest.param(GEMMA, NEWER, id="per_layer_config instead of older keys"),
+    ],
+)
+def test_gemmas_config_in_other_words(repo: str, changes: dict[str, Any]) -> None:
+    assert changed(repo, **changes).layers == model(repo).layers
+
+
+QWEN_WINDOW = {"sliding_window": 4096, "max_window_layers": 0, "layer_types": None}
+
+
+@pytest.mark.parametrize(
+    ("repo", "changes", "window"),
+    [
+        pytest.param(MISTRAL, {"sliding_window": 4096}, 4096, id="of every layer"),
+        pytest.param(MISTRAL, {"sliding_window": 0}, None, id="0 is none"),
+        pytest.param(MISTRAL, {}, None, id="null is none"),
+        pytest.param(MISTRAL, {"sliding_window": None}, 4096, id="default of Mistral"),
+        pytest.param(QWEN, QWEN_WINDOW, None, id="not switched on"),
+        pytest.param(QWEN, {**QWEN_WINDOW, "use_sliding_window": True}, 4096, id="switched on"),
+    ],
+)
+def test_window_of_the_whole_model(repo: str, changes: dict[str, Any], window: int | None) -> None:
+    found = {(layer.attention, layer.window_tokens) for layer in changed(repo, **changes).layers}
+    assert found == {(SLIDING if window else FULL, window)}
+
+
+def test_a_window_for_some_layers() -> None:
+    types = [SLIDING if index % 4 else FULL for index in range(32)]
+    layers = changed(MISTRAL, sliding_window=512, layer_types=types).layers
+    assert [layer.attention for layer in layers] == types
+    assert {layer.window_tokens for layer in layers if layer.attention is FULL} == {None}
+    with pytest.raises(FactsError, match=r"layer_types .* has 1 entries \['linear_attention'\] for 60 layers"):
+        changed(GEMMA, layer_types=["linear_attention"])
+    with pytest.raises(FactsError, match="a sliding window for only some layers"):
+        changed(QWEN, **QWEN_WINDOW | {"use_sliding_window": True, "max_window_layers": 20})
+
+
+# -- config.json against the tensors
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 35}, "config.json says 35 layers, the tensors are of 36"),
+        ({"num_key_value_heads": 4}, r"config.json says 4 KV heads of 128 for layer 0, .*k_proj\.weight has 1024 rows"),
+        ({"vocab_size": 7}, r"config.json says vocab_size 7 and hidden_size 4096, .* is \[151936, 4096\]"),
+        ({"hidden_size": None}, "config.json lacks hidden_size"),
+        ({"dtype": None}, "config.json lacks dtype"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, r"config\.json scales RoPE without factor"),
+    ],
+)
+def test_contradictions_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(FactsError, match=rf"^Qwen/Qwen3-8B: {message}"):
+        changed(QWEN, **changes)
+
+
+def test_a_head_that_is_not_tied_must_be_there() -> None:
+    facts = recorded(QWEN)
+    headless = replace(facts, tensors=tuple(tensor for tensor in facts.tensors if tensor.name != "lm_head.weight"))
+    with pytest.raises(FactsError, match=r"tie_word_embeddings is false, and there is no lm_head\.weight"):
+        families.interpret(headless)
+
+
+# -- RoPE
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    ("repo", "changes", "sizes", "rows"),
+    [
+        (GEMMA, {}, (256, 512), (262144, 262144)),
+        # Its full layers scale by 8, linearly: eight times the rows.
+        (GEMMA3, {}, (128, 128), (131072, 1048576)),
+        (LLAMA, {}, (128,), (131072,)),
+        (QWEN, {"rope_parameters": YARN, "rope_scaling": None}, (128,), (131072,)),
+        (QWEN, {"rope_parameters": None, "rope_scaling": YARN}, (128,), (131072,)),
+    ],
+)
+def test_rope_caches(repo: str, changes: dict[str, Any], sizes: tuple[int, ...], rows: tuple[int, ...]) -> None:
+    found = changed(repo, **changes)
+    assert (found.rope_cache_sizes, found.rope_cache_rows) == (sizes, rows)
+
+
+def test_float32_is_computed_in_bfloat16() -> None:
+    dtypes = [changed(QWEN, dtype=None, torch_dtype=said).dtype for said in ("float32", "float16")]
+    assert dtypes == ["bfloat16", "float16"]
+
+
+# -- quantization
+
+
+WEIGHTS = {"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}}
+DYNAMIC = {"num_bits": 8, "type": "float", "dynamic": True}
+PRODUCED, NVFP4 = {"producer": {"name": "modelopt"}}, {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (recorded(GEMMA).quantization, Quantization("none", 16)),
+        (recorded("nvidia/Gemma-4-31B-IT-NVFP4").quantization, Quantization("modelopt_fp4", 4, 16, "fp8")),
+        (recorded("google/gemma-4-31B-it-qat-w4a16-ct").quantization, Quantization("compressed-tensors", 4, 32)),
+        (recorded("RedHatAI/gemma-4-31B-it-FP8-dynamic").quantization, Quantization("compressed-tensors", 8)),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, Quantization("modelopt", 8)),
+        (
+            {**PRODUCED, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}},
+            Quantization("modelopt", 8, None, "fp8"),
+        ),
+        ({**PRODUCED, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}, Quantization("modelopt_fp4", 4, 16)),
+        ({**NVFP4, "kv_cache_scheme": DYNAMIC}, Quantization("modelopt_fp4", 4, 16)),
+        (
+            {"quant_method": "compressed-tensors", **WEIGHTS, "kv_cache_scheme": {"num_bits": 8}},
+            Quantization("compressed-tensors", 8, None, "fp8"),
+        ),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, Quantization("fp8", 8, 128)),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, Quantization("fp8", 8)),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, Quantization("awq", 4, 128)),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, Quantization("awq", 4, 64)),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, Quantization("gptq", 8)),
+    ],
+    ids=str,
+)
+def test_quantization_as_it_is_written(config: Mapping[str, Any], expected: Quantization) -> None:
+    assert with_quantization(QWEN, config) == expected
+
+
+def test_another_quantization_is_refused() -> None:
+    without_sizes = [{"quant_method": name} for name in ("bitsandbytes", "compressed-tensors", "awq")]
+    for config in ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, *without_sizes):
+        with pytest.raises(FactsError, match=f"does not know the quantization '{config['quant_method']}.*; it knows"):
+            with_quantization(QWEN, config)
+
+
+# -- tensors
+
+
+def sharding(found: Model, name: str) -> set[tuple[str, Sharding, int | None]]:
+    return {(part.kind, part.sharding, part.kv_heads) for part in components(found, name)}
+
+
+def test_what_becomes_of_the_tensors_of_a_dense_model() -> None:
+    found = model(LLAMA)
+    assert sharding(found, "embed_tokens") == {("embeddings", Sharding.VOCABULARY, None)}
+    assert sharding(found, "lm_head") == {("embeddings", Sharding.VOCABULARY, None)}
+    assert sharding(found, "q_proj") == {("attention", Sharding.SHARDED, None)}
+    assert sharding(found, "k_proj") == sharding(found, "v_proj") == {("attention", Sharding.KV_HEADS, 8)}
+    assert sharding(found, "down_proj") == {("mlp", Sharding.SHARDED, None)}
+    assert sharding(found, "norm") == {("norms", Sharding.REPLICATED, None)}
+    (table,), (head,) = components(found, "embed_tokens"), components(found, "lm_head")
+    assert (table.read_per_token, head.read_per_token) == (1 / 128256, 1.0)
+
+
+def test_a_tied_head_is_read_and_not_loaded_again() -> None:
+    found = with_tensor(GEMMA, "lm_head.weight", "BF16", (262144, 5376))
+    assert sharding(found, "lm_head") == {("embeddings", Sharding.NOT_LOADED, None)}
+    (table,) = components(found, "embed_tokens.weight")
+    assert table.read_per_token == 1.0
+
+
+def test_gemma4_copies_k_where_it_is_v_too() -> None:
+    found = model(GEMMA)
+    full = tuple(range(5, 60, 6))
+    (copy,) = [part for part in components(found, "v_proj.weight") if part.tensor.layers == full]
+    assert (copy.tensor.shape, copy.sharding, copy.kv_heads) == ((2048, 5376), Sharding.KV_HEADS, 4)
+    assert not any(tensor.layers == full for tensor in found.facts.tensors if "v_proj" in tensor.name)
+
+
+def test_kv_heads_are_told_apart_where_shapes_are_not() -> None:
+    # 16 heads of 256 and 8 of 512 are both 4096 rows.
+    facts = recorded(GEMMA)
+    config = {**facts.config, "text_config": {**facts.config["text_config"], "num_global_key_value_heads": 8}}
+    same = tuple(
+        replace(tensor, shape=(4096, 5376)) if "k_proj" in tensor.name and tensor.shape[0] == 2048 else tensor
+        for tensor in facts.tensors
+    )
+    k = Tensor("model.language_model.layers.*.self_attn.k_proj.weight", "BF16", (4096, 5376), tuple(range(60)))
+    tensors = (*(tensor for tensor in same if tensor.name != k.name), k)
+    found = families.interpret(replace(facts, config=config, tensors=tensors))
+    heads = {part.kv_heads: len(part.tensor.layers or ()) for part in components(found, "k_proj.weight")}
+    assert heads == {16: 50, 8: 10}
+
+
+def test_experts_are_read_in_part() -> None:
+    for repo in ("google/gemma-4-26B-A4B-it", "nvidia/Gemma-4-26B-A4B-NVFP4", "Qwen/Qwen3-30B-A3B"):
+        found = model(repo)
+        assert (found.experts, found.experts_per_token) == (128, 8)
+        weights = [part for part in found.components if part.kind == "experts" and len(part.tensor.shape) > 1]
+        assert {(part.sharding, part.read_per_token) for part in weights} == {(Sharding.EXPERTS, 8 / 128)}
+    assert model("google/gemma-4-26B-A4B-it").expert_intermediate_size == 704
+    assert model("Qwen/Qwen3-30B-A3B").intermediate_sizes == ()
+    assert model("google/gemma-4-26B-A4B-it").intermediate_sizes == (2112,)
+    # The layers of E2B that share a cache have twice the MLP.
+    assert model("google/gemma-4-E2B-it").intermediate_sizes == (6144, 12288)
+    assert model("google/gemma-4-E4B-it").intermediate_sizes == (10240,)
+
+
+def test_per_layer_embeddings() -> None:
+    found = model("google/gemma-4-E4B-it")
+    assert found.per_layer_embedding_size == 256
+    (table,) = components(found, "embed_tokens_per_layer")
+    assert (table.kind, table.sharding, table.read_per_token) == ("embeddings", Sharding.VOCABULARY, 1 / 262144)
+    assert sharding(found, "per_layer_input_gate") == {("other", Sharding.REPLICATED, None)}
+    assert sharding(found, "per_layer_model_projection") == {("other", Sharding.SHARDED, None)}
+
+
+def test_towers() -> None:
+    whole = model(GEMMA)
+    assert whole.multimodal
+    assert sharding(whole, "vision_tower") == {("towers", Sharding.REPLICATED, None)}
+    facts = recorded(GEMMA)
+    text = families.interpret(replace(facts, config={**facts.config, "architectures": ["Gemma4ForCausalLM"]}))
+    assert not text.multimodal
+    assert sharding(text, "vision_tower") == {("towers", Sharding.NOT_LOADED, None)}
+    siglip = model(GEMMA3)
+    assert sharding(siglip, "fc1") == {("towers", Sharding.SHARDED, None)}
+    assert sharding(siglip, "fc2.bias") == sharding(siglip, "multi_modal") == {("towers", Sharding.REPLICATED, None)}
+
+
+def test_scales_are_sharded_as_what_they_scale_is() -> None:
+    found = model("RedHatAI/gemma-4-31B-it-FP8-dynamic")
+    assert sharding(found, "gate_proj.weight_scale") == {("mlp", Sharding.SHARDED, None)}
+    # Of output channels, which a row-parallel layer does not divide.
+    assert sharding(found, "down_proj.weight_scale") == {("mlp", Sharding.REPLICATED, None)}
+    groups = model("nvidia/Gemma-4-31B-IT-NVFP4")
+    assert sharding(groups, "down_proj.weight_scale_2") == {("mlp", Sharding.REPLICATED, None)}
+    of_groups = [part for part in components(groups, "down_proj.weight_scale") if len(part.tensor.shape) == 2]
+    assert {part.sharding for part in of_groups} == {Sharding.SHARDED}
+    packed = model("google/gemma-4-31B-it-qat-w4a16-ct")
+    assert sharding(packed, "weight_shape") == {("other", Sharding.NOT_LOADED, None)}
+
+
+@pytest.mark.parametrize(
+    ("leaf", "dtype", "shape", "of", "expected"),
+    [
+        ("qweight", "I32", (512, 12288), "gate", Sharding.SHARDED),
+        ("qzeros", "I32", (32, 1536), "down", Sharding.SHARDED),
+        ("scales", "F16", (32, 4096), "down", Sharding.SHARDED),
+        ("g_idx", "I32", (12288,), "down", Sharding.SHARDED),
+        ("g_idx", "I32", (4096,), "gate", Sharding.REPLICATED),
+        ("weight_scale_inv", "F32", (32, 96), "down", Sharding.SHARDED),
+        ("weight_scale", "F32", (), "gate", Sharding.REPLICATED),
+        ("bias", "BF16", (4096,), "down", Sharding.REPLICATED),
+        ("bias", "BF16", (12288,), "gate", Sharding.SHARDED),
+    ],
+)
+def test_tensors_of_other_quantizers(leaf: str, dtype: str, shape: Any, of: str, expected: Sharding) -> None:
+    extra = (f"model.layers.*.mlp.{of}_proj.{leaf}", dtype, shape, tuple(range(36)))
+    (part,) = [part for part in with_tensor(QWEN, *extra).components if part.tensor == Tensor(*extra)]
+    assert (part.kind, part.sharding) == ("mlp", expected)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published checkpoints of every family against what vLLM's own model classes answered for them (judged.json).
+
+`tests/judge/test_model_judge.py` asks vLLM again, in the image that the lab runs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import published
+import pytest
+from ansible.module_utils.vllm_edge.planning import feasibility
+from ansible.module_utils.vllm_edge.planning.checkpoint import families, inferred, model_facts
+from ansible.module_utils.vllm_edge.planning.checkpoint.model_facts import FactsError
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Quantization, Sharding, Verdict
+from ansible.module_utils.vllm_edge.planning.memory import weights
+
+SCOUT = "meta-llama/Llama-4-Scout-17B-16E-Instruct"
+MAVERICK = "meta-llama/Llama-4-Maverick-17B-128E-Instruct"
+JUDGED: Mapping[str, Any] = json.loads((Path(__file__).parents[1] / "judged.json").read_text())
+KEYS = ("name", "tensor_parallel_size", "pipeline_rank", "expert_parallel")
+ANSWERS = {tuple(each[key] for key in KEYS): each for each in JUDGED["answers"]}
+
+
+# gpt-oss in MXFP4 over four GPUs: 2880 / 4 is no multiple of 32, and vLLM pads it.
+def test_mxfp4_is_padded_where_other_formats_are_refused() -> None:
+    four = Arguments(tensor_parallel_size=4)
+    model = published.first_layers("openai/gpt-oss-20b")
+    case = feasibility.Case(model, four, (0, 32), checkpoints.L4, None, "bfloat16")
+    assert feasibility.findings(case) == []
+    integers = replace(case.model, quantization=Quantization("awq", 4, 32))
+    found = feasibility.findings(replace(case, model=integers))
+    assert [finding.verdict for finding in found] == [Verdict.UNSUPPORTED_SHAPE]
+
+
+def test_every_published_checkpoint_was_judged() -> None:
+    assert {repo for repo, *_ in ANSWERS} == set(published.CONFIGS)
+    known = {found["architectures"][0] for found in published.CONFIGS.values()}
+    older = {f"Gemma{number}For{kind}" for number in (3, 4) for kind in ("ConditionalGeneration", "CausalLM")}
+    # No checkpoint is published of the last; its text is that of Llama4ForConditionalGeneration.
+    assert set(families.FAMILIES) == known | older | {"Llama4ForCausalLM"}
+
+
+@pytest.mark.parametrize("repo", published.PARAMETERS)
+def test_parameters_are_the_hubs(repo: str) -> None:
+    assert model_facts.parameters(published.facts(repo)) == published.PARAMETERS[repo]
+
+
+@pytest.mark.parametrize("case", ANSWERS, ids=str)
+def test_layers_and_bytes_are_vllms(case: tuple[Any, ...]) -> None:
+    """On one rank of tensor parallelism, of the whole model or of one of two stages of a pipeline."""
+    assert published.compare(dict(zip(KEYS, case, strict=True)), ANSWERS[case], JUDGED["version"]) == []
+
+
+def test_what_other_releases_keep() -> None:
+    """As the judge found with their sources: RoPE of Qwen3-VL up to 0.31, towers on the second stage in 0.33."""
+    qwen, llava = published.first_layers("Qwen/Qwen3-VL-30B-A3B-Instruct"), published.first_layers(published.LLAVA)
+    ropes = [weights.per_rank(qwen, Arguments(), release)[0].by_kind["rope_caches"] for release in ("0.31.0", "0.32.0")]
+    assert ropes == [4 * 262144 * 128 * 2 + 589824, 262144 * 128 * 2 + 589824]
+    stages = weights.per_rank(llava, Arguments(pipeline_parallel_size=2), "0.33.0")
+    assert stages[0].by_kind["towers"] > 2**26 and stages[1].by_kind["towers"] == 4096 * 2  # image_newline
+
+
+def test_llama4s_text_model_alone_is_the_same() -> None:
+    """Architecture Llama4ForCausalLM, which has no encoder, and layers without RoPE as config.json lists them."""
+    facts, whole = published.facts(SCOUT, 4), families.interpret(published.facts(SCOUT, 4))
+    text = dict(facts.config["text_config"])
+    tensors = tuple(
+        replace(tensor, name=tensor.name.removeprefix("language_model."))
+        for tensor in facts.tensors
+        if tensor.name.startswith("language_model.")
+    )
+    alone = families.interpret(replace(facts, config={**text, "no_rope_layers": [1, 1, 1, 0]}, tensors=tensors))
+    assert alone.layers == whole.layers and not alone.multimodal
+    text_only = weights.per_rank(whole, Arguments(language_model_only=True), JUDGED["version"])[0]
+    tower_rope = 176 * 577 * 2
+    assert weights.per_rank(alone, Arguments(), JUDGED["version"])[0].bytes == text_only.bytes - tower_rope
+    with pytest.raises(FactsError, match=r"no_rope_layers in config\.json has 3 entries for 4 layers"):
+        families.interpret(replace(facts, config={**text, "no_rope_layers": [1, 1, 0]}, tensors=tensors))
+
+
+def test_llavas_config_leaves_out_what_a_llama_has_by_default() -> None:
+    """As the published config.json does."""
+    facts = published.facts(published.LLAVA)
+    left_out = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    text = {key: value for key, value in facts.config["text_config"].items() if key not in left_out}
+    short = families.interpret(replace(facts, config={**facts.config, "text_config": text}))
+    assert short.layers == families.interpret(facts).layers and len(short.layers) == 32
+
+
+@pytest.mark.parametrize(("layer", "built"), [(-2, 23), (-1, 24), (3, 3), ([-10, 7], 15), (-30, 0), (None, 23)])
+def test_llavas_encoder_ends_at_the_layer_whose_output_is_read(layer: int | list[int] | None, built: int) -> None:
+    facts = published.facts(published.LLAVA)
+    config = {key: value for key, value in facts.config.items() if key != "vision_feature_layer"}
+    found = families.interpret(
+        replace(facts, config=config if layer is None else {**config, "vision_feature_layer": layer})
+    )
+    parts = [part for part in found.components if part.kind == "towers"]
+    assert {part.tensor.count for part in parts if ".encoder." in part.tensor.name} == {built}
+    left_out = {part.tensor.name for part in parts if part.sharding is Sharding.NOT_LOADED}
+    assert left_out == {f"vision_tower.vision_model.post_layernorm.{leaf}" for leaf in ("weight", "bias")}
+
+
+@pytest.mark.parametrize("repo", [MAVERICK, "deepseek-ai/DeepSeek-V2-Lite-Chat", "deepseek-ai/DeepSeek-V3"])
+def test_an_index_gives_the_same_shapes(repo: str) -> None:
+    """Of the text model; encoders share what is left of the size, and fused experts may be transposed."""
+    made = {**published.cut(published.CONFIGS[repo], 4), "num_nextn_predict_layers": 0}
+    exact = list(published.headers(made))
+    total = sum({"BF16": 2, "F32": 4, "F8_E4M3": 1}[dtype] * math.prod(shape) for _, dtype, shape in exact)
+    how = made.get("quantization_config", {})
+    found, _ = inferred.infer_headers(repo, made, how, [name for name, *_ in exact], total)
+    told, wanted = (
+        {(name, dtype, shape if len(shape) < 3 else math.prod(shape)) for name, dtype, shape in each}
+        for each in (found, exact)
+    )
+    assert {header for header in wanted if not header[0].startswith(("vision", "multi"))} <= told
+
+
+def test_fused_q_k_and_v_of_awq_are_divided_by_columns() -> None:
+    facts = published.facts("microsoft/phi-4", 1)
+    packed = [
+        replace(tensor, name=tensor.name.replace("weight", "qweight"), dtype="I32", shape=(5120, 7680 // 8))
+        for tensor in facts.tensors
+        if "qkv_proj" in tensor.name
+    ]
+    found = families.interpret(replace(facts, tensors=(*facts.tensors, *packed)))
+    shapes = {part.tensor.name[-14:-8]: part.tensor.shape for part in found.components if "qweight" in part.tensor.name}
+    assert shapes == {"q_proj": (5120, 640), "k_proj": (5120, 160), "v_proj": (5120, 160)}
+
+
+def test_experts_and_what_a_token_reads_of_them() -> None:
+    """Number, number for each token, intermediate size, and sizes of dense MLPs."""
+    for repo, sizes in {
+        "openai/gpt-oss-20b": (32, 4, 2880, ()),
+        "mistralai/Mixtral-8x7B-Instruct-v0.1": (8, 2, 14336, ()),
+        "Qwen/Qwen2-57B-A14B-Instruct": (64, 8, 2560, (20480,)),
+        SCOUT: (16, 1, 8192, (8192,)),
+        MAVERICK: (128, 1, 8192, (8192, 16384)),
+    }.items():
+        model = published.first_layers(repo)
+        found = (model.experts, model.experts_per_token, model.expert_intermediate_size, model.intermediate_sizes)
+        assert found == sizes, repo
+        parts = [part for part in model.components if part.kind == "experts"]
+        assert {part.read_per_token for part in parts} == {model.experts_per_token / model.experts}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vision_feature_layer": "last"}, r"vision_feature_layer in config\.json is .*; the number of a layer"),
+        ({"no_rope_layers": ["1"]}, r"no_rope_layers in config\.json is .*; a list of whole numbers"),
+        ({"partial_rotary_factor": 2}, r"partial_rotary_factor in config\.json is 2; a number above 0"),
+        ({"sliding_window_pattern": "LLX"}, r"sliding_window_pattern in config\.json is .*LLX.*; a whole number, or L"),
+    ],
+)
+def test_odd_values_are_refused(changes: Mapping[str, Any], said: str) -> None:
+    facts = published.facts("microsoft/phi-4", 1)
+    with pytest.raises(FactsError, match=said):
+        families.interpret(replace(facts, config={**facts.config, **changes}))

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Estimates of activations, CUDA context and CUDA graphs, against what logs say."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge.planning import decode, planner
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Gpu
+from ansible.module_utils.vllm_edge.planning.memory import overhead
+from ansible.module_utils.vllm_edge.planning.memory import vllm_versions as versions
+from checkpoints import DEFAULT, GIB, MIB, NVFP4_TP2, engine, model
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.mark.parametrize(
+    ("sequences", "piecewise", "full", "largest"),
+    [(256, 51, 35, 512), (128, 35, 19, 256), (32, 11, 7, 64), (8, 5, 4, 16)],
+)
+def test_captured_sizes_are_as_logs_say(sequences: int, piecewise: int, full: int, largest: int) -> None:
+    assert overhead.captures(sequences, 2048) == overhead.Captures(piecewise, full, largest)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gib", "allowed"),
+    [
+        pytest.param(NVFP4_TP2, 1.47, 0.01, id="31B over two GPUs, the reference's log, fitted"),
+        pytest.param(engine("e4b"), 0.71, 0.05, id="E4B, vLLM 0.22.1, a log that nothing was fitted to"),
+    ],
+)
+def test_graphs(wanted: Mapping[str, Any], gib: float, allowed: float) -> None:
+    arguments = planner.arguments_of(wanted)
+    found = overhead.graphs(model(wanted["model"]), arguments, 256, 2048, in_budget=True)
+    assert found.value / GIB == pytest.approx(gib, rel=allowed)
+    assert found.low <= found.value <= found.high
+    eager = dataclasses.replace(arguments, enforce_eager=True)
+    assert overhead.graphs(model(wanted["model"]), eager, 256, 2048, in_budget=True).value == 0
+
+
+def test_activations_grow_with_rows_and_vocabulary() -> None:
+    chosen = model("31b-bf16")
+    few, many = (overhead.activations(chosen, rows, samples=True).value / GIB for rows in (8, 256))
+    assert many - few == pytest.approx(0.875 * 248 / 256, rel=0.001)
+    assert many == pytest.approx(0.27 + 0.875, rel=0.001)
+    half = dataclasses.replace(chosen, vocabulary=chosen.vocabulary // 2)
+    assert overhead.activations(half, 256, samples=True).value / GIB == pytest.approx(0.27 + 0.4375, rel=0.001)
+    assert overhead.activations(chosen, 256, samples=False).value / GIB == pytest.approx(0.27)
+
+
+def test_more_ranks_nvlink_and_other_gpus_widen_the_context() -> None:
+    for ranks, mib in ((1, 200), (2, 263.7), (4, 391)):
+        assert overhead.context(ranks).value / MIB == pytest.approx(mib, abs=0.1)
+    fitted, other = overhead.context(2), overhead.context(2, "NVIDIA L40S")
+    linked = overhead.context(2, "NVIDIA H100", True)
+    assert fitted.value == other.value and fitted.high < other.high < linked.high
+    assert (linked.value - fitted.value) / MIB == 64
+    assert overhead.context(1, "NVIDIA H100", True) == overhead.context(1, "NVIDIA H100")
+
+
+def test_the_allocators_constant_is_for_models_that_have_it() -> None:
+    for name, text_only, mib in (("e4b", False, 61.4), ("e4b", True, 61.4), ("Qwen/Qwen3-8B", False, 0)):
+        found = overhead.allocator(model(name), text_only=text_only)
+        assert found.value / MIB == pytest.approx(mib, abs=0.1)
+        assert found.low <= found.value <= found.high
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gib", "sequences", "tokens"),
+    [
+        ("NVIDIA L4", 22, None, None),
+        (H100, 79, 1024, 8192),
+        ("", 79, 1024, 8192),
+        ("NVIDIA A100-SXM4-80GB", 79, None, None),
+        ("NVIDIA B200", 178, 1024, 16384),
+    ],
+)
+def test_defaults_of_vllm_by_gpu(gpu: str, gib: int, sequences: int | None, tokens: int | None) -> None:
+    found = versions.set_gpu_defaults(Arguments(), Gpu(gpu, gib * GIB))
+    assert (found.default_max_num_seqs, found.default_max_num_batched_tokens) == (sequences, tokens)
+    llama = model("meta-llama/Llama-3.1-8B-Instruct")
+    assert versions.max_num_seqs(llama, found, DEFAULT) == (sequences or 256)
+    assert versions.max_num_batched_tokens(llama, found, DEFAULT) == (tokens or 2048)
+    stated = dataclasses.replace(found, max_num_seqs=4, max_num_batched_tokens=512)
+    assert versions.max_num_seqs(llama, stated, DEFAULT) == 4
+    assert versions.max_num_batched_tokens(llama, stated, DEFAULT) == 512
+
+
+@pytest.mark.parametrize(
+    ("gpu", "count", "more", "said"),
+    [
+        ("NVIDIA L4", 1, {}, ""),
+        ("NVIDIA L4", 1, {"max_num_batched_tokens": 8192}, "has max_num_batched_tokens 8,192;"),
+        (H100, 2, {}, f"has {H100}, NVLink, max_num_seqs 1,024, max_num_batched_tokens 8,192;"),
+        ("", 1, {"max_num_seqs": 8, "max_num_batched_tokens": 2048}, "has a GPU whose name is not known;"),
+    ],
+)
+def test_what_lies_outside_of_the_fitted_runs_is_said_in_mib(
+    gpu: str, count: int, more: dict[str, Any], said: str
+) -> None:
+    host = [Gpu(gpu, (44 if "L4" in gpu else 79) * GIB)] * count
+    wanted = engine("31b-nvfp4", count, **more)
+    found = planner.plan("profile", [wanted], {"31b-nvfp4": model("31b-nvfp4")}, host, DEFAULT).engines[0]
+    sentences = [sentence for sentence in found.advice if "what is beside the KV cache is uncertain" in sentence]
+    assert len(sentences) == bool(said)
+    less, most = found.uncertainty_mib
+    assert 0 < less < most
+    if said:
+        assert said in sentences[0] and f"by {less:,} MiB less to {most:,} MiB more per GPU" in sentences[0]
+
+
+def test_larger_batches_need_larger_activations() -> None:
+    chosen = model("31b-bf16")
+    small, large = (
+        overhead.activations(chosen, 8, samples=True, tokens=tokens, tensor_parallel_size=2) for tokens in (2048, 8192)
+    )
+    # 8,192 tokens x 2 bytes x (hidden states, residual, output of the encoder, and three inputs of half of an MLP).
+    added = 8192 * 2 * (3 * 5376 + 3 * 21504 / 2) - overhead.FITTED_LAYER_BYTES
+    assert large.value - small.value == pytest.approx(added)
+    assert large.high - large.value > small.high - small.value
+
+
+def test_every_constant_says_where_it_is_from() -> None:
+    figures = (vars(overhead) | vars(decode)).items()
+    found = {name: each for name, each in figures if isinstance(each, overhead.Uncertain) and name != "NOTHING"}
+    assert len(found) >= 12
+    for name, figure in found.items():
+        assert figure.low <= figure.value <= figure.high, name
+        assert len(figure.source) > 40, name

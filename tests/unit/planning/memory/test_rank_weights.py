@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes of the weights on each rank, against a model of vLLM 0.19's `Model loading took N GiB` that was made apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Model, RankWeights, Sharding
+from ansible.module_utils.vllm_edge.planning.memory import weights
+from checkpoints import GIB, model, recorded
+
+PARAMETERS = {
+    "google/gemma-4-31B-it": 31_273_088_876,
+    "google/gemma-4-26B-A4B-it": 25_805_936_206,
+    "google/gemma-4-E4B-it": 7_996_156_490,
+    "google/gemma-4-E2B-it": 5_123_178_051,
+    "google/gemma-3-27b-it": 27_432_406_640,
+    "mistralai/Mistral-7B-Instruct-v0.3": 7_248_023_552,
+}
+"""Published: the hub's count of each repository's safetensors."""
+
+COMPONENTS = {
+    "google/gemma-4-26B-A4B-it": {
+        "embeddings": 738_197_504,
+        "attention": 1_110_179_840,
+        "mlp": 535_265_280,
+        "experts": 22_837_985_280,
+        "router": 10_901_760,
+        "norms": 612_126,
+        "towers": 569_550_384 + 3_244_032,
+    },
+    "google/gemma-4-E4B-it": {
+        "embeddings": 671_088_640 + 2_818_572_288,
+        "other": 82_575_360,
+        "attention": 642_252_800,
+        "mlp": 3_303_014_400,
+        "norms": 565_546,
+        "towers": 167_364_608 + 1_966_080 + 308_756_768,
+    },
+}
+HEAD_GIB = 262_144 * 5_376 * 2 / GIB
+"""Of the checkpoint whose head is not tied, in addition to what was modelled."""
+LOAD_GIB = {
+    "google/gemma-4-31B-it": (58.83, 30.14, 15.80),
+    "RedHatAI/gemma-4-31B-it-FP8-dynamic": (31.45, 16.45, 8.95),
+    "nvidia/Gemma-4-31B-IT-NVFP4": (30.97, 16.21, 8.83),
+    "google/gemma-4-31B-it-qat-w4a16-ct": (19.47 + HEAD_GIB, 10.46 + HEAD_GIB / 2, 5.96 + HEAD_GIB / 4),
+    "google/gemma-4-26B-A4B-it": (48.47, 24.97, 13.23),
+    "nvidia/Gemma-4-26B-A4B-NVFP4": (17.18, 9.32, 5.40),
+    "google/gemma-4-E4B-it": (15.12, 8.17, 4.76),
+    "google/gemma-4-E2B-it": (9.76, 5.49, 3.36),
+}
+"""GiB on one GPU with 1, 2 and 4 of them. Scales of channels are not in it."""
+
+STREAM_GB = {
+    "google/gemma-4-31B-it": (61.61, 30.81, 15.41),
+    "RedHatAI/gemma-4-31B-it-FP8-dynamic": (32.22, 16.11, 8.06),
+    "nvidia/Gemma-4-31B-IT-NVFP4": (31.70, 15.85, 7.93),
+    "google/gemma-4-31B-it-qat-w4a16-ct": (19.36, 9.68, 4.84),
+    "google/gemma-4-26B-A4B-it": (7.67, 3.85, 1.95),
+    "nvidia/Gemma-4-26B-A4B-NVFP4": (4.85, 2.44, 1.24),
+    "google/gemma-4-E4B-it": (9.40, 4.75, 2.50),
+    "google/gemma-4-E2B-it": (4.60, 2.36, 1.24),
+}
+"""Bytes that one GPU reads for one token, in 1e9."""
+
+
+def ranks(found: Model, version: str = "0.19.0", **arguments: Any) -> tuple[RankWeights, ...]:
+    return weights.per_rank(found, Arguments(**arguments), version)
+
+
+def one(found: Model, version: str = "0.19.0", **arguments: Any) -> RankWeights:
+    (rank,) = ranks(found, version, **arguments)
+    return rank
+
+
+# -- what is in the files
+
+
+@pytest.mark.parametrize("repo", PARAMETERS)
+def test_parameters_are_as_published(repo: str) -> None:
+    assert model_facts.parameters(recorded(repo)) == PARAMETERS[repo]
+    assert model_facts.checkpoint_bytes(recorded(repo)) == 2 * PARAMETERS[repo]
+
+
+@pytest.mark.parametrize("repo", COMPONENTS)
+def test_parameters_of_each_component(repo: str) -> None:
+    in_files = recorded(repo)
+    found: dict[str, int] = {}
+    for component in families.interpret(in_files).components:
+        if component.tensor in in_files.tensors or "k_proj" in component.tensor.name:
+            part = model_facts.parameters(replace(in_files, tensors=(component.tensor,)))
+            found[component.kind] = found.get(component.kind, 0) + part
+    assert found == COMPONENTS[repo]
+
+
+# -- what is on a GPU
+
+
+@pytest.mark.parametrize("repo", LOAD_GIB)
+def test_load_and_what_a_token_reads_are_as_modelled(repo: str) -> None:
+    for size, loaded, read in zip((1, 2, 4), LOAD_GIB[repo], STREAM_GB[repo], strict=True):
+        found = one(model(repo), tensor_parallel_size=size)
+        assert found.bytes / GIB == pytest.approx(loaded, abs=0.02), size
+        # Scales of channels are read too.
+        assert found.read_bytes_per_token / 1e9 == pytest.approx(read, abs=0.03 if "FP8" in repo else 0.011), size
+
+
+def test_scales_of_channels_come_on_top() -> None:
+    # 128 experts of 30 layers have 4,224 channels, in float32; the rest has a tenth of that.
+    found = model("RedHatAI/gemma-4-26B-A4B-it-FP8-dynamic")
+    assert one(found).bytes / GIB == pytest.approx(25.65 + 128 * 30 * 4224 * 4 / GIB, abs=0.02)
+
+
+@pytest.mark.parametrize("repo", {**PARAMETERS, **LOAD_GIB})
+def test_kinds_add_up(repo: str) -> None:
+    found = model(repo)
+    for arguments in ({}, {"tensor_parallel_size": 4}, {"pipeline_parallel_size": 2}):
+        for rank in ranks(found, **arguments):
+            assert sum(rank.by_kind.values()) == rank.bytes
+            assert 0 < rank.read_bytes_per_token < rank.bytes
+
+
+def test_language_model_only_leaves_the_towers_out() -> None:
+    found = model("google/gemma-4-31B-it")
+    saved = one(found).bytes - one(found, language_model_only=True).bytes
+    assert saved == 2 * (569_550_384 + 6_193_152)
+    assert one(found, language_model_only=True).read_bytes_per_token == one(found).read_bytes_per_token
+
+
+def test_kv_heads_are_replicated_where_there_are_fewer_than_ranks() -> None:
+    found = model("google/gemma-4-26B-A4B-it")
+    full = 5 * (2 * 2816 * 1024) * 2  # K, and V as its copy
+    two, four = (one(found, tensor_parallel_size=size).by_kind["attention"] for size in (2, 4))
+    assert two - 2 * four == -full // 2
+
+
+def test_a_vocabulary_is_padded() -> None:
+    facts = recorded("Qwen/Qwen3-8B")
+    tensors = tuple(
+        replace(tensor, shape=(151937, 4096)) if tensor.shape == (151936, 4096) else tensor for tensor in facts.tensors
+    )
+    odd = families.interpret(replace(facts, config={**facts.config, "vocab_size": 151937}, tensors=tensors))
+    even = one(model("Qwen/Qwen3-8B")).by_kind["embeddings"]
+    assert one(odd).by_kind["embeddings"] - even == 2 * 64 * 4096 * 2
+
+
+def test_weights_are_kept_in_the_models_dtype_and_scales_in_theirs() -> None:
+    facts = recorded("nvidia/Gemma-4-31B-IT-NVFP4")
+    wide = tuple(replace(tensor, dtype="F32") if tensor.dtype == "BF16" else tensor for tensor in facts.tensors)
+    assert one(families.interpret(replace(facts, tensors=wide))).bytes == one(families.interpret(facts)).bytes
+
+
+def test_per_layer_embeddings_of_a_batch_have_a_buffer() -> None:
+    found = model("google/gemma-4-E4B-it")
+    assert one(found).by_kind["buffers"] == 2048 * 42 * 256 * 2
+    assert one(found, max_num_batched_tokens=8192).by_kind["buffers"] == 8192 * 42 * 256 * 2
+    assert "buffers" not in one(model("google/gemma-4-31B-it")).by_kind
+
+
+def test_rope_caches_are_whole_on_every_rank() -> None:
+    for size in (1, 4):
+        assert one(model("google/gemma-4-31B-it"), tensor_parallel_size=size).by_kind["rope_caches"] == 0.375 * GIB
+    rope = one(model("google/gemma-3-27b-it")).by_kind["rope_caches"]
+    assert rope == 131072 * 128 * 2 * (1 + 8)
+
+
+# -- releases
+
+
+def test_layers_that_share_a_cache_have_no_k_and_v_from_0_30_on() -> None:
+    found = model("google/gemma-4-E4B-it")
+    before, after = (one(found, version).by_kind["attention"] for version in ("0.28.0", "0.30.0"))
+    assert before - after == (15 * 2 * 512 + 3 * 2 * 1024) * 2560 * 2
+    assert one(model("google/gemma-4-31B-it"), "0.30.0") == one(model("google/gemma-4-31B-it"), "0.28.0")
+
+
+def test_towers_are_on_the_first_stage_only_from_0_33_on() -> None:
+    found = model("google/gemma-4-31B-it")
+    assert ["towers" in rank.by_kind for rank in ranks(found, "0.32.0", pipeline_parallel_size=2)] == [True, True]
+    assert ["towers" in rank.by_kind for rank in ranks(found, "0.33.0", pipeline_parallel_size=2)] == [True, False]
+
+
+# -- pipeline parallelism
+
+
+@pytest.mark.parametrize(
+    ("repo", "expected"),
+    [
+        # Table on the first stage, head on the last.
+        ("meta-llama/Llama-3.1-8B-Instruct", (1, 0, 1)),
+        # Both on every stage.
+        ("Qwen/Qwen3-30B-A3B", (2, 2, 2)),
+        ("google/gemma-3-27b-it", (1, 1, 1)),
+    ],
+)
+def test_embeddings_of_a_pipeline(repo: str, expected: tuple[int, ...]) -> None:
+    found = model(repo)
+    table = 2 * found.vocabulary * found.hidden_size
+    held = [rank.by_kind.get("embeddings", 0) for rank in ranks(found, pipeline_parallel_size=3)]
+    assert held == [table * count for count in expected]
+
+
+def test_a_tied_table_is_on_both_ends_and_read_on_the_last() -> None:
+    facts = recorded("Qwen/Qwen3-8B")
+    tied = families.interpret(replace(facts, config={**facts.config, "tie_word_embeddings": True}))
+    assert any(part.sharding is Sharding.NOT_LOADED for part in tied.components)
+    first, middle, last = ranks(tied, pipeline_parallel_size=3)
+    table = 2 * 151936 * 4096
+    assert [rank.by_kind.get("embeddings", 0) for rank in (first, middle, last)] == [table, 0, table]
+    norms = last.by_kind["norms"] - middle.by_kind["norms"]
+    assert last.read_bytes_per_token - middle.read_bytes_per_token == table + norms
+    assert first.read_bytes_per_token == middle.read_bytes_per_token
+
+
+def test_the_reference_runs_that_ran_out_of_memory() -> None:
+    """bf16 over two stages needs about 31.5 GiB, NVFP4 about 17.6."""
+    first, last = ranks(model("google/gemma-4-31B-it"), pipeline_parallel_size=2)
+    assert first.bytes / GIB == pytest.approx(31.45, abs=0.05)
+    assert last.bytes == first.bytes
+    first, last = ranks(model("nvidia/Gemma-4-31B-IT-NVFP4"), pipeline_parallel_size=2)
+    assert first.bytes / GIB == pytest.approx(17.55, abs=0.05)
+    # Every layer is on one of three stages.
+    stages, found = ranks(model("31b-bf16"), pipeline_parallel_size=3), one(model("31b-bf16")).by_kind
+    for kind in ("attention", "mlp"):
+        assert sum(stage.by_kind[kind] for stage in stages) == found[kind]
+
+
+@pytest.mark.parametrize(
+    ("settings", "release", "part"),
+    [
+        ({"tensor_parallel_size": 1}, "0.32.0", 704),
+        ({"tensor_parallel_size": 2}, "0.32.0", 384),
+        ({"tensor_parallel_size": 4}, "0.32.0", 192),
+        ({"tensor_parallel_size": 2}, "0.19.0", 352),
+        ({"tensor_parallel_size": 2, "enable_expert_parallel": True}, "0.32.0", 352),
+    ],
+)
+def test_four_bit_experts_are_padded_to_the_tile_of_marlin(settings: dict[str, Any], release: str, part: int) -> None:
+    """0.32.0 model_executor/layers/quantization/utils/marlin_utils_fp4.py:358-381."""
+    whole = 30 * 128 * 3 * 2816 * 704 * 9 / 16
+    (rank,) = weights.per_rank(model("nvidia/Gemma-4-26B-A4B-NVFP4"), Arguments(**settings), release)
+    assert rank.by_kind["experts"] == pytest.approx(whole * part / 704, rel=1e-4)
+    assert rank.read_bytes_per_token > rank.by_kind["experts"] / 16
+    (fp8,) = weights.per_rank(model("RedHatAI/gemma-4-26B-A4B-it-FP8-dynamic"), Arguments(**settings), release)
+    ranks_of_tp = settings["tensor_parallel_size"]
+    # One float32 for each row: of gate and up a share, of down all; of whole experts on a rank, theirs.
+    rows_of_down = 2816 / ranks_of_tp if "enable_expert_parallel" in settings else 2816
+    scales = 30 * 128 * 4 * (2 * 704 / ranks_of_tp + rows_of_down)
+    assert fp8.by_kind["experts"] == pytest.approx(whole * 16 / 9 / ranks_of_tp + scales, rel=1e-4)

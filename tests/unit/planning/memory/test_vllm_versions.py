@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What differs between releases of vLLM, and what follows for the batches of an engine."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+from ansible.module_utils.vllm_edge.planning import render
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Plan
+from ansible.module_utils.vllm_edge.planning.memory import vllm_versions as versions
+from kv_models import full, gemma4, model
+
+DENSE = model([full(0, 8, 128)])
+EXPERTS = replace(DENSE, experts=128)
+
+
+@pytest.mark.parametrize(
+    "release, graphs, rule",
+    [
+        ("0.19.0", False, versions.TokenRule.BLOCKS_PER_GROUP),
+        ("0.20.0", True, versions.TokenRule.BLOCKS_PER_GROUP),
+        ("0.21.0", True, versions.TokenRule.CONCURRENCY),
+        ("0.33.0", True, versions.TokenRule.CONCURRENCY),
+    ],
+)
+def test_behaviour(release: str, graphs: bool, rule: versions.TokenRule) -> None:
+    found = versions.behaviour(release)
+    assert (found.version, found.graphs_in_budget, found.token_rule) == (release, graphs, rule)
+    for end in ("", ".4", ".0+cpu", ".0rc1", ".0.post1", ".0.dev3+gabc"):
+        other = versions.behaviour(release.removesuffix(".0") + end)
+        assert replace(other, version=release) == found, end
+
+
+@pytest.mark.parametrize("version", ["0.18.1", "0.9.2", "latest", "", "0", "0.19.0-", "v0.19.0"])
+def test_an_unknown_release_is_refused_with_what_is_known(version: str) -> None:
+    with pytest.raises(versions.UnknownVersion, match=r"0\.19 to 0\.33"):
+        versions.behaviour(version)
+
+
+@pytest.mark.parametrize("version", ["0.34.0", "1.0.0", "0.34.0rc1"])
+def test_a_release_after_the_last_examined_is_planned_like_that_and_says_so(version: str) -> None:
+    assert replace(versions.behaviour(version), version="0.33.0") == versions.behaviour("0.33.0")
+    told = versions.describe_fallback(version)
+    assert f"how vLLM {version} uses memory" in told and "a plan for 0.33, the last release" in told
+    assert told in " ".join(render.lines(Plan("any", version, (), {})))
+    assert versions.describe_fallback("0.33.4") == versions.describe_fallback("0.19.0") == ""
+
+
+def test_every_change_is_known_and_changes_something() -> None:
+    names = {field.name for field in fields(versions.Behaviour)}
+    assert [change.since for change in versions.CHANGES] == sorted(change.since for change in versions.CHANGES)
+    for change in versions.CHANGES:
+        assert versions.FIRST <= change.since <= versions.LAST and set(change.sets) <= names and change.source
+        if change.since > versions.FIRST:
+            before = versions.behaviour(f"0.{change.since[1] - 1}")
+            assert all(getattr(before, name) != value for name, value in change.sets.items())
+
+
+@pytest.mark.parametrize(
+    "release, pipeline, scheduling, dense, experts",
+    [
+        ("0.25.1", 1, None, 1, 1),
+        ("0.26.0", 1, None, 2, 2),
+        ("0.26.0", 1, False, 1, 1),
+        ("0.28.0", 2, None, 3, 2),
+        ("0.28.0", 2, False, 2, 2),
+        ("0.29.0", 2, None, 3, 3),
+        ("0.33.0", 4, False, 4, 4),
+    ],
+)
+def test_batches_in_flight(release: str, pipeline: int, scheduling: bool | None, dense: int, experts: int) -> None:
+    arguments = Arguments(pipeline_parallel_size=pipeline, async_scheduling=scheduling)
+    assert versions.count_batches_in_flight(DENSE, arguments, release) == dense
+    assert versions.count_batches_in_flight(EXPERTS, arguments, release) == experts
+
+
+@pytest.mark.parametrize(
+    "name, release, arguments, expected",
+    [
+        ("gemma-4-31B-it", "0.21.0", Arguments(), 2048),
+        ("gemma-4-31B-it", "0.22.0", Arguments(), 2496),
+        ("gemma-4-31B-it", "0.22.0", Arguments(language_model_only=True), 2496),
+        ("gemma-4-31B-it", "0.27.0", Arguments(language_model_only=True), 2048),
+        ("gemma-4-31B-it", "0.33.0", Arguments(max_num_batched_tokens=1024), 1024),
+        ("gemma-4-31B-it", "0.33.0", Arguments(max_num_seqs=2, max_model_len=512), 1024),
+        # Its images may be cut: only Gemma 4 from 26B on attends within images in both directions.
+        ("gemma-4-E4B-it", "0.33.0", Arguments(), 2048),
+    ],
+)
+def test_default_batched_tokens(name: str, release: str, arguments: Arguments, expected: int) -> None:
+    assert versions.max_num_batched_tokens(gemma4(name), arguments, release) == expected
+
+
+def test_defaults_of_a_request() -> None:
+    assert versions.max_num_seqs(DENSE, Arguments(), "0.19.0") == 256
+    assert versions.max_num_seqs(DENSE, Arguments(max_num_seqs=8), "0.33.0") == 8
+    assert versions.max_num_seqs(DENSE, Arguments(max_num_batched_tokens=64), "0.33.0") == 64
+    assert versions.max_model_len(DENSE, Arguments()) == 131072
+    assert versions.max_model_len(DENSE, Arguments(max_model_len=4096)) == 4096

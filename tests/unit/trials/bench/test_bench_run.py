@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run of the benchmark: when it is refused, what it records, and how it ends if it is interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge.engine.metrics import Totals, read_totals
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.switch.journal import Lock
+from ansible.module_utils.vllm_edge.system.attendance import LongRun
+from ansible.module_utils.vllm_edge.system.http import Answer
+from ansible.module_utils.vllm_edge.system.nvml import StateReading, open_nvml
+from ansible.module_utils.vllm_edge.trials.bench import command, program, run, sampling
+from ansible.module_utils.vllm_edge.trials.bench.model import list_files, parse_run, prune_runs
+from ansible.module_utils.vllm_edge.trials.bench.run import Options
+from ansible.module_utils.vllm_edge.trials.bench.sampling import Sample, Sampler, summarize_gpu
+from ansible.module_utils.vllm_edge.trials.companion import Companion, CompanionError, Ended
+from fake_host import FakeDocker
+from generations import UUIDS, activate, engine, rendered
+
+from lab.nvidia.testing import LabRoot
+
+SOCKETS = Path("/run/vllm-edge/engines/e2b")
+METRICS = """
+vllm:num_requests_running{engine="0",model_name="sentry"} 0.0
+vllm:num_requests_waiting{engine="0",model_name="sentry"} 0.0
+vllm:kv_cache_usage_perc{engine="0",model_name="sentry"} 0.25
+vllm:generation_tokens_total{engine="0",model_name="sentry"} 90.0
+vllm:num_preemptions_total{engine="0",model_name="sentry"} 2.0
+vllm:prefix_cache_queries_total{engine="0",model_name="sentry"} 1000.0
+vllm:prefix_cache_hits_total{engine="0",model_name="sentry"} 300.0
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="sentry"} 5.0
+vllm:request_success_total{engine="0",finished_reason="length",model_name="sentry"} 7.0
+"""
+
+
+class World:
+    """A host with one engine, whose container is played by `play`."""
+
+    def __init__(self, paths: HostPaths) -> None:
+        self.paths = paths
+        self.metrics = METRICS
+        self.finished = 12
+        self.in_work = 0
+        self.docker = FakeDocker()
+        self.docker.engine("e2b")
+        self.sampler = Sampler(self.sample)
+        self.companions: list[Companion] = []
+        self.play: Callable[[Callable[[str], None], Callable[[], bool]], None] = self.measure
+
+    def ask(self, url: str, path: str, timeout_s: float) -> Answer:
+        return Answer(200, b'{"version": "0.32.0"}' if path == "/version" else self.metrics.encode())
+
+    def measure(self, tell: Callable[[str], None], attended: Callable[[], bool]) -> None:
+        """Answer every step of the job; another client is served beside the second."""
+        steps = json.loads(self.companions[-1].files["steps.json"])["steps"]
+        for number, step in enumerate(steps):
+            tell(f"{program.MARK}{json.dumps({'what': 'begin', 'step': number})}")
+            self.finished += step["requests"] + (1 if number == 1 else 0)
+            times = {"p50": 1.0, "p95": 2.0, "p99": 3.0}
+            figures = {"seconds": 4.0, "completed": step["requests"], "failed": 0}
+            figures |= {"output_tokens": 200, "tpot_ms": 20.0}
+            tell(f"{program.MARK}{json.dumps({'what': 'end', 'step': number, **figures, 'ttft': times})}")
+
+    def run_companion(self, companion: Companion, *_: Any, on_line: Any, attended: Any, **__: Any) -> Ended:
+        self.companions.append(companion)
+        self.play(on_line, attended)
+        return Ended(0, (), {})
+
+    def sample(self) -> Sample:
+        states = {UUIDS[0]: StateReading(60.0, None, 2040, 55, ())}
+        totals = Totals(0.25, 0, 10, 4, self.finished, tokens=90, in_work=self.in_work)
+        return Sample(0.0, totals, {UUIDS[0]: 20000}, states)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(HostPaths(tmp_path / "etc", tmp_path / "state", tmp_path / "units", tmp_path / "run"))
+    files = engine("e2b", url=f"unix:{SOCKETS}/api.sock", weights_path="/data/e2b")
+    mount = f"--mount=type=bind,source={SOCKETS},target=/run/api"
+    image = files.container.index("vllm-edge/vllm:1")
+    container = [*files.container[:image], mount, *files.container[image:]]
+    activate(made.paths, rendered(replace(files, container=container), profile="p"))
+
+    @contextlib.contextmanager
+    def sampler(config: object) -> Iterator[Sampler]:
+        made.sampler = Sampler(made.sample)
+        yield made.sampler
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(run, "request", made.ask)
+    monkeypatch.setattr(run, "run_companion", made.run_companion)
+    monkeypatch.setattr(run, "open_sampler", sampler)
+    monkeypatch.setattr(command, "DockerEngine", lambda: made.docker)
+    return made
+
+
+def bench(world: World, output: str = "json", attended: bool = False, **options: Any) -> int:
+    given = Options(**{"cases": ("protocol",), "through": ("engine",), **options})
+    long_run = LongRun(world.paths.run, "bench", attended)
+    return command.run_bench(world.paths, given, long_run, output=output, gate="warn")
+
+
+def read_error(world: World) -> str:
+    """Why the one run of the host was interrupted."""
+    end = parse_run(list_files(world.paths)[0].read_text()).end
+    assert end is not None and end.verdict == "interrupted"
+    return end.error
+
+
+def test_a_run_is_recorded_line_by_line(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(world, note="Simulated GPUs") == 0
+    said = json.loads(capsys.readouterr().out)
+    (path,) = list_files(world.paths)
+    assert said["path"] == str(path) and path.stat().st_mode & 0o777 == 0o640
+    recorded = parse_run(path.read_text())
+    assert (recorded.run.profile, recorded.run.vllm, recorded.run.note) == ("p", "0.32.0", "Simulated GPUs")
+    assert recorded.run.engines["e2b"].arguments[0] == "--name=vllm-e2b"
+    assert [one.case for one in recorded.measurements] == ["warm-up", "protocol", "protocol", "protocol"]
+    first = recorded.measurements[1]
+    assert (first.tok_s, first.decode_tok_s, first.failed, first.kv_use_peak) == (50.0, 50.0, 0, 0.25)
+    assert first.ttft_ms is not None and first.ttft_ms.p95 == 2.0 and first.e2e_ms is None
+    assert first.other_requests == 1 and recorded.measurements[2].other_requests == 0
+    assert (first.gpus[0].power_w_mean, first.gpus[0].vram_peak_mib) == (60.0, 20000)
+    assert first.joules_per_token == pytest.approx(60 * 4 / 200)
+    assert recorded.end is not None and not recorded.end.error
+    assert any("protocol" in line for line in said["lines"]) and not any("warm-up" in line for line in said["lines"])
+    assert not (world.paths.run / "bench.progress").exists()
+
+
+def test_the_container_gets_weights_and_socket_read_only_and_no_network(world: World) -> None:
+    bench(world)
+    (companion,) = world.companions
+    assert (companion.purpose, companion.weights, companion.sockets) == ("bench", Path("/data/e2b"), {"api": SOCKETS})
+    assert companion.program == Path(program.__file__).read_text() and "key" not in companion.files
+
+
+def test_it_is_refused_while_clients_are_served(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.metrics = METRICS.replace('running{engine="0",model_name="sentry"} 0.0', 'running{engine="0"} 2.0')
+    assert bench(world) == 2
+    said = capsys.readouterr().err
+    assert "works on 2 requests of clients" in said and "bench_allow_load=true" in said
+    assert list_files(world.paths) == [] and world.companions == []
+    assert bench(world, allow_load=True) == 0
+
+
+def test_a_switch_another_run_and_an_engine_that_does_not_serve_are_refused(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Lock(world.paths):
+        assert bench(world) == 2
+    assert "a switch began" in capsys.readouterr().err
+    with LongRun(world.paths.run, "bench").alone():
+        assert bench(world) == 2
+    assert "Another benchmark runs on this host" in capsys.readouterr().err
+    assert bench(world, engines=("31b",)) == 2
+    assert "31b is no engine of profile p, which serves now; it has e2b" in capsys.readouterr().err
+    assert list_files(world.paths) == []
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        (CompanionError("Container vllm-edge-bench was ended: it did not finish within 9 s."), "did not finish within"),
+        (KeyboardInterrupt("SIGTERM"), "was interrupted by SIGTERM"),
+    ],
+)
+def test_a_run_that_is_cut_off_says_so_in_its_record(world: World, trouble: BaseException, said: str) -> None:
+    def play(tell: Callable[[str], None], attended: Callable[[], bool]) -> None:
+        world.measure(tell, attended)
+        raise trouble
+
+    world.play = play
+    assert bench(world) == 1 and said in read_error(world)
+    recorded = parse_run(list_files(world.paths)[0].read_text())
+    assert len(recorded.measurements) == 4, "what was measured before counts"
+
+
+def test_a_switch_that_begins_ends_the_run(world: World) -> None:
+    def play(tell: Callable[[str], None], attended: Callable[[], bool]) -> None:
+        assert attended()
+        with Lock(world.paths):
+            assert not attended()
+        raise CompanionError("nobody waits for it")
+
+    world.play = play
+    assert bench(world) == 1 and "a switch began" in read_error(world)
+
+
+def test_a_run_that_nobody_follows_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def play(tell: Callable[[str], None], attended: Callable[[], bool]) -> None:
+        assert LongRun(world.paths.run, "bench").follow() == 0
+        assert attended()
+        monkeypatch.setattr("ansible.module_utils.vllm_edge.system.attendance.time", SimpleNamespace(time=lambda: 1e12))
+        assert not attended()
+        raise CompanionError("nobody waits for it")
+
+    world.play = play
+    assert bench(world, attended=True) == 1 and "nobody follows it any more" in read_error(world)
+
+
+@pytest.mark.parametrize("change", [{"id": "d" * 64}, {"started_at": "2026-11-25T04:00:00Z"}, {"status": "exited"}, {}])
+def test_a_run_whose_engine_is_another_container_ends(world: World, change: dict[str, str]) -> None:
+    """Also if that is seen only when the program has ended. Without a change the container is removed."""
+
+    def play(tell: Callable[[str], None], attended: Callable[[], bool]) -> None:
+        assert attended()
+        world.docker.containers = [replace(one, **change) for one in world.docker.containers if change]
+        world.measure(tell, attended)
+
+    world.play = play
+    assert bench(world) == 1
+    assert "engine e2b no longer runs in the container that it began with" in read_error(world)
+    assert "`vllm-edge explain e2b` says why" in read_error(world)
+
+
+def test_a_run_that_makes_no_progress_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token for somebody else, such as the supervisor's probe of an idle engine, is none of its own."""
+    now = 1000.0
+    monkeypatch.setattr(sampling, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def play(tell: Callable[[str], None], attended: Callable[[], bool]) -> None:
+        nonlocal now
+        for in_work in (1, 0):
+            now += run.IMPORT_S - 1
+            assert attended()
+            world.finished, world.in_work = world.finished + 1, in_work
+            world.sampler._look()
+        now += 1
+        assert not attended()
+        raise CompanionError("nobody waits for it")
+
+    world.play = play
+    assert bench(world) == 1
+    assert "engine e2b has made no progress with the benchmark's requests for 300 s" in read_error(world)
+
+
+def test_a_run_begins_with_an_engine_that_runs_and_a_docker_that_answers(world: World) -> None:
+    world.docker.containers = []
+    assert bench(world) == 1 and world.companions == []
+    assert "Engine e2b does not run; `vllm-edge explain e2b` says why" in read_error(world)
+    list_files(world.paths)[0].unlink()
+    world.docker.away = "connection refused"
+    assert bench(world) == 1
+    assert "Docker does not say whether engine e2b still runs: connection refused" in read_error(world)
+
+
+def test_only_the_newest_runs_are_kept(world: World) -> None:
+    world.paths.bench.mkdir(parents=True)
+    for number in range(5):
+        (world.paths.bench / f"2026112{number}T000000Z-p.jsonl").write_text("{}\n")
+    prune_runs(world.paths, keep=2)
+    assert [path.stem[:8] for path in list_files(world.paths)] == ["20261123", "20261124"]
+
+
+def test_totals_are_summed_over_label_sets() -> None:
+    assert read_totals(METRICS) == Totals(0.25, 2, 1000, 300, 12, 90, 0)
+    assert read_totals("") == Totals(None, None, None, None, None, None, None)
+
+
+def test_energy_is_the_counters_between_the_requests_or_power_times_time() -> None:
+    def at(seconds: float, energy: float | None) -> Sample:
+        return Sample(seconds, None, {}, {"g": StateReading(50.0, energy, 2040 - int(seconds), 40, ("hw_slowdown",))})
+
+    counted = summarize_gpu("g", 0, [at(0, 100.0), at(2, 160.0), at(4, 300.0)], (1.0, 3.0))
+    assert counted.joules == pytest.approx(230 - 130)
+    measured = summarize_gpu("g", 0, [at(0, None), at(2, None), at(4, None)], (1.0, 3.0))
+    assert (measured.joules, measured.sm_clock_mhz_min, measured.throttle) == (100.0, 2038, ("hw_slowdown",))
+    unknown = summarize_gpu("g", None, [Sample(0, None)], (0.0, 1.0))
+    assert (unknown.joules, unknown.vram_peak_mib, unknown.power_w_mean) == (None, None, None)
+
+
+def test_the_state_of_a_gpu_is_read_through_nvml(gpus: LabRoot) -> None:
+    gpus.set_fault(1, "throttled", "sw_power_cap")
+    with open_nvml() as session:
+        idle, throttled = (session.read_state(gpu) for gpu in session.identities[:2])
+    assert (idle.power_w, idle.sm_clock_mhz, idle.throttle) == (16.2, 210, ())
+    assert (throttled.sm_clock_mhz, throttled.throttle) == (105, ("sw_power_cap",))
+    assert idle.energy_j is not None and idle.energy_j > 0 and idle.temperature_c == 36
