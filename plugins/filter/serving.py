@@ -16,7 +16,8 @@ from ansible.errors import AnsibleFilterError
 
 from ..module_utils.vllm_edge.gateway.names import backend_name
 from ..module_utils.vllm_edge.inventory import profiles, replicas, reports
-from ..module_utils.vllm_edge.planning.checkpoint import model_facts, recording
+from ..module_utils.vllm_edge.planning.checkpoint import recording
+from ..module_utils.vllm_edge.planning.checkpoint.headers import FactsError
 from ..module_utils.vllm_edge.text import shown
 
 Entry = Mapping[str, Any]
@@ -49,7 +50,7 @@ def read_recorded_facts(models: Any, directory: str) -> dict[str, Any]:
     """
     try:
         return recording.read_directory(models, Path(directory).expanduser())
-    except model_facts.FactsError as error:
+    except FactsError as error:
         raise AnsibleFilterError(str(error)) from error
 
 

@@ -136,6 +136,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.planning.apart import read_apart
 from ..module_utils.vllm_edge.planning.checkpoint import families, hub, model_facts, recorded_facts, recording
+from ..module_utils.vllm_edge.planning.checkpoint.headers import FactsError
 from ..module_utils.vllm_edge.planning.contract import UnknownArchitecture
 from ..module_utils.vllm_edge.weights.access import Secrets
 
@@ -162,7 +163,7 @@ def main() -> None:
             read = functools.partial(hub.read, repo, params["revision"], params["endpoint"], params["token"])
         facts = read_apart(repo, read, drop_root=False)
         model = families.interpret(facts)
-    except (model_facts.FactsError, UnknownArchitecture) as error:
+    except (FactsError, UnknownArchitecture) as error:
         module.fail_json(msg=str(error))
     if warning := families.warn_of_code(facts):
         module.warn(warning)

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import pytest
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.system.attendance import LongRun
+from ansible.module_utils.vllm_edge.system.attendance import LongRun, interruptible
 from ansible.module_utils.vllm_edge.system.docker import DockerEngine
 from ansible.module_utils.vllm_edge.trials.companion import (
     Companion,
     CompanionError,
     Ended,
-    interruptible,
     remove_companions,
     run_companion,
 )

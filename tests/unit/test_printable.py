@@ -13,7 +13,7 @@ import pytest
 from ansible.module_utils.vllm_edge import cli, text
 from ansible.module_utils.vllm_edge.cli import main
 from ansible.module_utils.vllm_edge.engine.state import EngineState, Failure, write_state
-from ansible.module_utils.vllm_edge.planning.checkpoint.model_facts import FactsError
+from ansible.module_utils.vllm_edge.planning.checkpoint.headers import FactsError
 from ansible.module_utils.vllm_edge.status.command import render_explanation
 from ansible.module_utils.vllm_edge.switch.history import render_history
 from ansible.module_utils.vllm_edge.switch.journal import to_json

@@ -19,7 +19,7 @@ from ansible.module_utils.vllm_edge.gateway.admin import HAProxy
 from ansible.module_utils.vllm_edge.generation import model, store
 from ansible.module_utils.vllm_edge.generation.model import FileChange, Limits, SeenEngine
 from ansible.module_utils.vllm_edge.names import TARGET
-from ansible.module_utils.vllm_edge.switch import world as host_world
+from ansible.module_utils.vllm_edge.switch import view
 from ansible.module_utils.vllm_edge.switch.model import Done, Moves, Phase
 from ansible.module_utils.vllm_edge.switch.moves import decide_moves
 from ansible.module_utils.vllm_edge.switch.steps import requests
@@ -335,7 +335,7 @@ def test_the_hosts_life(host: ServingHost, tmp_path: Path, monkeypatch: pytest.M
     host.systemctl.state = "stopping"
     assert host.world.going_down() is True
     assert len(host.world.boot_id()) == 36
-    monkeypatch.setattr(host_world, "BOOT_ID", tmp_path / "absent")
+    monkeypatch.setattr(view, "BOOT_ID", tmp_path / "absent")
     text = failure(host.world.boot_id).text
     assert "absent cannot be read: " in text and "Is /proc mounted" in text
 

@@ -19,12 +19,11 @@ from ..generation.model import Generation, GenerationError
 from ..generation.store import load_committed
 from ..paths import HostPaths
 from ..redaction import redact
-from ..system.attendance import AlreadyRuns, LongRun
+from ..system.attendance import AlreadyRuns, LongRun, interruptible
 from ..system.files import write_durably
 from ..system.http import call_in_parallel, request
 from ..system.records import RecordError
 from ..text import table, wrapped
-from ..trials.companion import interruptible
 from .checks import Ask, CheckFailedError, Client, EngineSilentError
 from .model import KEPT, MODE, Answered, CaseResult, Record, Verdict, compare, find_run, list_files, read_suites
 from .suite import Case, build_prompt, judge, read_cases

@@ -17,7 +17,8 @@ from typing import Any
 
 from ..names import ENGINE_USER
 from ..system.records import parse_json
-from .checkpoint.model_facts import FactsError, expand_ranges, ranges
+from .checkpoint.headers import FactsError
+from .checkpoint.model_facts import expand_ranges, ranges
 from .contract import Facts, Tensor
 
 MEMORY_BYTES = 2 * 2**30

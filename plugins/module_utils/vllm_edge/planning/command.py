@@ -21,6 +21,7 @@ from .advice import render as advice_render
 from .advice import search
 from .apart import read_apart
 from .checkpoint import families, hub, model_facts, recording
+from .checkpoint.headers import INDEX, MAX_HEADER_BYTES, FactsError, read_json
 from .contract import Facts, Gpu, Model, Plan, Verdict
 from .fixes import TENSOR_PARALLEL_SIZES
 
@@ -68,7 +69,7 @@ def load_facts(source: str, options: Namespace) -> Facts:
     if path.exists():
         return _load_path(path)
     if source.startswith(("/", ".", "~")) or source.count("/") != 1:
-        raise model_facts.FactsError(
+        raise FactsError(
             f"--model: {shown(source)} is neither a path that exists nor a repository; write owner/name, such as "
             "google/gemma-4-31B-it, or a directory with config.json."
         )
@@ -81,8 +82,8 @@ def load_facts(source: str, options: Namespace) -> Facts:
 
 def _load_path(path: Path) -> Facts:
     """Read a directory, a file in one, or a record that `vllm-edge facts` wrote."""
-    if path.is_file() and path.name not in ("config.json", model_facts.INDEX) and path.suffix == ".json":
-        document = model_facts.read_json(path, "", model_facts.MAX_HEADER_BYTES)
+    if path.is_file() and path.name not in ("config.json", INDEX) and path.suffix == ".json":
+        document = read_json(path, "", MAX_HEADER_BYTES)
         return model_facts.parse_record(path.stem.replace("--", "/"), document, str(path))
     directory = path if path.is_dir() else path.parent
     return read_apart(str(directory), lambda: model_facts.read(directory), drop_root=False)

@@ -11,6 +11,7 @@ from ..gpu import models
 from . import planner
 from .apart import read_apart
 from .checkpoint import families, model_facts
+from .checkpoint.headers import FactsError
 from .checkpoint.inferred import is_approximate
 from .contract import Facts, Gpu, Model
 
@@ -67,7 +68,7 @@ def facts_of(
         return model_facts.recorded(repo, records) or found
     recorded = model_facts.recorded(repo, records)
     if recorded is None:
-        raise model_facts.FactsError(
+        raise FactsError(
             f"vllm_models.{name}: {directory} does not exist here, and nothing is recorded of {repo or 'it'}. Record "
             f"its facts once, from its files or from a hub: ansible-playbook playbooks/record_facts.yml"
         )

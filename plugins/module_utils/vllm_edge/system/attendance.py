@@ -9,21 +9,46 @@ a while.
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 from .files import LockHeld, hold_lock, write_durably
 
 AFTER_S = 90.0
 """Seconds without a poll. The action plugin `follow` polls every 10 s and may need a minute to connect again."""
 
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class AlreadyRuns(Exception):
     """Another process runs the same command."""
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt in the body of the `with` statement, as Ctrl-C does.
+
+    Only the first signal does: a second one, such as that of `timeout` to the whole process group, would end the
+    removal of the container.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in INTERRUPTS:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    former = {number: signal.signal(number, interrupt) for number in INTERRUPTS}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 @dataclass

@@ -12,13 +12,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 from ..names import ENGINE_USER, LABEL_COMPANION
 from ..paths import HostPaths
@@ -32,7 +30,6 @@ OUTPUT_BYTES = 64 * 2**20
 OUTPUT_FILES = 100
 KEPT_LINES = 200
 POLL_S = 0.5
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class CompanionError(Exception):
@@ -74,27 +71,6 @@ class Ended:
     """The last KEPT_LINES lines of its output."""
     output: Mapping[str, bytes]
     """Files that it wrote to /job/out, by name."""
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP raise KeyboardInterrupt in the body of the `with` statement, as Ctrl-C does.
-
-    Only the first signal does: a second one, such as that of `timeout` to the whole process group, would end the
-    removal of the container.
-    """
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in INTERRUPTS:
-            signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    former = {number: signal.signal(number, interrupt) for number in INTERRUPTS}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
 
 
 def build_create_arguments(companion: Companion, job: Path, out: Path) -> list[str]:

@@ -27,7 +27,7 @@ from ..generation.committed import committed
 from ..generation.model import CHAT_FILE, GenerationError
 from ..gpu import slots
 from ..paths import HostPaths
-from ..system.attendance import AlreadyRuns, LongRun
+from ..system.attendance import AlreadyRuns, LongRun, interruptible
 from ..system.docker import DockerEngine
 from ..system.files import write_durably
 from ..system.host import available_bytes
@@ -36,7 +36,7 @@ from ..system.nvml import NvmlFailure, open_nvml
 from ..system.records import parse_json
 from ..text import nearest, shown, table, wrapped
 from ..weights.record import Record, load_record
-from .companion import Companion, CompanionError, interruptible, run_companion
+from .companion import Companion, CompanionError, run_companion
 from .reference import (
     Answer,
     Checkpoint,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts, recorded_facts
-from ansible.module_utils.vllm_edge.planning.checkpoint.model_facts import FactsError
+from ansible.module_utils.vllm_edge.planning.checkpoint.headers import FactsError
 from ansible.module_utils.vllm_edge.planning.contract import (
     Attention,
     Component,

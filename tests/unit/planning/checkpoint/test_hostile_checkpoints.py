@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.planning import apart, inputs
 from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts
-from ansible.module_utils.vllm_edge.planning.checkpoint.model_facts import FactsError
+from ansible.module_utils.vllm_edge.planning.checkpoint.headers import FactsError
 from ansible.module_utils.vllm_edge.planning.contract import Facts
 from test_model_facts import CONFIG, write, write_sharded
 

@@ -17,7 +17,12 @@ import pytest
 import yaml
 from ansible.module_utils.vllm_edge.planning import inputs
 from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts, recorded_facts, recording
-from ansible.module_utils.vllm_edge.planning.checkpoint.model_facts import FactsError
+from ansible.module_utils.vllm_edge.planning.checkpoint.headers import (
+    DTYPE_BITS,
+    FactsError,
+    compute_bytes,
+    parse_header,
+)
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, Facts, Tensor
 from ansible.module_utils.vllm_edge.planning.memory import weights
 from helpers import ROOT
@@ -52,7 +57,7 @@ def write_shard(path: Path, tensors: Shapes) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (dtype, shape) in tensors.items():
-        start, end = end, end + math.prod(shape) * model_facts.DTYPE_BITS[dtype] // 8
+        start, end = end, end + math.prod(shape) * DTYPE_BITS[dtype] // 8
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
     raw = json.dumps(header).encode()
     with path.open("wb") as file:
@@ -157,11 +162,11 @@ def test_damaged_checkpoints_are_refused_by_file_and_remedy(damage: str, tmp_pat
 
 
 def test_dtypes_and_their_bytes() -> None:
-    assert model_facts.compute_bytes(Tensor("x", "F4", (3, 3))) == 5
-    assert model_facts.compute_bytes(Tensor("x", "F32", ())) == 4
+    assert compute_bytes(Tensor("x", "F4", (3, 3))) == 5
+    assert compute_bytes(Tensor("x", "F32", ())) == 4
     raw = json.dumps({"x": {"dtype": "BF16", "shape": [4], "data_offsets": [0, 4]}}).encode()
     with pytest.raises(FactsError, match=r"here: x is BF16 \[4\], but has 4 bytes"):
-        model_facts.parse_header(raw, "here")
+        parse_header(raw, "here")
     with pytest.raises(FactsError, match="tensor x has dtype Q3"):
         model_facts.build_facts("a/b", "", {}, [("x", "Q3", (4,))])
 

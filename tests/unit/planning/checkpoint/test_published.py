@@ -18,7 +18,7 @@ import published
 import pytest
 from ansible.module_utils.vllm_edge.planning import feasibility
 from ansible.module_utils.vllm_edge.planning.checkpoint import families, inferred, model_facts
-from ansible.module_utils.vllm_edge.planning.checkpoint.model_facts import FactsError
+from ansible.module_utils.vllm_edge.planning.checkpoint.headers import FactsError
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, Quantization, Sharding, Verdict
 from ansible.module_utils.vllm_edge.planning.memory import weights
 

@@ -12,7 +12,7 @@ import published
 import pytest
 from ansible.module_utils.vllm_edge.planning import planner
 from ansible.module_utils.vllm_edge.planning.checkpoint import families
-from ansible.module_utils.vllm_edge.planning.checkpoint.model_facts import FactsError
+from ansible.module_utils.vllm_edge.planning.checkpoint.headers import FactsError
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, EnginePlan, Gpu, Verdict
 from ansible.module_utils.vllm_edge.planning.memory import kv_cache, overhead, weights
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -225,7 +226,7 @@ def test_a_run_whose_engine_is_another_container_ends(world: World, change: dict
 
 def test_a_run_that_makes_no_progress_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token for somebody else, such as the supervisor's probe of an idle engine, is none of its own."""
-    now = 1000.0
+    now = time.monotonic()
     monkeypatch.setattr(sampling, "time", SimpleNamespace(monotonic=lambda: now))
 
     def play(tell: Callable[[str], None], attended: Callable[[], bool]) -> None:

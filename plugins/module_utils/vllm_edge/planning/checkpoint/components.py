@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ..contract import Component, Model, Sharding, Tensor
-from .model_facts import FactsError
+from .headers import FactsError
 
 _TOWERS = (
     "vision_tower",

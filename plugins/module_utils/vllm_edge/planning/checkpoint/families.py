@@ -17,8 +17,8 @@ from ...text import printable, shown
 from ..contract import Attention, DecoderLayer, Facts, Latent, Model, Sharding, UnknownArchitecture
 from .components import build_components, copy_k_to_v, cut_encoder, drop_draft_layers
 from .generic import count_layers, describe_generic, find_unbounded, has_towers, widen_for_groups
+from .headers import LARGEST, FactsError
 from .inferred import EXPERT_KEYS
-from .model_facts import LARGEST, FactsError
 from .quantization import read_quantization
 
 CONFIG_KEYS = frozenset(

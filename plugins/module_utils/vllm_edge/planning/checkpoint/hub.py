@@ -14,6 +14,7 @@ from ...weights.access import find_endpoint_mistake, parse_token
 from ...weights.record import WeightsError
 from ..contract import Facts
 from . import model_facts
+from .headers import FactsError, read_json
 
 ENDPOINT = "https://huggingface.co"
 
@@ -23,16 +24,16 @@ def read(repo: str, revision: str, endpoint: str, token: str | None) -> Facts:
     try:
         token = parse_token(token or "", "token")
     except WeightsError as error:
-        raise model_facts.FactsError(str(error)) from error
+        raise FactsError(str(error)) from error
     mistake = find_endpoint_mistake("model_weights_endpoint", endpoint, bool(token))
     if mistake:
-        raise model_facts.FactsError(mistake)
+        raise FactsError(mistake)
     os.environ.update(HF_HUB_DISABLE_IMPLICIT_TOKEN="1", HF_TOKEN="")
     try:
         from huggingface_hub import HfApi
         from huggingface_hub.errors import EntryNotFoundError, SafetensorsParsingError
     except ImportError as error:
-        raise model_facts.FactsError(
+        raise FactsError(
             f"The hub's client is needed to read {repo} there ({error}). Install huggingface_hub, or give path."
         ) from error
     # False and not None: the client would send the token of the calling user, who has not given one.
@@ -44,7 +45,7 @@ def read(repo: str, revision: str, endpoint: str, token: str | None) -> Facts:
 
             def document(name: str) -> dict[str, Any]:
                 path = api.hf_hub_download(repo, name, revision=commit, local_dir=directory)
-                return model_facts.read_json(Path(path), "Fetch it again.")
+                return read_json(Path(path), "Fetch it again.")
 
             config = document("config.json")
             quantization = None
@@ -55,11 +56,11 @@ def read(repo: str, revision: str, endpoint: str, token: str | None) -> Facts:
                     quantization = None
         files = api.get_safetensors_metadata(repo, revision=commit).files_metadata
     except SafetensorsParsingError as error:
-        raise model_facts.FactsError(f"{repo} at {shown_endpoint} has a damaged safetensors file: {error}.") from error
-    except model_facts.FactsError:
+        raise FactsError(f"{repo} at {shown_endpoint} has a damaged safetensors file: {error}.") from error
+    except FactsError:
         raise
     except Exception as error:  # of the client, and of the HTTP library that it uses, which changes between releases
-        raise model_facts.FactsError(
+        raise FactsError(
             f"{repo} cannot be read at {shown_endpoint}: {shorten(str(error), 300)}. Is the name right, the hub within "
             "reach, the licence accepted and the token given? With the files at hand, give path."
         ) from error

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..contract import Tensor
-from .model_facts import INDEX, FactsError, Header, compute_bytes
+from .headers import INDEX, FactsError, Header, compute_bytes
 from .quantization import read_scheme
 
 APPROXIMATE = "approximate: "

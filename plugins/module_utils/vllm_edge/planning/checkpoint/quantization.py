@@ -8,7 +8,7 @@ from typing import Any
 
 from ...text import shown
 from ..contract import Facts, Quantization
-from .model_facts import FactsError
+from .headers import FactsError
 
 
 def read_quantization(facts: Facts) -> Quantization:

@@ -10,8 +10,9 @@ from typing import Any
 
 from ..contract import Facts
 from .families import CONFIG_KEYS
+from .headers import MAX_HEADER_BYTES, read_json
 from .inferred import is_approximate
-from .model_facts import MAX_HEADER_BYTES, parse_record, ranges, read_json
+from .model_facts import parse_record, ranges
 
 _HEAD = '''\
 # SPDX-License-Identifier: Apache-2.0

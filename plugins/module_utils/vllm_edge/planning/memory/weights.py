@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ..checkpoint.components import SCALES
-from ..checkpoint.model_facts import DTYPE_BITS
+from ..checkpoint.headers import DTYPE_BITS
 from ..contract import Arguments, Component, Model, RankWeights, Sharding
 from .dtypes import BYTES as DTYPE_BYTES
 from .kv_cache import pipeline_stages

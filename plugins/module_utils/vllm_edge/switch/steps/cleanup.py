@@ -4,22 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ...generation import live, secrets, store
 from ...generation.model import Generation, GenerationError
 from ...names import TARGET, unit_name
 from ...system.systemd import SystemdError
 from ..model import Done, PhaseFailed
-
-if TYPE_CHECKING:
-    from ..world import HostWorld
+from ..view import HostView
 
 POLL_S = 0.5
 TARGET_S = 10.0
 
 
-def clean_up(host: HostWorld, wanted: Generation) -> Done:
+def clean_up(host: HostView, wanted: Generation) -> Done:
     """Do as much of the clean-up as possible, and report everything that failed together.
 
     No engine of `wanted` is stopped: its target is written and started, never restarted, because the engines would be
@@ -61,7 +58,7 @@ def clean_up(host: HostWorld, wanted: Generation) -> Done:
     return Done("; ".join(done) or "nothing was left to do", warnings=tuple(warnings))
 
 
-def _remove_engines(host: HostWorld, wanted: Generation, problems: list[str]) -> list[str]:
+def _remove_engines(host: HostView, wanted: Generation, problems: list[str]) -> list[str]:
     """Remove the live files of engines that `wanted` does not have, unless they run; return their names."""
     gone = sorted((host.find_engine_units() | set(live.list_live_engines(host.paths))) - wanted.engines.keys())
     units = host.show_units([unit_name(name) for name in gone])
@@ -81,7 +78,7 @@ def _remove_engines(host: HostWorld, wanted: Generation, problems: list[str]) ->
     return removed
 
 
-def _find_target_problems(host: HostWorld) -> list[str]:
+def _find_target_problems(host: HostView) -> list[str]:
     """Return why the target is not active and enabled, after waiting TARGET_S for it.
 
     The wait is not left to systemctl, which would also wait for an engine that systemd restarts again and again.

@@ -7,10 +7,8 @@ and only processes of ours are ever killed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ...generation.model import Generation
 from ...gpu import slots as gpu_slots
@@ -20,9 +18,7 @@ from ...paths import HostPaths
 from ...system.nvml import GpuReading, HostReading, NvmlFailure, NvmlSession
 from ...system.process import command_of, engine_uid, get_user_name, kill, uid_of
 from ..model import Done, PhaseFailed
-
-if TYPE_CHECKING:
-    from ..world import HostWorld
+from ..view import HostView
 
 FREE_MIB = 64
 """Less than a CUDA context, and more than what drivers keep or round for each process."""
@@ -33,9 +29,6 @@ PASSING_S = 10.0
 """How long a measurement waits for a GPU that does not answer at the moment."""
 # Errors of NVML that do not pass by waiting.
 FINAL = frozenset({"GPU_IS_LOST", "DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND", "LIB_RM_VERSION_MISMATCH"})
-
-OpenNvml = Callable[[], AbstractContextManager[NvmlSession]]
-Owners = Callable[[Iterable[int]], Mapping[int, Owner]]
 
 
 @dataclass(frozen=True)
@@ -202,7 +195,7 @@ def look(
 class Release:
     """Waits until the GPUs of engines that start are free of our processes."""
 
-    host: HostWorld
+    host: HostView
     needed: Mapping[str, int]
     """Budget in MiB by UUID, for the GPUs that should be free."""
     keep: Collection[str]
@@ -320,7 +313,7 @@ class Release:
         return warnings
 
 
-def measure(host: HostWorld, wanted: Generation, timeout_s: float = SETTLE_S, *, accept: bool = False) -> Done:
+def measure(host: HostView, wanted: Generation, timeout_s: float = SETTLE_S, *, accept: bool = False) -> Done:
     """Compare the VRAM of every GPU with its budget, once the values no longer change.
 
     Args:

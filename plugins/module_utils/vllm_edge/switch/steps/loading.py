@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ...engine.startup import Phase as EnginePhase
 from ...engine.state import Failure
@@ -15,9 +14,7 @@ from ...planning.load_on_host import longest_load_s, warn_of_load
 from ...system.systemd import Unit
 from ..messages import capitalize
 from ..model import Done, Moves, PhaseFailed
-
-if TYPE_CHECKING:
-    from ..world import HostWorld
+from ..view import HostView
 
 POLL_S = 0.5
 RESTARTS_ON_THE_WAY_BACK = 2
@@ -74,7 +71,7 @@ class Loading:
 
 
 def wait_until_healthy(
-    host: HostWorld, wanted: Generation, moves: Moves, failures: Mapping[str, Failure | None], *, all_of_them: bool
+    host: HostView, wanted: Generation, moves: Moves, failures: Mapping[str, Failure | None], *, all_of_them: bool
 ) -> Done:
     """Poll the units until all serve, the first one fails, or `limits.healthy_timeout_s` has passed.
 
@@ -122,7 +119,7 @@ def _build_result(engines: Sequence[Loading], now: float) -> Done:
 
 
 def _build_failure(
-    host: HostWorld, engines: Sequence[Loading], units: Mapping[str, Unit], now: float, wanted: Generation
+    host: HostView, engines: Sequence[Loading], units: Mapping[str, Unit], now: float, wanted: Generation
 ) -> PhaseFailed:
     """Return the failure that explains why each of these engines does not serve."""
     texts = []
@@ -140,7 +137,7 @@ def _build_failure(
     return PhaseFailed(" ".join(texts), engines=[engine.name for engine in engines])
 
 
-def _explain_end(host: HostWorld, engine: Loading, unit: Unit) -> str:
+def _explain_end(host: HostView, engine: Loading, unit: Unit) -> str:
     """Return why an engine ended: the failure that its supervisor recorded, otherwise what systemd shows."""
     state = host.read_state(engine.name)
     # The phase is `failed` only for the run that ended last. Otherwise a failure is new if it differs from the one

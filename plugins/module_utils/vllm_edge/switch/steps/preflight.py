@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...engine.config import EngineConfig
 from ...engine.policy import find_problem
@@ -25,11 +24,9 @@ from ...system.process import engine_uid
 from ...weights.record import load_record
 from ...weights.survey import survey_recorded
 from ..model import Done, Moves, PhaseFailed
+from ..view import HostView
 from . import hooks
 from .gpu_memory import Boards, Occupied, load_slots, look, read_boards, require
-
-if TYPE_CHECKING:
-    from ..world import HostWorld
 
 STATE_MIB = 64
 
@@ -46,7 +43,7 @@ class Found:
         self.warnings += other.warnings
 
 
-def check_host(host: HostWorld, wanted: Generation, moves: Moves) -> Done:
+def check_host(host: HostView, wanted: Generation, moves: Moves) -> Done:
     """Run all checks and report every problem at once, so that an operator can repair them together.
 
     Raises PhaseFailed if anything would make the switch fail.
@@ -195,7 +192,7 @@ def check_disk(state: Path) -> list[str]:
     ]
 
 
-def _read_and_check_gpus(host: HostWorld, wanted: Generation, moves: Moves) -> Found:
+def _read_and_check_gpus(host: HostView, wanted: Generation, moves: Moves) -> Found:
     with host.nvml() as session:
         boards = read_boards(session, load_slots(host.paths))
     owners = host.owners({process.pid for gpu in boards.gpus for process in gpu.processes or ()})

@@ -10,10 +10,9 @@ from dataclasses import asdict
 from typing import Literal
 
 from ...paths import HostPaths
-from ...system.attendance import AlreadyRuns, LongRun
+from ...system.attendance import AlreadyRuns, LongRun, interruptible
 from ...system.docker import DockerEngine
 from ...text import table, wrapped
-from ..companion import interruptible
 from .compare import fails_gate
 from .model import End, Measurement, Percentiles, Recorded, list_files, read_runs
 from .run import BenchRefused, Options, prepare
