@@ -19,8 +19,16 @@ from ansible.module_utils.vllm_edge.generation import committed, live, store
 from ansible.module_utils.vllm_edge.generation.build import Rendered
 from ansible.module_utils.vllm_edge.generation.model import Generation, GenerationError, Limits, SeenEngine
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.switch.model import Done, Downtime, Gap, Moves, Phase, PhaseFailed, PhaseRecord
-from ansible.module_utils.vllm_edge.switch.moves import decide_moves
+from ansible.module_utils.vllm_edge.switch.model import (
+    Done,
+    Downtime,
+    Gap,
+    Moves,
+    Phase,
+    PhaseFailed,
+    PhaseRecord,
+    decide_moves,
+)
 from generations import UUIDS as GPUS
 from generations import activate, engine, put, rendered
 

@@ -258,7 +258,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.inventory.replicas import find_inherited
-from ..module_utils.vllm_edge.planning import drift, inputs, memory_warning, observations, planner, render
+from ..module_utils.vllm_edge.planning import drift, feasibility, inputs, observations, planner, render
 from ..module_utils.vllm_edge.planning.checkpoint import families
 from ..module_utils.vllm_edge.planning.contract import Model, Plan
 from ..module_utils.vllm_edge.planning.memory import vllm_versions
@@ -302,7 +302,7 @@ def main() -> None:
             "image_id": {"type": "str", "default": ""},
             "drift_tolerances": {"type": "dict", "default": {}},
             "on_drift": {"type": "str", "choices": list(drift.ON_DRIFT), "default": "warn"},
-            "memory_threshold_percent": {"type": "int", "default": memory_warning.THRESHOLD_PERCENT},
+            "memory_threshold_percent": {"type": "int", "default": feasibility.THRESHOLD_PERCENT},
         },
         mutually_exclusive=[("profile", "profiles")],
         required_one_of=[("profile", "profiles")],

@@ -221,8 +221,7 @@ from ..module_utils.vllm_edge.generation.build import Rendered
 from ..module_utils.vllm_edge.generation.model import Choice, Committed, Generation, GenerationError
 from ..module_utils.vllm_edge.paths import ETC, STATE, UNITS, HostPaths
 from ..module_utils.vllm_edge.switch.journal import Busy, Lock, holder
-from ..module_utils.vllm_edge.switch.model import Exit, Result
-from ..module_utils.vllm_edge.switch.moves import decide_moves, explain_restarts
+from ..module_utils.vllm_edge.switch.model import Exit, Result, decide_moves, explain_restarts
 
 ENGINE: dict[str, Any] = {
     "engine": {"type": "dict", "required": True},

@@ -17,8 +17,8 @@ from ansible.module_utils.vllm_edge.planning.checkpoint.headers import FactsErro
 from ansible.module_utils.vllm_edge.status.command import render_explanation
 from ansible.module_utils.vllm_edge.switch.history import render_history
 from ansible.module_utils.vllm_edge.switch.journal import to_json
-from ansible.module_utils.vllm_edge.switch.messages import complain, say
 from ansible.module_utils.vllm_edge.switch.model import Result
+from ansible.module_utils.vllm_edge.switch.render import complain, say
 from ansible.module_utils.vllm_edge.switch.render import render_result as render_switch
 from ansible.module_utils.vllm_edge.text import printable
 from engine_files import written

@@ -13,7 +13,7 @@ from ansible.module_utils.vllm_edge.engine.config import EngineConfig, parse_eng
 from ansible.module_utils.vllm_edge.engine.loads import Load, remember_load
 from ansible.module_utils.vllm_edge.engine.state import EngineState
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.planning import load_on_host
+from ansible.module_utils.vllm_edge.planning import load_time
 from ansible.module_utils.vllm_edge.planning.checkpoint import model_facts
 from ansible.module_utils.vllm_edge.planning.contract import Arguments
 from ansible.module_utils.vllm_edge.planning.load_time import Expected, expect, find_slow_load, plan_load
@@ -114,27 +114,27 @@ def test_loads_from_the_disk_tell_more_than_its_measurement(
     paths: HostPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = config(weights_path=str(tmp_path / "weights" / "e2b"))
-    assert load_on_host.find_disk_rate(paths, engine) is None
+    assert load_time.find_disk_rate(paths, engine) is None
     measured = ReadRate(str(tmp_path / "weights"), "8:1", 2e9, "", 1, "then")
-    monkeypatch.setattr(load_on_host, "find_rate", lambda *_: measured)
-    assert load_on_host.find_disk_rate(paths, engine) == 2e9
+    monkeypatch.setattr(load_time, "find_rate", lambda *_: measured)
+    assert load_time.find_disk_rate(paths, engine) == 2e9
     cold = {"weights_bytes": 7_000, "read_bytes": 7_000, "times": {"weights_s": 10.0}}
     other = replace(LOAD, weights_path=str(tmp_path / "weights" / "e4b"), **cold)
     remember_load(paths.engine_loads("e4b"), other)
     remember_load(paths.engine_loads("far"), replace(other, weights_path="/mnt/e4b", times={"weights_s": 1.0}))
-    assert load_on_host.find_disk_rate(paths, engine) == pytest.approx(1_000)
-    assert load_on_host.find_disk_rate(paths, engine, until=LOAD.at) == 2e9, "a load does not explain itself"
+    assert load_time.find_disk_rate(paths, engine) == pytest.approx(1_000)
+    assert load_time.find_disk_rate(paths, engine, until=LOAD.at) == 2e9, "a load does not explain itself"
 
 
 def test_the_last_load_is_judged_by_those_before_it(paths: HostPaths) -> None:
     engine = config()
     state = EngineState("e2b", "serving", "", input_hash="ab12", load_seconds=900.0)
-    assert load_on_host.warn_of_load(paths, engine, state) is None, "nothing is recorded"
+    assert load_time.warn_of_load(paths, engine, state) is None, "nothing is recorded"
     cold = replace(LOAD, weights_bytes=10, read_bytes=10)
     for load in (cold, replace(cold, seconds=900.0)):
         remember_load(paths.engine_loads("e2b"), load)
-    assert "took 900 s to load, and 42 to 105 s" in (load_on_host.warn_of_load(paths, engine, state) or "")
+    assert "took 900 s to load, and 42 to 105 s" in (load_time.warn_of_load(paths, engine, state) or "")
     for changed in (replace(state, load_seconds=61.0), replace(state, input_hash="cd34"), None):
-        assert load_on_host.warn_of_load(paths, engine, changed) is None, "it is not the load of this run"
-    assert load_on_host.longest_load_s(paths, [engine]) == 1365.0
-    assert load_on_host.longest_load_s(paths, []) == 0
+        assert load_time.warn_of_load(paths, engine, changed) is None, "it is not the load of this run"
+    assert load_time.longest_load_s(paths, [engine]) == 1365.0
+    assert load_time.longest_load_s(paths, []) == 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.engine.config import parse_engine
 from ansible.module_utils.vllm_edge.engine.state import EngineState
-from ansible.module_utils.vllm_edge.planning import drift, memory_warning, render
+from ansible.module_utils.vllm_edge.planning import drift, feasibility, render
 from ansible.module_utils.vllm_edge.status.tables import render as render_report
 from checkpoints import DEFAULT, L4, MIB, engine, plan
 from test_drift import ENGINE, EXPECTED, LIMITS, PLAN
@@ -64,7 +64,7 @@ def test_a_host_warns(used_mib: int, percent: int, logged: dict[str, float], war
         {"uuid": "GPU-c", "index": 2, "used_mib": 23_000, "total_mib": 23_034, "reserved_mib": None},
     ]
     state = EngineState("31b", "serving", "2026-11-23T00:00:00Z", input_hash="ab12", log_facts=logged)
-    found = memory_warning.warn_of_measurement([config], {"31b": state}, boards)
+    found = feasibility.warn_of_measurement([config], {"31b": state}, boards)
     # No engine uses the other GPU.
     assert [sentence.split(" besides")[0] for sentence in found] == [
         f"GPU 0 holds {used_mib - 2_448:,} of 22,563 MiB ({(used_mib - 2_448) / 225.63:.0f} %)"
@@ -77,5 +77,5 @@ def test_a_host_warns(used_mib: int, percent: int, logged: dict[str, float], war
 def test_an_engine_of_which_nothing_is_known_is_not_judged() -> None:
     config = parse_engine(json.dumps({**ENGINE, "gpus": ["GPU-a", "GPU-b"], "plan": None}), "engine.json")
     board = {"uuid": "GPU-a", "index": 0, "used_mib": 22_000, "total_mib": 23_034, "reserved_mib": 471}
-    assert memory_warning.warn_of_measurement([config], {}, [board]) == []
-    assert EXPECTED["memory_threshold_percent"] == memory_warning.THRESHOLD_PERCENT == 85
+    assert feasibility.warn_of_measurement([config], {}, [board]) == []
+    assert EXPECTED["memory_threshold_percent"] == feasibility.THRESHOLD_PERCENT == 85

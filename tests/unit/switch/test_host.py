@@ -20,8 +20,7 @@ from ansible.module_utils.vllm_edge.generation import model, store
 from ansible.module_utils.vllm_edge.generation.model import FileChange, Limits, SeenEngine
 from ansible.module_utils.vllm_edge.names import TARGET
 from ansible.module_utils.vllm_edge.switch import view
-from ansible.module_utils.vllm_edge.switch.model import Done, Moves, Phase
-from ansible.module_utils.vllm_edge.switch.moves import decide_moves
+from ansible.module_utils.vllm_edge.switch.model import Done, Moves, Phase, decide_moves
 from ansible.module_utils.vllm_edge.switch.steps import requests
 from ansible.module_utils.vllm_edge.system.files import LockHeld
 from ansible.module_utils.vllm_edge.system.http import Answer

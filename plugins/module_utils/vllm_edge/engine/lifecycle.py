@@ -15,9 +15,9 @@ from enum import Enum
 from ..names import LABEL_ENGINE, LABEL_INPUT_HASH, EngineIdentity
 from ..system.docker import Container
 from ..system.http import Answer
-from .advance import Advance
 from .config import EngineConfig
 from .diagnosis import explain_hang, explain_stall, explain_standstill
+from .metrics import Advance
 from .signatures import Explanation
 from .startup import BUSY_PHASES, STARTING_PHASES, WORDS, Phase, Progress, is_progress
 from .state import TAIL_LINES, EngineState

@@ -22,7 +22,7 @@ from ..engine.state import read_state, stamp
 from ..generation.model import Generation
 from ..names import GATEWAY_UNIT
 from ..paths import HostPaths
-from ..planning.load_on_host import expect_load
+from ..planning.load_time import expect_load
 from ..system.files import LockHeld, hold_lock, make_fresh_name, sync
 from ..system.systemd import SystemdError
 from .admin import GatewayDown, GatewayRefused, HAProxy, Worker, end_worker

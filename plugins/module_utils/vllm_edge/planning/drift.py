@@ -19,7 +19,7 @@ from ..engine.startup import Phase
 from ..engine.state import EngineState
 from .checkpoint.generic import is_generic
 from .contract import EnginePlan, GpuPlan, LoadTime
-from .memory_warning import THRESHOLD_PERCENT
+from .feasibility import THRESHOLD_PERCENT
 
 MIB = 2**20
 GIB_MIB = 1024
@@ -114,7 +114,7 @@ def expectation(
 
     Args:
         limits: tolerances by component.
-        memory_threshold_percent: above which `vllm-edge status` warns, see memory_warning.
+        memory_threshold_percent: above which `vllm-edge status` warns, see `feasibility`.
     """
     # The error of the graphs is also an error of the total. Whether the total is too large is checked by the budget.
     graphs_mib = max((gpu.graphs_bytes for gpu in plan.gpus), default=0) / MIB

@@ -1,22 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules that decide, apart from memory, whether an engine can run: releases, shapes, GPUs. Also advice.
+"""Rules that decide, apart from memory, whether an engine can run: releases, shapes, GPUs. Also advice, and a warning.
 
 RULES is the table of rules. A rule looks at one engine and yields findings, each with its source. A rule that depends
-on the GPU yields nothing if that GPU is not known.
+on the GPU yields nothing if that GPU is not known. The warning is about GPUs of which little is left for requests.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..engine.config import EngineConfig
+from ..engine.state import EngineState
 from ..gpu.models import GpuModel
 from .checkpoint.model_classes import ADDED, GONE
-from .contract import Arguments, Gpu, Model, Verdict
-from .memory.context_length import ALLOW_LONGER, derive_limit, is_longer_allowed
-from .memory.dtypes import ALSO_FLOAT32, BFLOAT16_SINCE, WITHOUT_FLOAT16, list_supported
+from .contract import Arguments, EnginePlan, Gpu, Model, Verdict
+from .memory.vllm_versions import (
+    ALLOW_LONGER,
+    ALSO_FLOAT32,
+    BFLOAT16_SINCE,
+    WITHOUT_FLOAT16,
+    derive_limit,
+    is_longer_allowed,
+    list_supported,
+)
 
 PIPELINE_FIXED = (0, 21)
 """Gemma 4 with pipeline parallelism: vLLM 0.19.0 and 0.20.0 call `IntermediateTensors.get`
@@ -397,3 +406,92 @@ def _is_fp4(model: Model) -> bool:
 
 def _said(numbers: tuple[int, int]) -> str:
     return f"{numbers[0]}.{numbers[1]}"
+
+
+THRESHOLD_PERCENT = 85
+"""The default of memory_threshold_percent: how much of the memory that CUDA can use a GPU may hold besides KV caches,
+in weights, activations, CUDA context and graphs, and in measurements the memory of others. KV caches are left out
+because vLLM takes nearly all of the rest for them when it starts: the memory in use is always about the same."""
+MIB = 2**20
+
+
+def check_threshold(percent: int) -> int:
+    """Return memory_threshold_percent. Raises ValueError if it is not from 1 to 100."""
+    if not 1 <= percent <= 100:
+        raise ValueError(
+            f"memory_threshold_percent: {percent} is no share of a GPU's memory in percent; write 1 to 100, where 100 "
+            f"never warns."
+        )
+    return percent
+
+
+def warn_of_plan(engines: Iterable[EnginePlan], gpus: Sequence[Gpu], experts: Iterable[str], percent: int) -> list[str]:
+    """Return one sentence for each GPU on which the planned engines hold more than the threshold besides KV caches.
+
+    Args:
+        experts: the names of the engines whose model is a mixture of experts.
+        percent: memory_threshold_percent.
+    """
+    held = dict.fromkeys(range(len(gpus)), 0)
+    names: dict[int, list[str]] = {slot: [] for slot in held}
+    for engine in engines:
+        for part in engine.gpus:
+            held[part.slot] += part.total_bytes - part.kv_cache_bytes
+            names[part.slot].append(engine.engine)
+    mixtures, found = set(experts), []
+    for slot, size in held.items():
+        words = _describe(f"GPU {slot}", size / MIB, gpus[slot].cuda_total_bytes / MIB, percent, "will hold")
+        if words and mixtures & set(names[slot]):
+            words += (
+                " A mixture of experts keeps every expert in memory, whatever a token reads: fewer bits or more GPUs "
+                "make it smaller, a shorter context does not."
+            )
+        found += [words] if words else []
+    return found
+
+
+def warn_of_measurement(
+    configs: Iterable[EngineConfig], states: Mapping[str, EngineState | None], gpus: Iterable[Mapping[str, Any]]
+) -> list[str]:
+    """Return one sentence for each GPU that holds more than the threshold besides the KV caches of its engines.
+
+    The size of a KV cache is what vLLM logged, otherwise what the plan gave it; a GPU with an engine of which neither
+    is known is not judged. The threshold is the one of the engines' plans.
+
+    Args:
+        configs: the configurations of the engines.
+        states: the supervisor's record by engine, or None.
+        gpus: rows of the VRAM evaluation.
+    """
+    caches: dict[str, float | None] = {}
+    percent = THRESHOLD_PERCENT
+    for config in configs:
+        percent = int((config.plan or {}).get("memory_threshold_percent", percent))
+        for uuid, cache in zip(config.gpus, _list_caches_mib(config, states.get(config.engine)), strict=True):
+            before = caches.get(uuid, 0.0)
+            caches[uuid] = None if before is None or cache is None else before + cache
+    found = []
+    for gpu in gpus:
+        cache, total = caches.get(str(gpu["uuid"])), float(gpu["total_mib"]) - float(gpu.get("reserved_mib") or 0)
+        if cache is not None:
+            found.append(_describe(f"GPU {gpu['index']}", float(gpu["used_mib"]) - cache, total, percent, "holds"))
+    return [words for words in found if words]
+
+
+def _list_caches_mib(config: EngineConfig, state: EngineState | None) -> list[float | None]:
+    """Return the KV cache of an engine on each of its GPUs; None if it is not known."""
+    logged = state.log_facts.get("kv_cache_gib") if state and state.input_hash == config.input_hash else None
+    if logged is not None:
+        return [float(logged) * 1024] * len(config.gpus)
+    planned = [float(part["kv_cache_mib"]) for part in (config.plan or {}).get("gpus") or []]
+    return [*planned] if len(planned) == len(config.gpus) else [None] * len(config.gpus)
+
+
+def _describe(gpu: str, held_mib: float, total_mib: float, percent: int, verb: str) -> str:
+    """Return the sentence about one GPU; empty if it is below the threshold."""
+    if total_mib <= 0 or held_mib * 100 <= percent * total_mib:
+        return ""
+    return (
+        f"{gpu} {verb} {held_mib:,.0f} of {total_mib:,.0f} MiB ({held_mib * 100 / total_mib:.0f} %) besides KV caches, "
+        f"more than memory_threshold_percent {percent}: little is left for requests."
+    )

@@ -10,8 +10,7 @@ from typing import Any
 
 from . import feasibility
 from .contract import Verdict
-from .memory.context_length import derive_limit, is_longer_allowed
-from .memory.vllm_versions import max_model_len, max_num_seqs
+from .memory.vllm_versions import derive_limit, is_longer_allowed, max_model_len, max_num_seqs
 from .outcome import Engine, Outcome, compute_outcome, derive_kv_cache_bytes
 
 CONTEXT_STEP_TOKENS = 1024

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seconds that an engine takes to load, from the start of its container to the first answer of /health.
 
-Pure functions. `plan_load` knows only the checkpoint and the arguments, and goes into engine.json; `expect` adds what a
-host knows, each time it is asked: the read rate of its disk, and the engine's earlier loads there. So engine.json stays
-as it is when the host learns.
+`plan_load` knows only the checkpoint and the arguments, and goes into engine.json; `expect_load` adds what a host
+knows, each time it is asked: the read rate of its disk, and the engine's earlier loads there. So engine.json stays as
+it is when the host learns.
 
 The constants are few and wide. Four loads of the reference host are all that was measured (31B bf16 over four GPUs,
 eager, 120 s; 31B NVFP4 over two 170 to 180 s; E4B 150 s; E2B 90 s), without phases, disk or page cache. The plan
@@ -13,13 +13,17 @@ says 120, 152, 133 and 127 s for them: two of its constants were fitted to them,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from ..engine.config import EngineConfig
-from ..engine.loads import Load
+from ..engine.loads import Load, read_loads
 from ..engine.startup import WORDS, Phase
+from ..engine.state import EngineState
+from ..paths import HostPaths
+from ..weights.read_rate import find_rate
 from .checkpoint.model_facts import checkpoint_bytes
 from .contract import Arguments, LoadTime, Model, Seconds, Uncertain
 
@@ -163,3 +167,50 @@ def _describe_longest(load: Load, earlier: Sequence[Load]) -> Iterator[str]:
     words = WORDS[Phase(phase)] if phase in list(Phase) else phase
     more = f", usually {usual[phase]:.0f} s" if phase in usual else ""
     yield f"most of it was '{words}' with {load.phases[phase]:.0f} s{more}"
+
+
+def find_disk_rate(paths: HostPaths, config: EngineConfig, until: str = "9") -> float | None:
+    """Return what the disk of an engine's weights delivers to a sequential reader, in bytes per second.
+
+    Loads of any engine whose weights came from the same directory's disk tell most; otherwise what was measured counts.
+    None if neither is known.
+
+    Args:
+        until: loads that ended then or later do not count
+    """
+    directory = Path(config.weights_path).parent
+    rates = [
+        rate
+        for path in sorted((paths.state / "engines").glob("*.loads.json"))
+        for load in read_loads(path)
+        if Path(load.weights_path).parent == directory and load.at < until
+        if (rate := load.disk_bytes_per_s) is not None
+    ]
+    if rates:
+        return median(rates) / REACHED.value
+    found = find_rate(paths.read_rates, Path(config.weights_path)) if config.weights_path else None
+    return found.bytes_per_s if found else None
+
+
+def expect_load(paths: HostPaths, config: EngineConfig) -> Expected | None:
+    """Return how long the next load of an engine of this host will take; None if that cannot be said."""
+    return expect(config, read_loads(paths.engine_loads(config.engine)), find_disk_rate(paths, config))
+
+
+def warn_of_load(paths: HostPaths, config: EngineConfig, state: EngineState | None) -> str | None:
+    """Return a sentence if the last load of an engine took longer than was expected before it; else None.
+
+    It counts only if it is the load of the container that runs.
+    """
+    loads = read_loads(paths.engine_loads(config.engine))
+    if state is None or state.load_seconds is None or state.input_hash != config.input_hash or not loads:
+        return None
+    last = loads[-1]
+    if (last.input_hash, last.seconds) != (config.input_hash, state.load_seconds):
+        return None
+    return find_slow_load(config, last, loads[:-1], find_disk_rate(paths, config, last.at))
+
+
+def longest_load_s(paths: HostPaths, configs: Iterable[EngineConfig]) -> float:
+    """Return the highest seconds that a load of these engines is expected to take; 0 if nothing is known."""
+    return max((found.high for config in configs if (found := expect_load(paths, config)) is not None), default=0.0)

@@ -14,10 +14,10 @@ from ..text import shown
 from . import decode, feasibility
 from .checkpoint.inferred import is_approximate
 from .contract import Arguments, EnginePlan, Gpu, Model, Plan, Verdict
+from .feasibility import THRESHOLD_PERCENT, check_threshold, warn_of_plan
 from .fixes import find_nearest_fix
 from .load_time import plan_load
 from .memory import overhead
-from .memory.dtypes import resolve_model_dtype
 from .memory.kv_cache import choose_block_size, resolve_dtype
 from .memory.overhead import MIB
 from .memory.vllm_versions import (
@@ -27,9 +27,9 @@ from .memory.vllm_versions import (
     max_model_len,
     max_num_batched_tokens,
     max_num_seqs,
+    resolve_model_dtype,
     set_gpu_defaults,
 )
-from .memory_warning import THRESHOLD_PERCENT, check_threshold, warn_of_plan
 from .outcome import Engine, Outcome, compute_outcome, compute_requested_bytes, derive_kv_cache_bytes, mib, to_sentence
 from .uncounted import find_uncounted, judge, judge_generic
 
@@ -65,7 +65,7 @@ def plan(
         observations: plan_observations, what an operator measured of an engine, which replaces the prediction.
         margin_mib: plan_margin_mib.
         tolerance_mib: plan_tolerance_mib, which is added to each budget.
-        memory_threshold_percent: see memory_warning.
+        memory_threshold_percent: see `feasibility.THRESHOLD_PERCENT`.
 
     Raises:
         PlanError: if an engine names an unknown model or slot, or the number of its GPUs is wrong.

@@ -23,8 +23,8 @@ from ..gpu.budget import Foreign, Limits, evaluate
 from ..gpu.owners import find_owners
 from ..names import GATEWAY_UNIT, LABEL_GENERATION, LABEL_INPUT_HASH, TARGET, EngineIdentity
 from ..paths import HostPaths
-from ..planning import drift, memory_warning
-from ..planning.load_on_host import expect_load, warn_of_load
+from ..planning import drift, feasibility
+from ..planning.load_time import expect_load, warn_of_load
 from ..switch.history import read_switches
 from ..switch.steps.gpu_memory import load_slots, read_boards
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, docker_unit
@@ -321,7 +321,7 @@ def collect(
         "drift": [row.as_dict() for row in drift.compare_engines(configs, states, boards)],
         "on_drift": drift.wanted(configs),
         "quality": read_quality(paths),
-        "memory_warnings": memory_warning.warn_of_measurement(configs, states, boards),
+        "memory_warnings": feasibility.warn_of_measurement(configs, states, boards),
         "load_warnings": [text for config in configs if (text := warn_of_load(paths, config, states[config.engine]))],
     }
     return status | {"problems": [*problems, *judge(status)]}

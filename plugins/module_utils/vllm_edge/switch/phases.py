@@ -14,7 +14,6 @@ from ..generation.model import Generation, GenerationError
 from ..names import SWITCH_UNIT
 from ..system.systemd import SystemdError
 from .journal import JournalFile, JournalLost
-from .messages import complain, say, to_sentence
 from .model import (
     HARMLESS,
     ONWARD,
@@ -29,6 +28,7 @@ from .model import (
     PhaseFailed,
     Result,
 )
+from .render import complain, say, to_sentence
 from .signals import Signals
 
 if TYPE_CHECKING:

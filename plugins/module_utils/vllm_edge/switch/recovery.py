@@ -15,9 +15,9 @@ from ..names import TARGET, unit_name
 from ..paths import HostPaths
 from ..system.systemd import Systemd
 from .journal import DAMAGED, JournalFile, JournalLost, set_aside_damaged
-from .messages import describe_route, name_generation, to_sentence
 from .model import HARMLESS, Direction, Done, Journal, Phase, Result
 from .phases import LeftForBoot, PhaseRunner
+from .render import describe_route, name_generation, to_sentence
 from .rollback import end_killed
 from .signals import Signals
 from .transaction import begin_journal, leave_for_boot

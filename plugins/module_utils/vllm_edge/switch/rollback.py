@@ -12,9 +12,9 @@ from ..generation import live, store
 from ..generation.model import Generation, GenerationError
 from ..names import SWITCH_UNIT, TARGET
 from ..paths import HostPaths
-from .messages import capitalize, complain, describe_over_budget, describe_route, name_generation, say, to_sentence
 from .model import BACK_PHASES, ONWARD, Direction, Done, Journal, Moves, Phase, Result
 from .phases import Failed, LeftForBoot, PhaseRunner
+from .render import capitalize, complain, describe_over_budget, describe_route, name_generation, say, to_sentence
 
 DECIDE_PATIENCE_S = 120.0
 """How long a rollback retries to read what runs before it goes by the journal instead: Docker or systemd may be

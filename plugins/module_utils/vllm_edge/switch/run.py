@@ -14,10 +14,10 @@ from ..generation.model import Choice, Committed, Generation, GenerationError
 from ..paths import HostPaths
 from ..system.systemd import Systemd
 from .journal import Busy, JournalFile, JournalLost, Lock, read_journal
-from .messages import capitalize, complain, describe_route, say, to_sentence
 from .model import EXITS, Exit, PhaseFailed, Result
 from .phases import LeftForBoot
 from .recovery import recover, recover_at_boot
+from .render import capitalize, complain, describe_route, say, to_sentence
 from .signals import Signals
 from .transaction import Transaction, archive, begin_journal, leave_for_boot
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-from .messages import complain
 from .model import Interrupted
+from .render import complain
 
 
 class Signals:

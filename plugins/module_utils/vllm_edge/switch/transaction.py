@@ -18,10 +18,9 @@ from ..generation.model import Choice, Committed, Generation, GenerationError
 from ..names import TARGET
 from ..paths import HostPaths
 from .journal import JournalFile, JournalLost, make_id
-from .messages import capitalize, describe_over_budget, describe_route, name_generation, say, to_sentence
-from .model import HARMLESS, ONWARD, PHASES, Done, Journal, Moves, Phase, PhaseFailed, Result
-from .moves import explain_restarts
+from .model import HARMLESS, ONWARD, PHASES, Done, Journal, Moves, Phase, PhaseFailed, Result, explain_restarts
 from .phases import Failed, PhaseRunner, combine
+from .render import capitalize, describe_over_budget, describe_route, name_generation, say, to_sentence
 from .rollback import go_back
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from ..system.docker import (
     DockerRefused,
 )
 from ..system.systemd import SystemdError, Unit
-from .model import Done, Moves, Phase, PhaseFailed
-from .moves import decide_moves
+from .model import Done, Moves, Phase, PhaseFailed, decide_moves
 from .steps import cleanup, gpu_memory, hooks, loading, page_cache, preflight, requests
 from .steps.downtime import RoleWatch
 from .view import HostView, several

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.planning.contract import Verdict
-from ansible.module_utils.vllm_edge.planning.memory.context_length import derive_default, derive_limit
+from ansible.module_utils.vllm_edge.planning.memory.vllm_versions import derive_default, derive_limit
 from checkpoints import DEFAULT, engine, model, plan_of
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}

@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..contract import Arguments, Attention, DecoderLayer, KvCapacity, KvGroup, Model
-from .context_length import derive_limit
 from .vllm_versions import (
     Behaviour,
     TokenRule,
     behaviour,
     count_batches_in_flight,
+    derive_limit,
     max_model_len,
     max_num_batched_tokens,
 )

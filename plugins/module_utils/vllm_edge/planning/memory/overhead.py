@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..contract import Arguments, Model, Uncertain
-from .dtypes import BYTES as DTYPE_BYTES
-from .vllm_versions import GEMMA4_VIDEO_TOKENS
+from .vllm_versions import DTYPE_BYTES, GEMMA4_VIDEO_TOKENS
 
 MIB = 2**20
 GIB = 2**30

@@ -4,20 +4,19 @@
 CHANGES is the table: what each release changed, and the line of vLLM's sources that shows it. `behaviour` combines the
 rows up to a release. Every release from 0.19.0 to 0.33.0 was examined, so a row gives exactly the release that made a
 change. A newer release is planned like the last of them, and `describe_fallback` says so. Environment
-variables of vLLM count as unset.
+variables of vLLM count as unset. After the table come the rules of vLLM 0.32.0 for `dtype` and `max_model_len`.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from ..contract import Arguments, Gpu, Model
-from .context_length import derive_default
+from ..contract import Arguments, Attention, Gpu, Model
 
 
 class UnknownVersion(ValueError):
@@ -226,3 +225,95 @@ def _attends_to_whole_items(model: Model) -> bool:
     """
     text = model.facts.config.get("text_config", model.facts.config)
     return model.multimodal and model.family == "gemma4" and text.get("use_bidirectional_attention") == "vision"
+
+
+# The dtype in which vLLM keeps weights that are not quantized, computes, and keeps a KV cache of `auto`: rules of
+# `_resolve_auto_dtype` and `_get_and_verify_dtype` in config/model.py, `supported_dtypes` in platforms/cuda.py, and
+# `get_supported_act_dtypes` of each quantization.
+DTYPE_ALIASES = {"half": "float16", "float": "float32"}
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+WITHOUT_FLOAT16 = frozenset({"gemma2", "gemma3"})
+"""Families for which vLLM refuses float16 (`_FLOAT16_NOT_SUPPORTED_MODELS`, config/model.py)."""
+ALSO_FLOAT32 = frozenset({"none", "compressed-tensors"})
+"""Quantizations that also compute in float32; the others take float16 and bfloat16."""
+BFLOAT16_SINCE = (8, 0)
+"""Compute capability."""
+
+
+def list_supported(model: Model, capability: tuple[int, int] | None) -> list[str]:
+    """Return the dtypes in which a GPU can compute a model, vLLM's preferred one first.
+
+    Args:
+        capability: of the GPU; None if it is not known, which counts as a current one.
+    """
+    found = ["bfloat16"] if capability is None or capability >= BFLOAT16_SINCE else []
+    found += [] if model.family in WITHOUT_FLOAT16 else ["float16"]
+    return found + (["float32"] if model.quantization.method in ALSO_FLOAT32 else [])
+
+
+def resolve_model_dtype(model: Model, requested: str, capability: tuple[int, int] | None) -> str:
+    """Return the dtype that vLLM takes for the engine's `dtype`.
+
+    `auto` is the dtype of the checkpoint, or the preferred one of the GPU if that cannot compute in it. Any other value
+    is taken as it is; what cannot run in it is refused by the rules of `feasibility`.
+    """
+    if requested != "auto":
+        return DTYPE_ALIASES.get(requested, requested)
+    supported = list_supported(model, capability)
+    # For a quantized checkpoint the list may be empty on an old GPU; vLLM itself looks at the GPU alone and then fails.
+    return model.dtype if model.dtype in supported or not supported else supported[0]
+
+
+# The longest request that vLLM accepts for a model, and the length that it takes if the engine states none: rules of
+# `_get_and_verify_max_len` in config/model.py.
+ALLOW_LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+"""The environment variable with which vLLM only warns."""
+NOT_SCALED = frozenset({"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"})
+"""Types of RoPE whose factor is part of max_position_embeddings already."""
+YARN_SCALED_BEFORE = (0, 32)
+"""Earlier releases may multiply original_max_position_embeddings with the factor of YaRN; which one was the last was
+not examined, so before 0.32 the larger of both is the limit."""
+
+
+def derive_limit(model: Model, release: tuple[int, int] = YARN_SCALED_BEFORE) -> int:
+    """Return the tokens above which vLLM refuses max_model_len."""
+    # The config of Gemma 3 is scaled already.
+    parameters = [] if model.family == "gemma3" else list(_iterate_rope(_read_config(model)))
+    factor = 1.0
+    for rope in parameters:
+        if _read_type(rope) not in NOT_SCALED:
+            factor = float(rope.get("factor") or factor)
+    limits = [int(model.max_position_embeddings * factor)]
+    if release < YARN_SCALED_BEFORE:
+        limits += [
+            int(rope["original_max_position_embeddings"] * rope["factor"])
+            for rope in parameters
+            if _read_type(rope) == "yarn" and rope.get("original_max_position_embeddings") and rope.get("factor")
+        ]
+    return max(limits)
+
+
+def derive_default(model: Model) -> int:
+    """Return max_model_len of an engine that states none: the limit, or with LongRoPE the length before scaling."""
+    config = _read_config(model)
+    if any(_read_type(rope) == "longrope" for rope in _iterate_rope(config)):
+        return int(config.get("original_max_position_embeddings") or derive_limit(model))
+    return derive_limit(model)
+
+
+def is_longer_allowed(environment: Mapping[str, Any]) -> bool:
+    return str(environment.get(ALLOW_LONGER, "0")).strip().lower() in ("1", "true")
+
+
+def _read_config(model: Model) -> Mapping[str, Any]:
+    return {**model.facts.config, **(model.facts.config.get("text_config") or {})}
+
+
+def _iterate_rope(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    by_kind = [given[kind] for kind in Attention if isinstance(given.get(kind), Mapping)]
+    yield from by_kind or ([given] if given else [])
+
+
+def _read_type(rope: Mapping[str, Any]) -> str:
+    return str(rope.get("rope_type") or rope.get("type") or "default")

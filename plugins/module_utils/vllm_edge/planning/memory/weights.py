@@ -12,9 +12,8 @@ from fractions import Fraction
 from ..checkpoint.components import SCALES
 from ..checkpoint.headers import DTYPE_BITS
 from ..contract import Arguments, Component, Model, RankWeights, Sharding
-from .dtypes import BYTES as DTYPE_BYTES
 from .kv_cache import pipeline_stages
-from .vllm_versions import max_num_batched_tokens
+from .vllm_versions import DTYPE_BYTES, max_num_batched_tokens
 
 VOCABULARY_PADDING = 64
 """Rows of an embedding table are padded to a multiple of this (DEFAULT_VOCAB_PADDING_SIZE,

@@ -10,10 +10,10 @@ from ...engine.startup import Phase as EnginePhase
 from ...engine.state import Failure
 from ...generation.model import Generation, Limits
 from ...names import unit_name
-from ...planning.load_on_host import longest_load_s, warn_of_load
+from ...planning.load_time import longest_load_s, warn_of_load
 from ...system.systemd import Unit
-from ..messages import capitalize
 from ..model import Done, Moves, PhaseFailed
+from ..render import capitalize
 from ..view import HostView
 
 POLL_S = 0.5

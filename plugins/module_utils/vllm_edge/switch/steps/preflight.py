@@ -17,7 +17,7 @@ from ...engine.policy import find_problem
 from ...generation import secrets
 from ...generation.model import Generation, GenerationError, Limits
 from ...paths import HostPaths
-from ...planning.load_on_host import expect_load
+from ...planning.load_time import expect_load
 from ...system.docker import DockerAway, DockerEngine, DockerRefused
 from ...system.nvml import NvmlFailure
 from ...system.process import engine_uid
