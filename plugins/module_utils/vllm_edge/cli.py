@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .options import add_options, read_options
 from .paths import ETC, STATE, HostPaths, host_paths
 from .text import make_printable
 
@@ -243,44 +242,19 @@ def _add_long_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_reference_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--engine", default="", metavar="NAME", help="engine to compare")
-    parser.add_argument(
-        "--model", default="", metavar="NAME|DIR", help="model of the reference (default: the engine's own)"
-    )
-    parser.add_argument(
-        "--prompts", default="", metavar="FILE", help="JSON list of {case, messages} (default: two short prompts)"
-    )
-    parser.add_argument(
-        "--chat-template", default="", metavar="FILE", help="chat template of the reference (default: the engine's)"
-    )
-    parser.add_argument(
-        "--tokens", type=int, default=64, metavar="N", help="most tokens of an answer (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--timeout", type=float, default=600.0, metavar="SECONDS", help="most time for a prompt (default: %(default)g)"
-    )
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "gpu"), default="auto", help="auto: GPUs without an engine, else the CPU"
-    )
+    from .trials.reference import Options as ReferenceOptions
+
+    add_options(parser, ReferenceOptions)
     _add_long_run_options(parser)
 
 
 def _run_reference(options: Options, paths: HostPaths) -> int:
-    from .trials import reference_run
+    from .trials import reference, reference_run
 
     long_run = _describe_long_run("reference", options, paths)
     if options.progress:
         return long_run.follow()
-    wanted = reference_run.Options(
-        engine=options.engine,
-        model=options.model,
-        prompts=options.prompts,
-        chat_template=options.chat_template,
-        tokens=options.tokens,
-        timeout_s=options.timeout,
-        device=options.device,
-        note=options.note,
-    )
+    wanted = read_options(reference.Options, options)
     return reference_run.run_reference(wanted, paths, long_run, output=options.format)
 
 
@@ -393,27 +367,9 @@ def _run_planning(options: Options, paths: HostPaths) -> int:
 
 
 def _add_bench_options(parser: argparse.ArgumentParser) -> None:
-    from .trials.bench.model import CASES
+    from .trials.bench.cases import Options as BenchOptions
 
-    parser.add_argument("--engine", action="append", default=[], metavar="NAME", help="may be repeated (default: all)")
-    parser.add_argument("--case", action="append", choices=CASES, help="may be repeated (default: all)")
-    parser.add_argument(
-        "--through", choices=("engine", "gateway", "both"), default="both", help="way of the requests (default: both)"
-    )
-    parser.add_argument("--soak-minutes", type=float, default=0.0, metavar="N", help="also load each engine so long")
-    parser.add_argument("--allow-load", action="store_true", help="also run while clients' requests are answered")
-    parser.add_argument("--limit-minutes", type=float, default=60.0, metavar="N", help="longest time (default: 60)")
-    parser.add_argument("--input-tokens", type=int, default=256, metavar="N", help="of a prompt (default: 256)")
-    parser.add_argument(
-        "--output-tokens", default="128,256,512", metavar="N,...", help="of the protocol (default: %(default)s)"
-    )
-    parser.add_argument("--requests", type=int, default=3, metavar="N", help="of a step with one stream (default: 3)")
-    parser.add_argument("--reference", metavar="FILE", help="table of measurements to compare with (JSON)")
-    parser.add_argument(
-        "--tolerance-percent", type=float, default=10.0, metavar="N", help="how much runs may differ (default: 10)"
-    )
-    parser.add_argument("--gate", choices=("warn", "fail"), default="warn", help="whether findings are a failure")
-    parser.add_argument("--asked-by", default="", metavar="TEXT", help="who asked, for the record")
+    add_options(parser, BenchOptions)
     _add_long_run_options(parser)
     parser.add_argument("--list", action="store_true", help="only list former runs")
 
@@ -425,38 +381,14 @@ def _describe_long_run(name: str, options: Options, paths: HostPaths) -> LongRun
 
 
 def _run_bench(options: Options, paths: HostPaths) -> int:
-    from .trials.bench import command
-    from .trials.bench.cases import Sizes
-    from .trials.bench.compare import read_reference
-    from .trials.bench.model import CASES
-    from .trials.bench.run import Options as BenchOptions
+    from .trials.bench import cases, command
 
     long_run = _describe_long_run("bench", options, paths)
     if options.progress:
         return long_run.follow()
     if options.list:
         return command.run_list(paths, options.format)
-    try:
-        sizes = Sizes(options.input_tokens, tuple(map(int, options.output_tokens.split(","))), options.requests)
-        reference = json.loads(Path(options.reference).read_text()) if options.reference else []
-        read_reference(reference)
-    except (OSError, ValueError) as error:
-        print(f"--output-tokens or --reference cannot be used: {error}.", file=sys.stderr)
-        return 2
-    wanted = BenchOptions(
-        engines=tuple(options.engine),
-        cases=tuple(options.case or CASES),
-        through=("engine", "gateway") if options.through == "both" else (options.through,),
-        soak_s=60 * options.soak_minutes,
-        allow_load=options.allow_load,
-        limit_s=60 * options.limit_minutes,
-        sizes=sizes,
-        reference=reference,
-        tolerance_percent=options.tolerance_percent,
-        note=options.note,
-        asked_by=options.asked_by,
-    )
-    return command.run_bench(paths, wanted, long_run, output=options.format, gate=options.gate)
+    return command.run_bench(paths, read_options(cases.Options, options), long_run, output=options.format)
 
 
 COMMANDS: tuple[Command, ...] = (

@@ -17,6 +17,7 @@ from ansible.module_utils.vllm_edge.trials.reference import (
     Answer,
     Checkpoint,
     Compared,
+    Options,
     Place,
     choose_place,
     choose_status,
@@ -191,13 +192,13 @@ def serves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_everything_is_read_before_anything_starts(host: HostPaths, serves: None) -> None:
-    plan = reference_run.prepare(reference_run.Options("e2b", device="cpu"), host)
+    plan = reference_run.prepare(Options("e2b", device="cpu"), host)
     assert (plan.reference.name, plan.reference.weights_mib, plan.quantized) == ("e2b", 3, "a KV cache in fp8")
     assert (plan.chat_template, plan.top, plan.cases) == ("{{ messages }}", 7, reference_run.PROMPTS)
     assert plan.limit_s == pytest.approx(300 + 3 / 50 + 2 * 600)
     create = host.engine_dir("e2b") / "container.json"
     create.write_text(create.read_text().replace("--max-logprobs=7", "--max-logprobs=-1"))
-    assert reference_run.prepare(reference_run.Options("e2b", device="cpu"), host).top == 20
+    assert reference_run.prepare(Options("e2b", device="cpu"), host).top == 20
 
 
 @pytest.mark.parametrize(
@@ -215,15 +216,15 @@ def test_what_cannot_be_is_refused_with_the_reason(
     host: HostPaths, serves: None, options: dict[str, str], told: str
 ) -> None:
     with pytest.raises(reference_run.ReferenceRefusedError, match=told.replace("?", r"\?")):
-        reference_run.prepare(reference_run.Options(**options), host)
+        reference_run.prepare(Options(**options), host)
 
 
 def test_an_engine_that_does_not_serve_is_refused(host: HostPaths, tmp_path: Path) -> None:
     with pytest.raises(reference_run.ReferenceRefusedError, match=r"Engine e2b does not serve: no answer to GET"):
-        reference_run.prepare(reference_run.Options("e2b", device="cpu"), host)
+        reference_run.prepare(Options("e2b", device="cpu"), host)
     empty = HostPaths(etc=tmp_path / "none", state=tmp_path)
     with pytest.raises(reference_run.ReferenceRefusedError, match="This host has no engine"):
-        reference_run.prepare(reference_run.Options("e2b"), empty)
+        reference_run.prepare(Options("e2b"), empty)
 
 
 def test_a_file_of_prompts_is_read_strictly() -> None:
@@ -241,7 +242,7 @@ def test_one_reference_at_a_time(
     long_run = LongRun(host.run, "reference")
     with long_run.alone():
         long_run.say("computes")
-        assert reference_run.run_reference(reference_run.Options("e2b"), host, long_run, output="text") == 2
+        assert reference_run.run_reference(Options("e2b"), host, long_run, output="text") == 2
         long_run.follow()
     said = capsys.readouterr()
     assert "Another reference" in said.err and said.out == "computes\n", "the first one's progress stays"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..answers.checks import ROUNDING_NATS
+from ..options import option
 from ..system.records import RecordError, read_record
 from ..text import shown
 
@@ -19,6 +20,18 @@ Finding = Literal["equal", "template", "quantization", "engine", "tie", "unknown
 Decode = Callable[[Sequence[int]], str]
 """Converts token ids to text."""
 FAULTS: tuple[Finding, ...] = ("template", "quantization", "engine")
+
+
+@dataclass(frozen=True)
+class Options:
+    engine: str = option("", "engine to compare", "NAME")
+    model: str = option("", "model of the reference (default: the engine's own)", "NAME|DIR")
+    prompts: str = option("", "JSON list of {case, messages} (default: two short prompts)", "FILE")
+    chat_template: str = option("", "chat template of the reference (default: the engine's)", "FILE")
+    tokens: int = option(64, "most tokens of an answer", "N")
+    timeout: float = option(600.0, "most time for a prompt", "SECONDS")
+    device: str = option("auto", "auto: GPUs without an engine, else the CPU", choices=("auto", "cpu", "gpu"))
+    note: str = ""
 
 
 @dataclass(frozen=True)

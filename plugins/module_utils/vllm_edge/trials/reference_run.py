@@ -41,6 +41,7 @@ from .reference import (
     Answer,
     Checkpoint,
     Compared,
+    Options,
     Place,
     ScriptAnswers,
     choose_place,
@@ -76,22 +77,6 @@ SCRIPT = Path(__file__).with_name("reference_script.py")
 
 class ReferenceRefusedError(Exception):
     """No reference answer can be computed; the text says why, and what to do."""
-
-
-@dataclass(frozen=True)
-class Options:
-    engine: str
-    model: str = ""
-    """Name of a model on this host, or its directory; empty for the engine's own."""
-    prompts: str = ""
-    """File with prompts; empty for PROMPTS."""
-    chat_template: str = ""
-    """File of a chat template for the reference; empty for that of the engine."""
-    tokens: int = 64
-    timeout_s: float = 600.0
-    """Limit of one prompt."""
-    device: str = "auto"
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -233,7 +218,7 @@ def prepare(options: Options, paths: HostPaths) -> Plan:
     _, problem = ask_models(engine.config, engine.config.health_timeout_s)
     if problem is not None:
         raise ReferenceRefusedError(f"Engine {options.engine} does not serve: {problem}.")
-    limit_s = START_S + reference.weights_mib / LOAD_MIB_S + len(cases) * options.timeout_s
+    limit_s = START_S + reference.weights_mib / LOAD_MIB_S + len(cases) * options.timeout
     return Plan(engine, reference, quantized, top, cases, template, arguments, place, limit_s)
 
 
@@ -255,7 +240,7 @@ def run_script(
         "template_arguments": plan.template_arguments,
         "tokens": options.tokens,
         "top": plan.top,
-        "timeout_s": options.timeout_s,
+        "timeout_s": options.timeout,
     }
     companion = Companion(
         "reference",

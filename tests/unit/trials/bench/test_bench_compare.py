@@ -61,7 +61,7 @@ def former(*measurements: Measurement, engine: dict[str, Any] | None = None, **c
 def find(
     *measurements: Measurement, earlier: Sequence[Recorded] = (), run: Run = RUN, reference: Any = (), **options: float
 ) -> list[Finding]:
-    return find_findings(run, measurements, earlier, reference, **options)
+    return find_findings(run, measurements, earlier, read_reference(reference), **options)
 
 
 def test_a_run_as_it_was_expected_has_no_finding() -> None:
@@ -227,7 +227,7 @@ INCOMPARABLE = {
 @pytest.mark.parametrize(("earlier", "why"), INCOMPARABLE.values(), ids=INCOMPARABLE.keys())
 def test_what_is_not_compared_says_why(earlier: list[Recorded], why: str) -> None:
     assert find(GOOD, earlier=earlier) == []
-    (said,) = list_incomparable(RUN, [GOOD], earlier, REFERENCE)
+    (said,) = list_incomparable(RUN, [GOOD], earlier, read_reference(REFERENCE))
     assert said == f"big, protocol: not compared with a former run, {why}."
 
 

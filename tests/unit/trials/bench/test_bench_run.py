@@ -21,8 +21,8 @@ from ansible.module_utils.vllm_edge.system.attendance import LongRun
 from ansible.module_utils.vllm_edge.system.http import Answer
 from ansible.module_utils.vllm_edge.system.nvml import StateReading, open_nvml
 from ansible.module_utils.vllm_edge.trials.bench import command, program, run, sampling
+from ansible.module_utils.vllm_edge.trials.bench.cases import Options
 from ansible.module_utils.vllm_edge.trials.bench.model import list_files, parse_run, prune_runs
-from ansible.module_utils.vllm_edge.trials.bench.run import Options
 from ansible.module_utils.vllm_edge.trials.bench.sampling import Sample, Sampler, summarize_gpu
 from ansible.module_utils.vllm_edge.trials.companion import Companion, CompanionError, Ended
 from fake_host import FakeDocker
@@ -106,9 +106,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def bench(world: World, output: str = "json", attended: bool = False, **options: Any) -> int:
-    given = Options(**{"cases": ("protocol",), "through": ("engine",), **options})
+    given = Options(**{"case": ("protocol",), "through": "engine", **options})
     long_run = LongRun(world.paths.run, "bench", attended)
-    return command.run_bench(world.paths, given, long_run, output=output, gate="warn")
+    return command.run_bench(world.paths, given, long_run, output=output)
 
 
 def read_error(world: World) -> str:
@@ -163,7 +163,7 @@ def test_a_switch_another_run_and_an_engine_that_does_not_serve_are_refused(
     with LongRun(world.paths.run, "bench").alone():
         assert bench(world) == 2
     assert "Another benchmark runs on this host" in capsys.readouterr().err
-    assert bench(world, engines=("31b",)) == 2
+    assert bench(world, engine=("31b",)) == 2
     assert "31b is no engine of profile p, which serves now; it has e2b" in capsys.readouterr().err
     assert list_files(world.paths) == []
 

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.trials.bench import program
-from ansible.module_utils.vllm_edge.trials.bench.cases import Sizes, Step, build_steps, find_max_num_seqs
-from ansible.module_utils.vllm_edge.trials.bench.model import CASES
+from ansible.module_utils.vllm_edge.trials.bench.cases import Options, Step, build_steps, find_max_num_seqs
 
 TOLD = list[tuple[str, Mapping[str, Any]]]
 
@@ -32,7 +31,7 @@ def run(steps: list[Step], speeds: Callable[[Step], float], clock: Callable[[], 
 
 
 def test_the_steps_are_the_protocol_of_the_reference_host_and_the_other_cases() -> None:
-    steps = build_steps(CASES, Sizes(), max_model_len=8192, max_num_seqs=16)
+    steps = build_steps(Options(), max_model_len=8192, max_num_seqs=16)
     assert [(step.case, step.output_tokens, step.concurrency) for step in steps] == [
         ("warm-up", 32, 1),
         *(("protocol", tokens, 1) for tokens in (128, 256, 512)),
@@ -45,7 +44,7 @@ def test_the_steps_are_the_protocol_of_the_reference_host_and_the_other_cases() 
 
 
 def test_every_step_fits_a_small_context() -> None:
-    steps = build_steps(CASES, Sizes(input_tokens=4000), max_model_len=512, max_num_seqs=4, soak_s=600)
+    steps = build_steps(Options(input_tokens=4000, soak_minutes=10), max_model_len=512, max_num_seqs=4)
     assert all(step.input_tokens + step.output_tokens <= 512 - 64 for step in steps)
     assert all(0 <= step.prefix_tokens < step.input_tokens for step in steps)
     assert steps[-1].case == "soak" and steps[-1].for_s == 600
@@ -60,7 +59,7 @@ def test_the_number_of_requests_at_once_is_the_engines(arguments: tuple[str, ...
 
 
 def test_a_sweep_ends_where_more_requests_bring_no_more_tokens() -> None:
-    steps = build_steps(("sweep",), Sizes(), max_model_len=8192, max_num_seqs=64)
+    steps = build_steps(Options(case=("sweep",)), max_model_len=8192, max_num_seqs=64)
     speeds = {1: 10.0, 2: 19.0, 4: 35.0, 8: 36.0, 16: 36.5, 32: 36.6, 64: 36.7}
     told = run(steps, lambda step: speeds[step.concurrency])
     assert [steps[data["step"]].concurrency for what, data in told if what == "end"][1:] == [1, 2, 4, 8]

@@ -7,15 +7,15 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Literal
 
 from ...paths import HostPaths
 from ...system.attendance import AlreadyRuns, LongRun, interruptible
 from ...system.docker import DockerEngine
 from ...text import table, wrapped
+from .cases import Options
 from .compare import fails_gate
 from .model import End, Measurement, Percentiles, Recorded, list_files, read_runs
-from .run import BenchRefused, Options, prepare
+from .run import BenchRefused, prepare
 
 LISTED = 20
 """Former runs that are listed, newest last."""
@@ -94,13 +94,11 @@ def run_list(paths: HostPaths, output: str) -> int:
     return 0
 
 
-def run_bench(
-    paths: HostPaths, options: Options, long_run: LongRun, *, output: str, gate: Literal["warn", "fail"]
-) -> int:
+def run_bench(paths: HostPaths, options: Options, long_run: LongRun, *, output: str) -> int:
     """Run the benchmark, print it, and return the exit status.
 
     Returns:
-        0: it was complete. 1: it ended early, or a finding is a failure and `gate` is `fail`. 2: it was refused.
+        0: it was complete. 1: it ended early, or a finding is a failure and the gate is `fail`. 2: it was refused.
     """
     try:
         with interruptible(), long_run.alone():
@@ -119,4 +117,4 @@ def run_bench(
         print(json.dumps({"path": path, "lines": lines, **asdict(recorded)}, ensure_ascii=False))
     else:
         print("\n".join(lines))
-    return 1 if end.error or fails_gate(end.findings, gate) else 0
+    return 1 if end.error or fails_gate(end.findings, options.gate) else 0

@@ -57,18 +57,14 @@ def find_findings(
     run: Run,
     measurements: Iterable[Measurement],
     former: Sequence[Recorded],
-    reference: Sequence[Mapping[str, Any]] = (),
+    reference: Sequence[Reference] = (),
     tolerance_percent: float = 10.0,
 ) -> list[Finding]:
     """Return what an operator should know of a run.
 
     Args:
         former: runs of this host, newest first
-        reference: rows of `Reference`
         tolerance_percent: by how much two measurements of the same thing may differ
-
-    Raises:
-        ValueError: `reference` is no such table
     """
     everything = list(measurements)
     measured = [one for one in everything if one.case != "warm-up" and _has_figures(one)]
@@ -77,7 +73,7 @@ def find_findings(
         mine = [one for one in measured if one.engine == engine]
         found += _compare_plan(engine, run.engines[engine].plan, mine)
         found += _compare_former(run, engine, mine, former, tolerance_percent)
-        found += _compare_reference(engine, mine, read_reference(reference), tolerance_percent)
+        found += _compare_reference(engine, mine, reference, tolerance_percent)
         found += _compare_ways(engine, mine, tolerance_percent)
         found += _find_throttling(engine, mine)
         found += _find_growth(engine, mine)
@@ -89,11 +85,11 @@ def list_incomparable(
     run: Run,
     measurements: Iterable[Measurement],
     former: Sequence[Recorded],
-    reference: Sequence[Mapping[str, Any]] = (),
+    reference: Sequence[Reference] = (),
 ) -> list[str]:
     """Return a sentence for each comparison that was not possible, and why. Arguments are those of `find_findings`."""
     sentences = []
-    known = {row.engine for row in read_reference(reference)}
+    known = {row.engine for row in reference}
     for engine, record in run.engines.items():
         mine = [one for one in measurements if one.engine == engine and one.case != "warm-up" and _has_figures(one)]
         reasons: dict[str, list[str]] = {}

@@ -12,7 +12,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,12 +35,10 @@ from ...system.http import request
 from ...weights.record import WeightsError, load_record
 from ..companion import Companion, CompanionError, run_companion
 from . import program
-from .cases import Sizes, Step, build_steps, find_max_num_seqs
+from .cases import Options, Step, build_steps, find_max_num_seqs
 from .client import temporary_client
-from .compare import find_findings, list_incomparable, read_reference
+from .compare import Reference, find_findings, list_incomparable, read_reference
 from .model import (
-    CASES,
-    Case,
     End,
     EngineRecord,
     GpuFigures,
@@ -58,29 +56,12 @@ from .sampling import Sample, Sampler, find_kv_peak, open_sampler, subtract, sum
 ASK_S = 5.0
 IMPORT_S = 300.0
 """Seconds that vLLM may take to be imported in the container, and a step to send its first request."""
-LIMIT_MINUTES = 60.0
 PREVIOUS = 20
 """Former runs that a run is compared with, newest first."""
 
 
 class BenchRefused(Exception):
     """The benchmark does not run. The text says why and what to do."""
-
-
-@dataclass(frozen=True)
-class Options:
-    engines: tuple[str, ...] = ()
-    """Names; none means all."""
-    cases: tuple[Case, ...] = CASES
-    through: tuple[Through, ...] = ("engine", "gateway")
-    soak_s: float = 0.0
-    allow_load: bool = False
-    limit_s: float = LIMIT_MINUTES * 60
-    sizes: Sizes = field(default_factory=Sizes)
-    reference: Sequence[Mapping[str, Any]] = ()
-    tolerance_percent: float = 10.0
-    note: str = ""
-    asked_by: str = ""
 
 
 def choose_engines(generation: Generation, names: Sequence[str]) -> dict[str, Engine]:
@@ -185,6 +166,7 @@ class Bench:
     generation: Generation
     docker: DockerEngine
     long_run: LongRun
+    reference: Sequence[Reference] = ()
     measurements: list[Measurement] = field(default_factory=list)
     stopped: str = ""
     """Why it has to end before it is complete."""
@@ -194,12 +176,12 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.slots = {slot.uuid: number for number, slot in enumerate(load_slots(self.paths))}
-        self.engines = choose_engines(self.generation, self.options.engines)
+        self.engines = choose_engines(self.generation, self.options.engine)
         self.file: RecordFile | None = None
 
     @property
     def left_s(self) -> float:
-        return self._began + self.options.limit_s - time.monotonic()
+        return self._began + 60 * self.options.limit_minutes - time.monotonic()
 
     def may_go_on(self) -> bool:
         """Return whether the run goes on; otherwise say why in `stopped`."""
@@ -218,7 +200,7 @@ class Bench:
         error = ""
         try:
             for name, engine in self.engines.items():
-                for through in self.options.through:
+                for through in self.options.ways:
                     if through == "engine" or run.gateway:
                         self._measure(name, engine, through)
         except CompanionError as failed:
@@ -227,9 +209,9 @@ class Bench:
             error = f"The benchmark ended early: {refused}"
         except KeyboardInterrupt as asked:
             error = f"The benchmark was interrupted{f' by {asked}' if str(asked) else ''}."
-        before, reference = read_runs(former), self.options.reference
-        findings = find_findings(run, self.measurements, before, reference, self.options.tolerance_percent)
-        self.incomparable = list_incomparable(run, self.measurements, before, reference)
+        before, tolerance = read_runs(former), self.options.tolerance_percent
+        findings = find_findings(run, self.measurements, before, self.reference, tolerance)
+        self.incomparable = list_incomparable(run, self.measurements, before, self.reference)
         end = End(
             stamp(),
             round(time.monotonic() - self._began, 1),
@@ -257,23 +239,19 @@ class Bench:
             engines={name: describe_engine(engine, self.paths, self.slots) for name, engine in self.engines.items()},
             note=self.options.note,
             gateway=is_installed(self.paths),
-            cases=(*self.options.cases, *(["soak"] if self.options.soak_s else [])),
+            cases=(*self.options.case, *(["soak"] if self.options.soak_minutes else [])),
             asked_by=self.options.asked_by,
         )
 
     def _measure(self, name: str, engine: Engine, through: Through) -> None:
         """Measure one engine in one way. Raises CompanionError, KeyboardInterrupt."""
-        config, cases, soak_s = engine.config, self.options.cases, self.options.soak_s
-        if through == "gateway" and "engine" in self.options.through:
+        config, options = engine.config, self.options
+        if through == "gateway" and options.through == "both":
             # What the gateway adds is seen in the protocol.
-            cases, soak_s = tuple(case for case in cases if case == "protocol"), 0.0
-        steps = build_steps(
-            cases,
-            self.options.sizes,
-            max_model_len=config.max_model_len,
-            max_num_seqs=find_max_num_seqs(engine.vllm_arguments),
-            soak_s=soak_s,
-        )
+            protocol = tuple(case for case in options.case if case == "protocol")
+            options = replace(options, case=protocol, soak_minutes=0.0)
+        most = find_max_num_seqs(engine.vllm_arguments)
+        steps = build_steps(options, max_model_len=config.max_model_len, max_num_seqs=most)
         if len(steps) == 1 or config.socket is None:
             return
         with contextlib.ExitStack() as stack:
@@ -440,8 +418,8 @@ def describe(measurement: Measurement) -> str:
 def prepare(paths: HostPaths, options: Options, docker: DockerEngine, long_run: LongRun) -> Bench:
     """Check that the benchmark may run, and return it. Raises BenchRefused."""
     try:
-        read_reference(options.reference)
-    except ValueError as error:
+        reference = read_reference(json.loads(Path(options.reference).read_text()) if options.reference else [])
+    except (OSError, ValueError) as error:
         raise BenchRefused(f"The table of reference measurements (bench_reference) cannot be used: {error}.") from error
     if os.geteuid() != 0:
         raise BenchRefused("The benchmark starts containers and opens the engines' sockets, which only root may: sudo.")
@@ -451,7 +429,7 @@ def prepare(paths: HostPaths, options: Options, docker: DockerEngine, long_run: 
         raise BenchRefused(f"The committed generation cannot be read: {error}") from error
     if generation is None:
         raise BenchRefused("No profile is active on this host, so there is nothing to measure. Run site.yml.")
-    bench = Bench(paths, options, generation, docker, long_run)
+    bench = Bench(paths, options, generation, docker, long_run, reference)
     if not bench.may_go_on():
         raise BenchRefused(f"The benchmark does not run, because {bench.stopped}. Wait until it has ended.")
     check_idle(bench.engines, allow_load=options.allow_load)
