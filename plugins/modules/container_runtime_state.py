@@ -107,9 +107,9 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils.vllm_edge.facts.dpkg import FORMAT, parse_packages
 from ..module_utils.vllm_edge.gpu.toolkit import KNOWN_BAD
 from ..module_utils.vllm_edge.system.cdi import UVM, compare, driver_versions, gpu_specs, lists_uvm
-from ..module_utils.vllm_edge.system.dpkg import FORMAT, parse_packages
 from ..module_utils.vllm_edge.system.host import run_in_english
 from ..module_utils.vllm_edge.system.systemd import Systemd, SystemdError
 

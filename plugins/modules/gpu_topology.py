@@ -62,7 +62,7 @@ reasons:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.vllm_edge.gpu.driver_facts import BUS_FIELDS, DriverReader
+from ..module_utils.vllm_edge.facts.driver import BUS_FIELDS, DriverReader
 from ..module_utils.vllm_edge.gpu.topology import FORBIDDEN, Recommendation, correctness
 
 

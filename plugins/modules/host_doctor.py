@@ -103,11 +103,11 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.vllm_edge.doctor.facts import DATA, Expectation
-from ..module_utils.vllm_edge.doctor.reading import Reader
 from ..module_utils.vllm_edge.doctor.registry import examine
 from ..module_utils.vllm_edge.doctor.render import problems, render
 from ..module_utils.vllm_edge.doctor.support import write_report
+from ..module_utils.vllm_edge.facts.model import DATA, Expectation
+from ..module_utils.vllm_edge.facts.reader import Reader
 
 
 def ask_program(module: AnsibleModule, expected: dict[str, Any]) -> dict[str, Any]:

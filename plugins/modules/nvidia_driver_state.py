@@ -268,8 +268,8 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.vllm_edge.gpu.driver_facts import DriverReader, Kernel, switch
-from ..module_utils.vllm_edge.system import dpkg as packaging
+from ..module_utils.vllm_edge.facts import dpkg as packaging
+from ..module_utils.vllm_edge.facts.driver import DriverReader, Kernel, switch
 from ..module_utils.vllm_edge.system.host import Unread
 
 SOURCE = re.compile(r"^// Source: (\w+)", re.MULTILINE)

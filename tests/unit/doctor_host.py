@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import generations
 from ansible.module_utils.vllm_edge.doctor import registry
-from ansible.module_utils.vllm_edge.doctor.facts import TOOLKIT, Expectation, Space
-from ansible.module_utils.vllm_edge.doctor.reading import Reader
+from ansible.module_utils.vllm_edge.facts.model import TOOLKIT, Expectation, Space
+from ansible.module_utils.vllm_edge.facts.reader import Reader
 from ansible.module_utils.vllm_edge.gateway.admin import GatewayDown, HAProxy, Server
 from ansible.module_utils.vllm_edge.gateway.command import synchronize
 from ansible.module_utils.vllm_edge.gateway.view import parse_text

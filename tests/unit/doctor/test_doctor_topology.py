@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.doctor.checks import topology as checks_of
 from ansible.module_utils.vllm_edge.doctor.contract import NotKnown, Verdict
-from ansible.module_utils.vllm_edge.doctor.facts import DEFAULT_SHM_BYTES as SMALL
-from ansible.module_utils.vllm_edge.doctor.reading import Reader
+from ansible.module_utils.vllm_edge.facts.model import DEFAULT_SHM_BYTES as SMALL
+from ansible.module_utils.vllm_edge.facts.reader import Reader
 from ansible.module_utils.vllm_edge.gpu import topology
 from ansible.module_utils.vllm_edge.gpu.topology import Card, Recommendation, Topology, Xid
 from ansible.module_utils.vllm_edge.system.host import Unread

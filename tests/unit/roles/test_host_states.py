@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.system import dpkg as packaging
+from ansible.module_utils.vllm_edge.facts import dpkg as packaging
 from ansible.module_utils.vllm_edge.system.cdi import lists_uvm
 
 Load = Callable[[str, str], ModuleType]

@@ -6,13 +6,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from ...facts.dpkg import parse_upstream_version, versioned
+from ...facts.driver import Kernel
+from ...facts.model import Facts
 from ...gpu.driver import explain_mismatch
-from ...gpu.driver_facts import Kernel
-from ...system.dpkg import parse_upstream_version, versioned
 from ...system.host import Unread
 from ...system.systemd import Unit
 from ..contract import Verdict, fail, good, known, warn
-from ..facts import Facts
 from .helpers import HELPERS, HOST_STAGE, decline_to_judge, listed, numbers
 
 ENABLED = ("enabled", "enabled-runtime", "static", "alias", "generated")

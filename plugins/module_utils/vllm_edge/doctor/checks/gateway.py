@@ -6,10 +6,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from ...engine.state import stamp
+from ...facts.model import Facts, Gateway
 from ...names import GATEWAY_UNIT
 from ...system.host import Unread
 from ..contract import Verdict, fail, good, known, warn
-from ..facts import Facts, Gateway
 from .driver import ENABLED
 from .helpers import decline_to_judge, listed
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ...facts.dpkg import parse_upstream_version
+from ...facts.model import TOOLKIT, Facts
 from ...gpu import toolkit
 from ...gpu.access import REMEDY
 from ...system.cdi import UVM, compare
-from ...system.dpkg import parse_upstream_version
 from ..contract import Verdict, fail, good, known, warn
-from ..facts import TOOLKIT, Facts
 from .driver import ENABLED
 from .helpers import HOST_STAGE, decline_to_judge, listed, numbers
 

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from ...facts.model import Engine, Facts
 from ..contract import Verdict, fail, good, known, warn
-from ..facts import Engine, Facts
 from .driver import ENABLED
 from .helpers import decline_to_judge, listed
 

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..system import dpkg
-from ..system.dpkg import Packages
+from ..gpu import topology
+from ..gpu.driver import DriverVersions, read_versions
+from ..gpu.topology import Card, Topology
 from ..system.host import HostReader, Unread
 from ..system.systemd import Unit
 from ..text import make_sort_key
-from . import topology
-from .driver import DriverVersions, read_versions
-from .topology import Card, Topology
+from . import dpkg
+from .dpkg import Packages
 
 SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 MODULE = re.compile(r"^\S*/nvidia(?:-current(?:-open)?)?\.ko(?:\.\w+)?:", re.MULTILINE)

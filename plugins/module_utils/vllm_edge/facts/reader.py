@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reader of a host: everything in the doctor that touches the host. It changes nothing.
+"""The reader of a host, for everything that judges one. It changes nothing.
 
 It works as any user, and what this user may not see becomes an Unread. It needs only Python, because it also runs on a
 host that has no driver and nothing of this project yet. For that reason it uses nvidia-smi, which comes with every
@@ -30,7 +30,6 @@ from ..gateway.sync import CONFIGURATION, Report, is_installed, open_proxy
 from ..gpu import slots, topology
 from ..gpu.access import Access, CannotAsk, ask_docker, look, refuse_stopped_docker
 from ..gpu.driver import GENERATED, STATIC, resolve
-from ..gpu.driver_facts import DriverReader, switch
 from ..gpu.owners import Owner, find_owners
 from ..gpu.topology import Topology, Xid
 from ..names import GATEWAY_UNIT, GATEWAY_USER, LABEL_COMPANION, TARGET
@@ -38,9 +37,8 @@ from ..paths import HostPaths
 from ..switch import hooks
 from ..switch.history import read_course, read_switches
 from ..switch.model import Result
-from ..system import cdi, dpkg
+from ..system import cdi
 from ..system.docker import locate_images, locate_swarm_state
-from ..system.dpkg import Packages
 from ..system.files import find_wrong_attributes
 from ..system.host import Unread
 from ..system.http import Answer, get_health
@@ -48,7 +46,10 @@ from ..system.listeners import find_port_users
 from ..system.process import engine_uid
 from ..system.sockets import pin
 from ..system.systemd import SystemdError
-from .facts import (
+from . import dpkg
+from .dpkg import Packages
+from .driver import DriverReader, switch
+from .model import (
     NOTHING_EXPECTED,
     Engine,
     Expectation,
