@@ -49,7 +49,7 @@ options:
       containers of the engines, and in a new container on GPUs that nobody uses.
     type: path
 seealso:
-  - module: edge.vllm_edge.gpu_topology
+  - module: edge.vllm_edge.host_facts
     description: Gather the settings that engines on several GPUs need.
 """
 
@@ -83,7 +83,7 @@ doctor:
       elements: dict
     recommendation:
       description: C(environment), C(arguments) and C(reasons) for engines on several GPUs, as
-        M(edge.vllm_edge.gpu_topology) returns them.
+        M(edge.vllm_edge.host_facts) returns them.
       type: dict
 problems:
   description: One paragraph for each check that failed.

@@ -315,4 +315,5 @@ def card(uuid: str, bus: str) -> dict[str, str]:
         **{"pcie.link.gen.current": "1", "pcie.link.gen.max": "4", "pcie.link.width.current": "16"},
         **{"pcie.link.width.max": "16", "ecc.errors.uncorrected.volatile.total": "0", "remapped_rows.failure": "No"},
         **{"remapped_rows.pending": "No", "clocks_event_reasons.active": "0x0000000000000001"},
+        "driver_version": DRIVER,
     }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a host has of NVIDIA's driver, and what the driver says of its GPUs.
 
-The doctor and the role nvidia_driver read a host with the same reader. It asks nvidia-smi, which comes with every
+The doctor and the roles read a host with the same reader. It asks nvidia-smi, which comes with every
 driver, and not nvidia-ml-py, which a bare host does not have.
 """
 
@@ -65,7 +65,22 @@ def switch(word: str) -> bool | None:
 
 @dataclass(frozen=True)
 class DriverReader(HostReader):
-    """Reads the driver, the kernels that can start, and the bus between the GPUs."""
+    """Reads the packages, the driver, the kernels that can start, and the bus between the GPUs."""
+
+    def packages(self, *patterns: str) -> tuple[Packages | Unread, tuple[str, ...]]:
+        """Return the installed packages, and the names of those that are half installed.
+
+        Args:
+            patterns: patterns of names; without any, all packages are read
+        """
+        ran = self.ask("dpkg-query", "-W", "-f", dpkg.FORMAT, *patterns)
+        if isinstance(ran, Unread):
+            return ran, ()
+        # Exit status 1 means that a pattern matches no package, which is usual.
+        if ran.status > (1 if patterns else 0):
+            return Unread(f"dpkg-query failed: {ran.err}"), ()
+        found, half = dpkg.parse_packages(ran.out)
+        return found, tuple(half)
 
     def driver(self, packages: Packages | Unread) -> Driver:
         release = self.plain("proc/sys/kernel/osrelease")
@@ -100,20 +115,29 @@ class DriverReader(HostReader):
             return shown
         return {name: (version, shown[name]["Version"]) for name, version in held.items() if name in shown}
 
-    def origins(self, packages: Packages) -> dict[str, tuple[str, ...]] | Unread:
-        """Return which sources of apt offer the installed version of each package of the driver."""
+    def offered(self, packages: Packages) -> tuple[dict[str, list[str]], dict[str, set[str]]] | Unread:
+        """Return which addresses offer the installed version of each package of the driver, and who signs them.
+
+        Helpers such as nvidia-installer-cleanup have dates as versions and may come from the distribution: not these.
+        """
         names = dpkg.versioned(packages)
         if not names:
-            return {}
+            return {}, {}
         sources, policy = self.ask("apt-cache", "policy"), self.ask("apt-cache", "policy", *names)
         if isinstance(sources, Unread):
             return sources
         if isinstance(policy, Unread):
             return policy
-        owners_of = dpkg.parse_origins(sources.out)
+        return dpkg.parse_policy(policy.out), dpkg.parse_origins(sources.out)
+
+    def origins(self, packages: Packages) -> dict[str, tuple[str, ...]] | Unread:
+        found = self.offered(packages)
+        if isinstance(found, Unread):
+            return found
+        offered, owners_of = found
         return {
             name: tuple(sorted({owner for uri in uris for owner in owners_of.get(uri, {uri})}))
-            for name, uris in dpkg.parse_policy(policy.out).items()
+            for name, uris in offered.items()
         }
 
     def offers(self, lead: str, prebuilt: str, packages: Packages, wanted: Sequence[str]) -> dict[str, Any]:
@@ -125,7 +149,7 @@ class DriverReader(HostReader):
             wanted: packages with prebuilt modules that the flavours and the kernels need, the newest kernel's last
 
         Returns:
-            The results of these names of the module nvidia_driver_state.
+            Fields of `driver_state.DriverState`.
         """
         flavours = dpkg.find_kernel_flavours(packages) if prebuilt else {}
         installed = [name for name in packages if prebuilt and dpkg.PREBUILT.fullmatch(name)]
