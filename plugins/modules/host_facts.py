@@ -18,66 +18,14 @@ extends_documentation_fragment:
 options:
   driver:
     description: >-
-      The driver that the host should have. If it is set, the results include the fields of the class C(DriverState) in
-      C(facts/driver_state.py) of the package.
+      The driver that the host should have, as the fields of the class C(Wanted) in C(facts/driver_state.py) of the
+      package. If it is set, the results include the fields of C(DriverState), which is there too.
     type: dict
-    suboptions:
-      packages:
-        description: Packages that make up the driver. The version of the first is the version of the driver.
-        type: list
-        elements: str
-        required: true
-      source:
-        description: Source that the packages should come from.
-        type: str
-        required: true
-        choices:
-          distribution: The archive of the distribution.
-          nvidia: NVIDIA's apt repository.
-      archive:
-        description: Signer of the distribution's archive (C(Origin) of its index).
-        type: str
-        default: ''
-      repository:
-        description: Address of NVIDIA's repository.
-        type: str
-        default: ''
-      branch:
-        description: Driver branch that the host should have, for example V(580).
-        type: str
-        required: true
-      prebuilt:
-        description: Prefix of the names of packages with prebuilt kernel modules. Empty if DKMS builds the modules.
-        type: str
-        default: ''
-      mark:
-        description: File that exists if vllm-edge installed the driver. It names the source.
-        type: path
-        required: true
-      headers:
-        description: Kernel header packages that DKMS needs. If the list is empty, the module determines them.
-        type: list
-        elements: str
-      metapackages:
-        description: Kernel metapackages, each with the metapackage of its headers.
-        type: dict
-        default: {}
   runtime:
     description: >-
-      What to look for of Docker and the container toolkit. If it is set, the results include the fields of the class
-      C(RuntimeState) in C(facts/runtime.py) of the package.
+      Names of C(packages) and systemd C(units) of Docker and the container toolkit. If it is set, the results include the
+      fields of the class C(RuntimeState) in C(facts/runtime.py) of the package.
     type: dict
-    suboptions:
-      packages:
-        description: Names of packages.
-        type: list
-        elements: str
-        required: true
-      units:
-        description: Names of systemd units.
-        type: list
-        elements: str
-        default: []
   peer_to_peer:
     description: >-
       Return the settings that engines on several GPUs need. Without these such an engine may hang or compute wrong
@@ -115,7 +63,7 @@ EXAMPLES = r"""
 RETURN = r"""
 packages:
   description: >-
-    Installed packages of O(runtime.packages) and of any driver or kernel, by name, each with C(version) and C(held).
+    Those of O(runtime) that are installed, and installed packages of any driver or kernel, by name, each with C(version) and C(held).
   returned: with O(driver) or O(runtime)
   type: dict
 gpus:
@@ -166,7 +114,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.facts.dpkg import PATTERNS
 from ..module_utils.vllm_edge.facts.driver import BUS_FIELDS
-from ..module_utils.vllm_edge.facts.driver_state import read_driver_state
+from ..module_utils.vllm_edge.facts.driver_state import Wanted, read_driver_state
 from ..module_utils.vllm_edge.facts.runtime import RuntimeReader
 from ..module_utils.vllm_edge.gpu.access import REMEDY, Access
 from ..module_utils.vllm_edge.gpu.topology import FORBIDDEN, correctness
@@ -186,7 +134,7 @@ def read_driver_and_runtime(module: AnsibleModule, reader: RuntimeReader) -> dic
     if driver:
         modes = {row[0]: row[2] for row in rows}
         try:
-            found |= asdict(read_driver_state(reader, driver, packages, half_installed, modes))
+            found |= asdict(read_driver_state(reader, Wanted(**driver), packages, half_installed, modes))
         except OSError as error:
             module.fail_json(msg=f"The origin of the driver's packages cannot be read: {error}")
     if runtime:
@@ -201,8 +149,8 @@ def recommend(reader: RuntimeReader, peer_to_peer: str) -> dict[str, Any]:
     return correctness(reader.bus((uuid, bus_id) for uuid, bus_id in rows)).as_dict()
 
 
-def find_containers_at_risk(reader: RuntimeReader, *, has_docker: bool) -> dict[str, Any]:
-    access = reader.access() if has_docker else Access()
+def find_containers_at_risk(reader: RuntimeReader) -> dict[str, Any]:
+    access = reader.access() if reader.version("docker") else Access()
     if isinstance(access, Unread):
         return {"at_risk": [], "warning": "", "problem": access.why}
     warning = f"{access.risk}. {REMEDY}" if access.at_risk else ""
@@ -210,27 +158,10 @@ def find_containers_at_risk(reader: RuntimeReader, *, has_docker: bool) -> dict[
 
 
 def main() -> None:
-    names: dict[str, Any] = {"type": "list", "elements": "str"}
     module = AnsibleModule(
         argument_spec={
-            "driver": {
-                "type": "dict",
-                "options": {
-                    "packages": {**names, "required": True},
-                    "source": {"type": "str", "required": True, "choices": ["distribution", "nvidia"]},
-                    "archive": {"type": "str", "default": ""},
-                    "repository": {"type": "str", "default": ""},
-                    "branch": {"type": "str", "required": True},
-                    "prebuilt": {"type": "str", "default": ""},
-                    "mark": {"type": "path", "required": True},
-                    "headers": names,
-                    "metapackages": {"type": "dict", "default": {}},
-                },
-            },
-            "runtime": {
-                "type": "dict",
-                "options": {"packages": {**names, "required": True}, "units": {**names, "default": []}},
-            },
+            "driver": {"type": "dict"},
+            "runtime": {"type": "dict"},
             "peer_to_peer": {"type": "str", "choices": ["auto", "forbidden"]},
             "containers": {"type": "bool", "default": False},
             "root": {"type": "path", "default": "/"},
@@ -246,7 +177,7 @@ def main() -> None:
         found.update(recommend(reader, given["peer_to_peer"]))
     if given["containers"]:
         # Also before the host stage has rejected a Python that is too old, hence with Python 3.8.
-        found.update(find_containers_at_risk(reader, has_docker=bool(module.get_bin_path("docker"))))
+        found.update(find_containers_at_risk(reader))
     module.exit_json(changed=False, **found)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.facts import dpkg
-from ansible.module_utils.vllm_edge.facts.driver_state import is_key_enrolled, list_homes, list_wanted_headers
+from ansible.module_utils.vllm_edge.facts.driver_state import Wanted, is_key_enrolled, list_homes, list_wanted_headers
 from ansible.module_utils.vllm_edge.facts.runtime import explain_stale
 from ansible.module_utils.vllm_edge.system.cdi import gpu_specs, lists_uvm
 from ansible.module_utils.vllm_edge.system.systemd import Ran
@@ -20,7 +20,7 @@ DEBIAN = "http://deb.example.org/debian"
 DEBIAN_SOURCE = f"{DEBIAN} trixie/non-free amd64 Packages"
 MARK = "/etc/apt/apt.conf.d/52vllm-edge-nvidia-driver"
 METAPACKAGES = {"linux-image-amd64": "linux-headers-amd64", "linux-image-generic": "linux-headers-generic"}
-WANTED = {
+WANTED: dict[str, Any] = {
     "packages": ["libnvidia-ml1", "nvidia-kernel-open-dkms"],
     "source": "nvidia",
     "archive": "Debian",
@@ -94,7 +94,7 @@ def test_packages_that_cannot_be_listed_are_an_error(run_module: Callable[..., d
 
 
 def test_local_mirrors_count_as_the_repository() -> None:
-    mirror = WANTED | {"repository": "file:///srv/cuda/"}
+    mirror = Wanted(**WANTED | {"repository": "file:///srv/cuda/"})
     assert list_homes("nvidia", mirror, {"libcuda1": ["file:/srv/cuda", DEBIAN]}, {}) == {"file:/srv/cuda"}
 
 
@@ -110,7 +110,7 @@ def test_local_mirrors_count_as_the_repository() -> None:
 )
 def test_headers_that_dkms_needs(given: list[str], built: bool, packages: list[str], expected: list[str]) -> None:
     installed: dict[str, Any] = {name: {} for name in packages}
-    assert list_wanted_headers(WANTED | {"headers": given}, built, "6.12", installed) == expected
+    assert list_wanted_headers(Wanted(**WANTED | {"headers": given}), built, "6.12", installed) == expected
 
 
 def test_a_bare_host(ask: Ask, host: FakeHost) -> None:

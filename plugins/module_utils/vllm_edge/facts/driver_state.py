@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the role nvidia_driver decides by: the driver of a host, beside the one that it should have.
-
-The functions that take `wanted` read these keys, which are those of the option `driver` of the module host_facts.
-"""
+"""What the role nvidia_driver decides by: the driver of a host, beside the one that it should have."""
 
 from __future__ import annotations
 
@@ -22,6 +19,29 @@ SOURCE = re.compile(r"^// Source: (\w+)", re.MULTILINE)
 # The certificate that DKMS signs with, on Debian and on Ubuntu, and the list of certificates that shim trusts.
 KEYS = ("var/lib/dkms/mok.pub", "var/lib/shim-signed/mok/MOK.der")
 TRUSTED = ("sys/firmware/efi/efivars/MokListRT*", "sys/firmware/efi/mok-variables/MokListRT*")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The driver that a host should have, as the option `driver` of the module host_facts says it."""
+
+    packages: Sequence[str]
+    """Packages that make up the driver; the version of the first is the version of the driver."""
+    source: str
+    """Where they should come from: `distribution`, its archive, or `nvidia`, NVIDIA's apt repository."""
+    branch: str
+    mark: str
+    """File that exists if vllm-edge installed the driver. It names the source."""
+    archive: str = ""
+    """Who signs the distribution's archive (`Origin` of its index)."""
+    repository: str = ""
+    """Address of NVIDIA's repository."""
+    prebuilt: str = ""
+    """Beginning of the names of packages with prebuilt kernel modules; empty if DKMS builds the modules."""
+    headers: Sequence[str] = ()
+    """Kernel header packages that DKMS needs; those of the installed kernels if it is empty."""
+    metapackages: Mapping[str, str] = field(default_factory=dict)
+    """Kernel metapackages, each with the metapackage of its headers."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +121,7 @@ class DriverState:
 
 def read_driver_state(
     reader: DriverReader,
-    wanted: Mapping[str, Any],
+    wanted: Wanted,
     packages: Packages,
     half_installed: Sequence[str],
     persistence: Mapping[str, str],
@@ -135,15 +155,15 @@ def read_driver_state(
     )
 
 
-def sort_packages(wanted: Mapping[str, Any], packages: Packages) -> dict[str, Any]:
+def sort_packages(wanted: Wanted, packages: Packages) -> dict[str, Any]:
     """Return which packages are of the driver, and which of them are (or should be) held."""
-    lead = packages.get(wanted["packages"][0])
+    lead = packages.get(wanted.packages[0])
     version = dpkg.parse_upstream_version(lead["version"]) if lead else ""
     ours = dpkg.driver_packages(packages, version) if lead else []
     others = (dpkg.parse_upstream_version(packages[name]["version"]) for name in dpkg.versioned(packages))
     drivers = sorted(name for name in packages if dpkg.is_driver(name))
     kernel = list_kernel_packages(packages)
-    hold = {*ours, *wanted["packages"], *(kernel if wanted["prebuilt"] else ())} if lead else set()
+    hold = {*ours, *wanted.packages, *(kernel if wanted.prebuilt else ())} if lead else set()
     return {
         "version": version,
         "installed": version or next(others, ""),
@@ -151,7 +171,7 @@ def sort_packages(wanted: Mapping[str, Any], packages: Packages) -> dict[str, An
         "unheld": sorted(name for name in hold & packages.keys() if not packages[name]["held"]),
         "held": sorted({name for name in (*drivers, *kernel) if packages[name]["held"]}),
         "of_the_driver": drivers,
-        "other_branch": dpkg.find_other_branches(drivers, wanted["branch"]),
+        "other_branch": dpkg.find_other_branches(drivers, str(wanted.branch)),  # a number in YAML,
     }
 
 
@@ -164,9 +184,9 @@ def list_kernel_packages(packages: Packages) -> list[str]:
     return [*built, *(dpkg.find_kernel_flavours(packages) if built else ())]
 
 
-def read_origins(reader: DriverReader, wanted: Mapping[str, Any], packages: Packages) -> dict[str, Any]:
+def read_origins(reader: DriverReader, wanted: Wanted, packages: Packages) -> dict[str, Any]:
     """Return where the installed packages came from. If vllm-edge installed them, that is recorded."""
-    mark = reader.text(wanted["mark"])
+    mark = reader.text(wanted.mark)
     if not isinstance(mark, Unread):
         found = SOURCE.search(mark)
         return {"recorded": found[1] if found else "nvidia"}
@@ -178,20 +198,20 @@ def read_origins(reader: DriverReader, wanted: Mapping[str, Any], packages: Pack
         source: find_foreign(offered, list_homes(source, wanted, offered, owners))
         for source in ("distribution", "nvidia")
     }
-    elsewhere, unknown = foreign[wanted["source"]]
-    fitting = [source for source, found in foreign.items() if source != wanted["source"] and found == ({}, [])]
+    elsewhere, unknown = foreign[wanted.source]
+    fitting = [source for source, found in foreign.items() if source != wanted.source and found == ({}, [])]
     return {"foreign": elsewhere, "unknown": unknown, "fitting": fitting[0] if fitting and elsewhere else ""}
 
 
 def list_homes(
-    source: str, wanted: Mapping[str, Any], offered: Mapping[str, Sequence[str]], owners: Mapping[str, set[str]]
+    source: str, wanted: Wanted, offered: Mapping[str, Sequence[str]], owners: Mapping[str, set[str]]
 ) -> set[str]:
     """Return the addresses that belong to a source: NVIDIA's by the address, the distribution's by the signer."""
     addresses = {uri for uris in offered.values() for uri in uris}
     if source == "nvidia":
-        home = re.sub(r"^file:/+", "file:/", wanted["repository"]).rstrip("/")
+        home = re.sub(r"^file:/+", "file:/", wanted.repository).rstrip("/")
         return {uri for uri in addresses if home and uri.rstrip("/").startswith(home)}
-    return {uri for uri in addresses if wanted["archive"] in owners.get(uri, ())}
+    return {uri for uri in addresses if wanted.archive in owners.get(uri, ())}
 
 
 def find_foreign(offered: Mapping[str, Sequence[str]], homes: set[str]) -> tuple[dict[str, list[str]], list[str]]:
@@ -200,11 +220,9 @@ def find_foreign(offered: Mapping[str, Sequence[str]], homes: set[str]) -> tuple
     return {name: uris for name, uris in strange.items() if uris}, [name for name, uris in strange.items() if not uris]
 
 
-def read_kernel_needs(
-    reader: DriverReader, wanted: Mapping[str, Any], packages: Packages, driver: Driver
-) -> dict[str, Any]:
+def read_kernel_needs(reader: DriverReader, wanted: Wanted, packages: Packages, driver: Driver) -> dict[str, Any]:
     """Return which packages the kernels need for a module, and whether apt can install them."""
-    running, prebuilt = driver.running_kernel, wanted["prebuilt"]
+    running, prebuilt = driver.running_kernel, wanted.prebuilt
     kernels = list_not_older(driver.kernels, running)
     releases = list(dict.fromkeys([running, *(kernel.release for kernel in kernels)]))
     built = reader.at(f"lib/modules/{running}/build/Makefile").exists()
@@ -215,7 +233,7 @@ def read_kernel_needs(
     ran = reader.ask("apt-cache", "madison", *missing) if missing else Unread("nothing is missing")
     known = {} if isinstance(ran, Unread) else dpkg.parse_madison(ran.out)
     return {
-        **reader.offers(wanted["packages"][0], prebuilt, packages, modules),
+        **reader.offers(wanted.packages[0], prebuilt, packages, modules),
         "kernel": running,
         "next_kernel": kernels[-1].release if kernels else running,
         "modules_on_disk": {release: version for release, version in on_disk.items() if version},
@@ -232,17 +250,17 @@ def list_not_older(kernels: Sequence[Kernel], running: str) -> list[Kernel]:
     return list(kernels[releases.index(running) :]) if running in releases else list(kernels)
 
 
-def list_wanted_headers(wanted: Mapping[str, Any], built: bool, release: str, packages: Packages) -> list[str]:
+def list_wanted_headers(wanted: Wanted, built: bool, release: str, packages: Packages) -> list[str]:
     """Return the header packages that DKMS needs.
 
     These are the package for the running kernel, unless its headers are installed in some way (`built`), and the
     headers metapackage for each installed kernel metapackage. Without the latter DKMS could not build a module for the
     next kernel.
     """
-    if wanted["headers"]:
-        return list(wanted["headers"])
+    if wanted.headers:
+        return list(wanted.headers)
     running = [] if built else [f"linux-headers-{release}"]
-    return running + sorted(headers for kernel, headers in wanted["metapackages"].items() if kernel in packages)
+    return running + sorted(headers for kernel, headers in wanted.metapackages.items() if kernel in packages)
 
 
 def is_key_enrolled(root: Path) -> bool:

@@ -77,10 +77,7 @@ class RuntimeReader(DriverReader):
 
 def describe_units(units: Mapping[str, Unit]) -> dict[str, dict[str, bool]]:
     return {
-        name: {
-            "enabled": unit.file_state in ("enabled", "enabled-runtime", "static", "alias"),
-            "active": unit.active_state == "active",
-        }
+        name: {"enabled": unit.starts_at_boot, "active": unit.active_state == "active"}
         for name, unit in units.items()
         if unit.load_state == "loaded"
     }
