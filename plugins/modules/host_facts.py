@@ -23,8 +23,8 @@ options:
     type: dict
   runtime:
     description: >-
-      Names of C(packages) and systemd C(units) of Docker and the container toolkit. If it is set, the results include the
-      fields of the class C(RuntimeState) in C(facts/runtime.py) of the package.
+      Names of C(packages) and systemd C(units) of Docker and the container toolkit. If it is set, the results include
+      the fields of the class C(RuntimeState) in C(facts/runtime.py) of the package.
     type: dict
   peer_to_peer:
     description: >-
@@ -63,7 +63,8 @@ EXAMPLES = r"""
 RETURN = r"""
 packages:
   description: >-
-    Those of O(runtime) that are installed, and installed packages of any driver or kernel, by name, each with C(version) and C(held).
+    Those of O(runtime) that are installed, and installed packages of any driver or kernel, by name, each with
+    C(version) and C(held).
   returned: with O(driver) or O(runtime)
   type: dict
 gpus:
