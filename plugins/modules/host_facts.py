@@ -137,7 +137,7 @@ def read_driver_and_runtime(module: AnsibleModule, reader: RuntimeReader) -> dic
         try:
             found |= asdict(read_driver_state(reader, Wanted(**driver), packages, half_installed, modes))
         except OSError as error:
-            module.fail_json(msg=f"The origin of the driver's packages cannot be read: {error}")
+            module.fail_json(msg=f"apt cannot be asked about the driver: {error}")
     if runtime:
         found |= asdict(reader.read_runtime_state(runtime["units"], gpus, rows[0][1] if rows else ""))
     return found

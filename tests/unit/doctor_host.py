@@ -98,6 +98,8 @@ class FakeHost:
     """Beginning of a command to what it says."""
     units: dict[str, dict[str, str]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    never: str = ""
+    """A program that this host does not have."""
 
     # -- the tree
 
@@ -250,6 +252,8 @@ class FakeHost:
     def __call__(self, command: Sequence[str], timeout_s: float) -> Ran:
         line = " ".join(command)
         self.asked.append(line)
+        if command[0] == self.never:
+            raise SystemdError(f"'{command[0]}' cannot be run: No such file or directory")
         for beginning in sorted(self.answers, key=len, reverse=True):
             if line.startswith(beginning):
                 return self.answers[beginning]

@@ -83,10 +83,15 @@ def test_upstream_versions(version: str, expected: str) -> None:
     assert dpkg.parse_upstream_version(version) == expected
 
 
-def test_packages_that_cannot_be_listed_are_an_error(run_module: Callable[..., dict[str, Any]], host: FakeHost) -> None:
+def test_packages_that_cannot_be_listed_or_looked_up_are_an_error(run_module: Any, host: FakeHost) -> None:
+    def ask(**parts: Any) -> dict[str, Any]:
+        found: dict[str, Any] = run_module("host_facts", parts, replace={"RuntimeReader": lambda root: host.reader})
+        return found
+
+    host.never = "apt-cache"
+    assert "apt cannot be asked about the driver: 'apt-cache' cannot be run" in ask(driver=WANTED)["msg"]
     host.answers["dpkg-query"] = Ran(2, "", "dpkg-query: error: parsing file '/var/lib/dpkg/status'")
-    for parts in ({"driver": WANTED}, {"runtime": RUNTIME}):
-        failed = run_module("host_facts", parts, replace={"RuntimeReader": lambda root: host.reader})
+    for failed in (ask(driver=WANTED), ask(runtime=RUNTIME)):
         assert failed["rc"] != 0 and "parsing file '/var/lib/dpkg/status'" in failed["msg"]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..gpu import topology
 from ..gpu.driver import DriverVersions, read_versions
@@ -138,43 +137,6 @@ class DriverReader(HostReader):
         return {
             name: tuple(sorted({owner for uri in uris for owner in owners_of.get(uri, {uri})}))
             for name, uris in offered.items()
-        }
-
-    def offers(self, lead: str, prebuilt: str, packages: Packages, wanted: Sequence[str]) -> dict[str, Any]:
-        """Return what apt would install now of a driver, of the kernels and of their prebuilt modules.
-
-        Args:
-            lead: package whose version is the version of the driver
-            prebuilt: prefix of the packages with prebuilt modules; empty if DKMS builds the modules
-            wanted: packages with prebuilt modules that the flavours and the kernels need, the newest kernel's last
-
-        Returns:
-            Fields of `driver_state.DriverState`.
-        """
-        flavours = dpkg.find_kernel_flavours(packages) if prebuilt else {}
-        installed = [name for name in packages if prebuilt and dpkg.PREBUILT.fullmatch(name)]
-        shown = self.candidates([lead, *flavours, *wanted, *installed])
-        known = {} if isinstance(shown, Unread) else shown
-        candidate = dpkg.parse_upstream_version(known.get(lead, {}).get("Version", ""))
-        depends = {name: known[name].get("Depends", "") for name in (*wanted, *installed) if name in known}
-        releases = {name: release for name in depends if (release := dpkg.find_module_release(depends[name]))}
-        # The package of a flavour depends on the one of its newest kernel.
-        following = [prebuilt + flavour for flavour in flavours.values()] or list(wanted[-1:])
-        newest = [re.search(rf"{re.escape(prebuilt)}(\d[^\s,]*)", depends.get(name, "")) for name in following]
-        fits = {name: release == candidate for name, release in releases.items() if name.startswith(prebuilt)}
-        newer = [name for name in known if name in packages and known[name]["Version"] != packages[name]["version"]]
-        return {
-            "candidate": candidate,
-            "module_releases": releases,
-            "next_modules": following,
-            "offered_kernel": next((found[1] for found in newest if found), ""),
-            "kernel_updates": [name for name in newer if name in flavours],
-            "module_updates": dpkg.add_companions(prebuilt, [name for name in newer if fits.get(name)], newer),
-            "outdated_modules": dpkg.add_companions(
-                prebuilt,
-                [name for name in fits if name in packages and name not in following and not fits[name]],
-                installed,
-            ),
         }
 
     def secure_boot(self) -> bool | Unread | None:

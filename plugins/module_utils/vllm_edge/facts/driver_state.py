@@ -132,7 +132,7 @@ def read_driver_state(
         persistence: nvidia-smi's word for persistence mode by UUID
 
     Raises:
-        OSError: apt does not say where the packages come from
+        OSError: apt cannot be asked
     """
     driver = reader.driver({})
     unit = driver.persistence
@@ -230,10 +230,14 @@ def read_kernel_needs(reader: DriverReader, wanted: Wanted, packages: Packages, 
     headers = [] if prebuilt else list_wanted_headers(wanted, built, running, packages)
     on_disk = {release: reader.module_on_disk(release) for release in releases}
     missing = [name for name in (*headers, *modules) if name not in packages]
-    ran = reader.ask("apt-cache", "madison", *missing) if missing else Unread("nothing is missing")
-    known = {} if isinstance(ran, Unread) else dpkg.parse_madison(ran.out)
+    known: dict[str, list[str]] = {}
+    if missing:
+        ran = reader.ask("apt-cache", "madison", *missing)
+        if isinstance(ran, Unread):
+            raise OSError(ran.why)
+        known = dpkg.parse_madison(ran.out)
     return {
-        **reader.offers(wanted.packages[0], prebuilt, packages, modules),
+        **read_offers(reader, wanted, packages, modules),
         "kernel": running,
         "next_kernel": kernels[-1].release if kernels else running,
         "modules_on_disk": {release: version for release, version in on_disk.items() if version},
@@ -241,6 +245,38 @@ def read_kernel_needs(reader: DriverReader, wanted: Wanted, packages: Packages, 
         "headers": built,
         "headers_to_install": [name for name in headers if name in missing and name in known],
         "modules_to_install": [name for name in modules if name in missing and name in known],
+    }
+
+
+def read_offers(reader: DriverReader, wanted: Wanted, packages: Packages, needed: Sequence[str]) -> dict[str, Any]:
+    """Return what apt would install now of the driver, of the kernels and of their prebuilt modules.
+
+    Args:
+        needed: packages with prebuilt modules that the flavours and the kernels need, the newest kernel's last
+    """
+    lead, prebuilt = wanted.packages[0], wanted.prebuilt
+    flavours = dpkg.find_kernel_flavours(packages) if prebuilt else {}
+    installed = [name for name in packages if prebuilt and dpkg.PREBUILT.fullmatch(name)]
+    known = reader.candidates([lead, *flavours, *needed, *installed])
+    if isinstance(known, Unread):
+        raise OSError(known.why)
+    candidate = dpkg.parse_upstream_version(known.get(lead, {}).get("Version", ""))
+    depends = {name: known[name].get("Depends", "") for name in (*needed, *installed) if name in known}
+    releases = {name: release for name in depends if (release := dpkg.find_module_release(depends[name]))}
+    # The package of a flavour depends on the one of its newest kernel.
+    following = [prebuilt + flavour for flavour in flavours.values()] or list(needed[-1:])
+    newest = [re.search(rf"{re.escape(prebuilt)}(\d[^\s,]*)", depends.get(name, "")) for name in following]
+    fits = {name: release == candidate for name, release in releases.items() if name.startswith(prebuilt)}
+    newer = [name for name in known if name in packages and known[name]["Version"] != packages[name]["version"]]
+    outdated = [name for name in fits if name in packages and name not in following and not fits[name]]
+    return {
+        "candidate": candidate,
+        "module_releases": releases,
+        "next_modules": following,
+        "offered_kernel": next((found[1] for found in newest if found), ""),
+        "kernel_updates": [name for name in newer if name in flavours],
+        "module_updates": dpkg.add_companions(prebuilt, [name for name in newer if fits.get(name)], newer),
+        "outdated_modules": dpkg.add_companions(prebuilt, outdated, installed),
     }
 
 
