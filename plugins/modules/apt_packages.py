@@ -103,9 +103,9 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils.vllm_edge.facts.dpkg import parse_madison
 from ..module_utils.vllm_edge.system import apt
 from ..module_utils.vllm_edge.system.apt_sources import read_sources
-from ..module_utils.vllm_edge.system.dpkg import parse_madison
 
 
 class Packages:

@@ -52,7 +52,7 @@ options:
     type: int
     default: 120
 seealso:
-  - module: edge.vllm_edge.container_gpu_access
+  - module: edge.vllm_edge.host_facts
     description: Check all running containers without running anything inside them.
 """
 

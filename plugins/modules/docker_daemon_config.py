@@ -45,7 +45,7 @@ options:
     type: int
     default: 60
 seealso:
-  - module: edge.vllm_edge.container_runtime_state
+  - module: edge.vllm_edge.host_facts
     description: Gather the state of Docker and CDI.
 """
 

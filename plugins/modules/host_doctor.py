@@ -49,7 +49,7 @@ options:
       containers of the engines, and in a new container on GPUs that nobody uses.
     type: path
 seealso:
-  - module: edge.vllm_edge.gpu_topology
+  - module: edge.vllm_edge.host_facts
     description: Gather the settings that engines on several GPUs need.
 """
 
@@ -83,7 +83,7 @@ doctor:
       elements: dict
     recommendation:
       description: C(environment), C(arguments) and C(reasons) for engines on several GPUs, as
-        M(edge.vllm_edge.gpu_topology) returns them.
+        M(edge.vllm_edge.host_facts) returns them.
       type: dict
 problems:
   description: One paragraph for each check that failed.
@@ -103,11 +103,11 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.vllm_edge.doctor.facts import DATA, Expectation
-from ..module_utils.vllm_edge.doctor.reading import Reader
 from ..module_utils.vllm_edge.doctor.registry import examine
 from ..module_utils.vllm_edge.doctor.render import problems, render
 from ..module_utils.vllm_edge.doctor.support import write_report
+from ..module_utils.vllm_edge.facts.model import DATA, Expectation
+from ..module_utils.vllm_edge.facts.reader import Reader
 
 
 def ask_program(module: AnsibleModule, expected: dict[str, Any]) -> dict[str, Any]:

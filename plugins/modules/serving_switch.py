@@ -71,7 +71,7 @@ options:
         and C(idle_probe_s).
       - Optional are C(image_id), C(memory), C(ulimits), C(request_limits), C(shutdown_timeout_s) (V(0) for a release of
         vLLM without this option), and three results of modules, C(bus_environment) and C(bus_arguments) of
-        M(edge.vllm_edge.gpu_topology) and C(secrets_hashes) of M(edge.vllm_edge.engine_secrets).
+        M(edge.vllm_edge.host_facts) and C(secrets_hashes) of M(edge.vllm_edge.engine_secrets).
     type: dict
     required: true
   target:

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import generations
 from ansible.module_utils.vllm_edge.doctor import registry
-from ansible.module_utils.vllm_edge.doctor.facts import TOOLKIT, Expectation, Space
-from ansible.module_utils.vllm_edge.doctor.reading import Reader
+from ansible.module_utils.vllm_edge.facts.model import TOOLKIT, Expectation, Space
+from ansible.module_utils.vllm_edge.facts.reader import Reader
 from ansible.module_utils.vllm_edge.gateway.admin import GatewayDown, HAProxy, Server
 from ansible.module_utils.vllm_edge.gateway.command import synchronize
 from ansible.module_utils.vllm_edge.gateway.view import parse_text
@@ -98,6 +98,8 @@ class FakeHost:
     """Beginning of a command to what it says."""
     units: dict[str, dict[str, str]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    never: str = ""
+    """A program that this host does not have."""
 
     # -- the tree
 
@@ -250,6 +252,8 @@ class FakeHost:
     def __call__(self, command: Sequence[str], timeout_s: float) -> Ran:
         line = " ".join(command)
         self.asked.append(line)
+        if command[0] == self.never:
+            raise SystemdError(f"'{command[0]}' cannot be run: No such file or directory")
         for beginning in sorted(self.answers, key=len, reverse=True):
             if line.startswith(beginning):
                 return self.answers[beginning]
@@ -315,4 +319,5 @@ def card(uuid: str, bus: str) -> dict[str, str]:
         **{"pcie.link.gen.current": "1", "pcie.link.gen.max": "4", "pcie.link.width.current": "16"},
         **{"pcie.link.width.max": "16", "ecc.errors.uncorrected.volatile.total": "0", "remapped_rows.failure": "No"},
         **{"remapped_rows.pending": "No", "clocks_event_reasons.active": "0x0000000000000001"},
+        "driver_version": DRIVER,
     }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """States that only a real host has: refused or repaired, each said in words.
 
-Every other state is in tests/unit/roles/test_driver_cases.py and test_host_states.py.
+Every other state is in tests/unit/roles/test_driver_cases.py and tests/unit/doctor/test_host_facts.py.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.vllm_edge.doctor.facts import TOOLKIT
+from ansible.module_utils.vllm_edge.facts.model import TOOLKIT
 from ansible.module_utils.vllm_edge.system.systemd import Ran
 from doctor_host import BUSES, DRIVER, DROP_IN, GPUS, KERNEL, NEW_GPU, NODES, FakeHost, card, specification
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.answers.canary_command import Result
-from ansible.module_utils.vllm_edge.doctor import command, deep
+from ansible.module_utils.vllm_edge.doctor import command
 from ansible.module_utils.vllm_edge.doctor.contract import NotKnown
-from ansible.module_utils.vllm_edge.doctor.facts import Deep, Expectation, Weights
 from ansible.module_utils.vllm_edge.doctor.registry import DEEP
-from ansible.module_utils.vllm_edge.status.problems import judge
+from ansible.module_utils.vllm_edge.facts import deep
+from ansible.module_utils.vllm_edge.facts.model import Deep, Expectation, Weights
 from ansible.module_utils.vllm_edge.weights.record import Record
 from ansible.module_utils.vllm_edge.weights.survey import hash_file, observe
 from doctor_host import FakeHost
@@ -57,9 +57,7 @@ GOOD = Deep(
 
 
 def host(facts: Deep = GOOD, **changed: Any) -> Deep:
-    """As the host says it: what it judged itself stands under its problems, too."""
-    status = STATUS | changed
-    return replace(facts, status=status | {"problems": judge(status)})
+    return replace(facts, status=STATUS | changed)
 
 
 def engine(**changed: Any) -> Deep:

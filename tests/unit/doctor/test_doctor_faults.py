@@ -7,10 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge.doctor import reading, registry
+from ansible.module_utils.vllm_edge.doctor import registry
 from ansible.module_utils.vllm_edge.doctor.contract import STATES
-from ansible.module_utils.vllm_edge.doctor.facts import Expectation, Space
-from ansible.module_utils.vllm_edge.doctor.parsers import read_free_space
+from ansible.module_utils.vllm_edge.facts import reader
+from ansible.module_utils.vllm_edge.facts.model import Expectation, Space
+from ansible.module_utils.vllm_edge.facts.parsers import read_free_space
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
 from ansible.module_utils.vllm_edge.system.systemd import Ran
 from doctor_host import BUSES, ENGINES, GPUS, NEW_GPU, FakeHost, specification
@@ -143,7 +144,7 @@ def test_a_gpu_that_is_kept_for_a_virtual_machine_is_not_missed(host: FakeHost) 
 def switches(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """What is known of the host's switches."""
     found: dict[str, object] = {}
-    monkeypatch.setattr(reading, "read_switches", lambda paths: (found, []))
+    monkeypatch.setattr(reader, "read_switches", lambda paths: (found, []))
     return found
 
 

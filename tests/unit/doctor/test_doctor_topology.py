@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.doctor.checks import topology as checks_of
 from ansible.module_utils.vllm_edge.doctor.contract import NotKnown, Verdict
-from ansible.module_utils.vllm_edge.doctor.facts import DEFAULT_SHM_BYTES as SMALL
-from ansible.module_utils.vllm_edge.doctor.reading import Reader
+from ansible.module_utils.vllm_edge.facts.model import DEFAULT_SHM_BYTES as SMALL
+from ansible.module_utils.vllm_edge.facts.reader import Reader
 from ansible.module_utils.vllm_edge.gpu import topology
 from ansible.module_utils.vllm_edge.gpu.topology import Card, Recommendation, Topology, Xid
 from ansible.module_utils.vllm_edge.system.host import Unread
@@ -97,7 +97,7 @@ def test_a_bridge_that_keeps_the_gpus_apart(host: FakeHost) -> None:
 @pytest.fixture
 def ask(run_module: Callable[..., dict[str, Any]], host: FakeHost) -> Callable[..., dict[str, Any]]:
     """Runs the module for roles on the host."""
-    return partial(run_module, "gpu_topology", replace={"DriverReader": lambda: host.reader})
+    return partial(run_module, "host_facts", replace={"RuntimeReader": lambda root: host.reader})
 
 
 def test_the_module_reads_what_it_judges_and_no_more(
@@ -111,7 +111,7 @@ def test_the_module_reads_what_it_judges_and_no_more(
     ]
     bridge = host.bus(BUSES[1])
     (bridge / "config").write_bytes(acs(0x1D))
-    found = ask({}, check=True)
+    found = ask({"peer_to_peer": "auto"}, check=True)
     assert (found["rc"], found["changed"], found["environment"]) == (0, False, {"NCCL_P2P_DISABLE": "1"})
     assert found["arguments"] == ["--disable-custom-all-reduce"] and bridge.name in found["reasons"][0]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils.vllm_edge.facts.runtime import RuntimeReader
 from ansible.module_utils.vllm_edge.gpu import access as gpu_access
 from ansible.module_utils.vllm_edge.gpu.access import Access, CannotAsk
 from ansible.module_utils.vllm_edge.system.systemd import Ran
@@ -76,6 +77,7 @@ class Host:
         ]
         self.unit = "LoadState=loaded\nActiveState=active\n"
         self.answers: dict[str, Ran] = {"info": Ran(0, "systemd\n")}
+        self.version = "Docker version 26.1.5+dfsg1, build a72d7cd\n"
         self.asked: list[str] = []
 
     def run(self, command: Sequence[str], timeout_s: float) -> Ran:
@@ -83,6 +85,7 @@ class Host:
         what = "systemctl" if command[0] == "systemctl" else command[1]
         self.asked.append(what)
         listed = {
+            "--version": self.version,
             "systemctl": f"Id=docker.service\n{self.unit}",
             "ps": "".join(f"{one['Id']}\n" for one in self.listed),
             "inspect": json.dumps(self.listed),
@@ -167,18 +170,16 @@ def test_where_nobody_can_be_asked(host: Host, changes: Callable[[Host], object]
 # -- the module
 
 
-Run = Callable[[Callable[[], Access]], dict[str, Any]]
+Run = Callable[[], dict[str, Any]]
 
 
 @pytest.fixture
-def check(run_module: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs the module in check mode on a host that has a docker command."""
-    (tmp_path / "docker").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "docker").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
+def check(run_module: Callable[..., dict[str, Any]], host: Host) -> Run:
+    """Runs the module in check mode."""
 
-    def run(look: Callable[[], Access]) -> dict[str, Any]:
-        result = run_module("container_gpu_access", {}, check=True, replace={"look": look})
+    def run() -> dict[str, Any]:
+        replace = {"RuntimeReader": lambda root: RuntimeReader(host.root, host.run)}
+        result = run_module("host_facts", {"containers": True}, check=True, replace=replace)
         assert (result["rc"], result["changed"]) == (0, False)
         return result
 
@@ -186,7 +187,7 @@ def check(run_module: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch
 
 
 def test_the_module_names_the_containers_and_the_remedies(check: Run, host: Host) -> None:
-    result = check(host.look)
+    result = check()
     assert (result["at_risk"], result["problem"]) == (["notebook", "trainer"], "")
     for words in ("notebook, trainer", "daemon-reload", "--device nvidia.com/gpu=", "create-dev-char-symlinks"):
         assert words in result["warning"]
@@ -195,17 +196,14 @@ def test_the_module_names_the_containers_and_the_remedies(check: Run, host: Host
 
 def test_the_module_without_a_finding(check: Run, host: Host) -> None:
     host.listed = host.listed[-1:]  # of CDI
-    result = check(host.look)
+    result = check()
     assert (result["at_risk"], result["problem"], result["warning"]) == ([], "", "")
     host.answers["ps"] = Ran(1, "", "Cannot connect")
-    result = check(host.look)
+    result = check()
     assert (result["at_risk"], result["problem"], result["warning"]) == ([], "docker ps: Cannot connect", "")
 
 
-def test_the_module_without_docker(check: Run, host: Host, tmp_path: Path) -> None:
-    # The real one may be where get_bin_path looks beside the PATH.
-    if any(Path(place, "docker").exists() for place in ("/sbin", "/usr/sbin", "/usr/local/sbin")):
-        pytest.skip("not run: this machine has its docker among the programs of root")
-    (tmp_path / "docker").unlink()
-    result = check(host.look)
-    assert (result["at_risk"], result["problem"], host.asked) == ([], "", [])
+def test_the_module_without_docker(check: Run, host: Host) -> None:
+    host.version = ""
+    result = check()
+    assert (result["at_risk"], result["problem"], host.asked) == ([], "", ["--version"])

@@ -13,18 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from helpers import ROOT, run_playbook, start_warm_python
+from helpers import run_playbook, start_warm_python
 
 Values = Mapping[str, Any]
-EMPTY: Values = {"str": "", "list": [], "dict": {}, "bool": False, "int": 0}
-
-
-def read_empty_result(module: str) -> dict[str, Any]:
-    """What a module returns on a host that has nothing, from the types in its documentation."""
-    text = (ROOT / f"plugins/modules/{module}.py").read_text()
-    returned = yaml.safe_load(text.partition('RETURN = r"""')[2].partition('"""')[0])
-    return {name: EMPTY[value["type"]] for name, value in returned.items()}
 
 
 def platform(distribution: str, version: str) -> dict[str, str]:

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
+from ansible.module_utils.vllm_edge.facts.driver_state import DriverState
 from helpers import write_program
-from role_cases import Case, Role, Run, Steps, platform, read_empty_result
+from role_cases import Case, Role, Run, Steps, platform
 
 GPUS = [f"GPU-84be2d17-0c59-5f7a-b2f3-5d1a9e82000{index}" for index in range(4)]
 KERNEL = "6.8.0-79-generic"
@@ -20,7 +22,7 @@ LIBRARIES = {"libnvidia-ml1": {"version": "550.163.01-2", "held": False}}
 UBUNTU = platform("Ubuntu", "24.04")
 DEBIAN_13 = platform("Debian", "13.1")
 
-BARE = read_empty_result("nvidia_driver_state") | {
+BARE = {"packages": {}, "gpus": [], **asdict(DriverState())} | {
     "kernel": KERNEL,
     "next_kernel": KERNEL,
     "candidate": "580.173.02",

@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import yaml
-from ansible.module_utils.vllm_edge.gpu.toolkit import KNOWN_BAD
+from ansible.module_utils.vllm_edge.facts.runtime import RuntimeState
 from helpers import ROOT, write_program
-from role_cases import Case, Role, Run, Steps, platform, read_empty_result
+from role_cases import Case, Role, Run, Steps, platform
 
 TASKS = ROOT / "roles/container_runtime/tasks"
-BARE = read_empty_result("container_runtime_state") | {"toolkit_known_bad": dict(KNOWN_BAD)}
-SERVING = BARE | {"docker_version": "28.5.1", "docker_major": 28}
+BARE = {"packages": {}, "gpus": [], "nvml_error": "", **asdict(RuntimeState())}
+SERVING = BARE | {"docker_version": "28.5.1"}
 
 
 STATES = [
@@ -25,7 +26,7 @@ STATES = [
             "This host has Docker 20.10.24, which does not support CDI; release 25 and later do.",
             "install a newer Docker, or remove this",
         ),
-        SERVING | {"docker_version": "20.10.24", "docker_major": 20},
+        SERVING | {"docker_version": "20.10.24"},
     ),
     Case(
         "two CDI specifications in conflict",

@@ -22,14 +22,14 @@ from ansible.module_utils.vllm_edge.answers.quality import Options, build_record
 from ansible.module_utils.vllm_edge.engine.config import parse_engine
 from ansible.module_utils.vllm_edge.engine.loads import Load, remember_load
 from ansible.module_utils.vllm_edge.engine.state import EngineState, Failure, stamp, write_state
+from ansible.module_utils.vllm_edge.facts import serving as serving_facts
+from ansible.module_utils.vllm_edge.facts.serving import collect, sum_budgets
 from ansible.module_utils.vllm_edge.generation.model import FileChange
 from ansible.module_utils.vllm_edge.gpu.topology import Card, find_obstacles
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.planning.drift import TOLERANCES
-from ansible.module_utils.vllm_edge.status import collect as status_module
-from ansible.module_utils.vllm_edge.status.collect import collect, sum_budgets
 from ansible.module_utils.vllm_edge.status.command import render_status
-from ansible.module_utils.vllm_edge.status.problems import describe_state, find_gateway_problems, judge
+from ansible.module_utils.vllm_edge.status.problems import add_problems, describe_state, find_gateway_problems, judge
 from ansible.module_utils.vllm_edge.switch import history
 from ansible.module_utils.vllm_edge.switch.journal import Lock, to_json
 from ansible.module_utils.vllm_edge.switch.model import Journal, Result
@@ -83,12 +83,10 @@ class Host:
         if record:
             self.remember(**record)
         units = {"vllm-e2b.service": unit, "vllm-edge.target": target} if unit else {}
-        return collect(
-            self.paths,
-            self.docker,
-            lambda names: (units, None),
-            lambda budgets, paths: (list(boards), gpu_problem),
-            expected,
+        units_shown = (units, None)
+        asked = (list(boards), gpu_problem)
+        return add_problems(
+            collect(self.paths, self.docker, lambda names: units_shown, lambda budgets, paths: asked, expected)
         )
 
     def tell(self, **asked: Any) -> str:
@@ -329,8 +327,8 @@ def differ(monkeypatch: pytest.MonkeyPatch) -> Callable[[FileChange], None]:
     """Gives the host a generation, from which one live file differs."""
 
     def change_file(change: FileChange) -> None:
-        monkeypatch.setattr(status_module, "load", lambda paths, number: number)
-        monkeypatch.setattr(status_module, "live_changes", lambda generation, paths: [change])
+        monkeypatch.setattr(serving_facts, "load", lambda paths, number: number)
+        monkeypatch.setattr(serving_facts, "live_changes", lambda generation, paths: [change])
 
     return change_file
 
@@ -561,10 +559,10 @@ def test_switches_and_changed_files_are_for_root_and_none_is_called_unfinished(h
     found, problems = ask(lambda: history.read_switches(host))
     assert found == {"switch": None, "unfinished_switch": None, "history": []}
     assert problems == [f"{host.switch_journal} is not for this user: switches are shown to root"]
-    profile, problem = ask(lambda: status_module.read_active_profile(host))
+    profile, problem = ask(lambda: serving_facts.read_active_profile(host))
     assert problem is None and profile["generation"] == 1, "this everybody may read"
-    assert ask(lambda: [config.engine for config in status_module.load_configs(host)[0]]) == ["e2b"], "and this"
-    files, problems = ask(lambda: status_module.read_live_files(host, profile))
+    assert ask(lambda: [config.engine for config in serving_facts.load_configs(host)[0]]) == ["e2b"], "and this"
+    files, problems = ask(lambda: serving_facts.read_live_files(host, profile))
     assert files is None
     assert problems == [f"{host.state}/generations is not for this user: whether files were changed is shown to root"]
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The diagnosis of a host: reads its facts without changing anything, and judges them without reading."""
+"""The diagnosis of a host: judges the facts that others read."""

@@ -8,11 +8,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from ..facts.deep import read_deep
+from ..facts.model import Expectation
+from ..facts.reader import Reader
 from ..paths import HostPaths
 from ..switch.command import refuse_without_write_access
-from .deep import read_deep
-from .facts import Expectation
-from .reading import Reader
 from .registry import examine
 from .render import render
 

@@ -12,12 +12,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
+from ..facts import dpkg
+from ..facts.reader import Reader
 from ..gpu import container_probe
 from ..names import EngineIdentity
-from ..system import dpkg
 from ..system.host import Unread
 from ..system.systemd import Ran
-from .reading import Reader
 
 LONGEST = 262_144
 """Most characters of one output. Of a longer one the beginning is kept, where a log has the start of the engine."""

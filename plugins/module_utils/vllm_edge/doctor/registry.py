@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from ..engine.state import stamp
+from ..facts.model import Deep, Facts
 from ..gpu.topology import correctness
 from .checks import deep, driver, gateway, gpus, runtime, serving, storage, system, topology
 from .contract import STATES, NotKnown, Verdict
-from .facts import Deep, Facts
 from .render import Document
 
 # Names are stable; the part before the dot is the group. A check raises NotKnown if it cannot judge.

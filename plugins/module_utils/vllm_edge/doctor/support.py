@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..facts.reader import Reader
 from ..gpu.driver import GENERATED, STATIC
 from ..names import unit_name
 from ..redaction import NAME, find_secrets, is_secret, redact
 from ..text import printable
 from .evidence import read_evidence, run
-from .reading import Reader
 from .render import render
 
 JOURNAL_LINES = 300

@@ -145,7 +145,7 @@ class Settings:
     shutdown_timeout_s: int = 0
     """Seconds that vLLM waits for running requests after SIGTERM; 0 for a release without this option."""
     bus_environment: Mapping[str, Any] = field(default_factory=dict)
-    """Environment of engines over several GPUs, as the host's topology requires (module gpu_topology)."""
+    """Environment of engines over several GPUs, as the host's topology requires (module host_facts)."""
     bus_arguments: Sequence[str] = ()
     """Arguments of vLLM for the same reason."""
     secrets_hashes: Mapping[str, str] = field(default_factory=dict)

@@ -146,17 +146,26 @@ def read_library_versions(root: Path) -> dict[str, str]:
     return found
 
 
+def read_specifications(root: Path) -> dict[str, str]:
+    """Return the text of each CDI specification for NVIDIA GPUs, by path as the host sees it; generated ones first.
+
+    Raises OSError.
+    """
+    found = {}
+    for directory in (GENERATED, STATIC):
+        place = resolve(root, directory)
+        for path, text in cdi.gpu_specs(str(place)).items() if place else ():
+            found[f"/{directory}/{Path(path).name}"] = text
+    return found
+
+
 def read_specification_versions(root: Path) -> dict[str, tuple[str, ...]]:
     """Return the driver versions in every CDI specification for NVIDIA GPUs, by path as the host sees it."""
-    found: dict[str, tuple[str, ...]] = {}
-    for directory in (STATIC, GENERATED):
-        try:
-            texts = cdi.gpu_specs(str(root / directory))
-        except OSError:
-            continue
-        for path, text in texts.items():
-            found[f"/{Path(path).relative_to(root)}"] = tuple(cdi.driver_versions(text))
-    return found
+    try:
+        texts = read_specifications(root)
+    except OSError:
+        return {}
+    return {path: tuple(cdi.driver_versions(text)) for path, text in texts.items()}
 
 
 def find_missing_access(devices: Sequence[str], root: Path = Path("/")) -> str | None:
@@ -169,19 +178,16 @@ def find_missing_access(devices: Sequence[str], root: Path = Path("/")) -> str |
     Args:
         devices: names of CDI devices, as `nvidia.com/gpu=<name>` has them
     """
-    texts: dict[str, str] = {}
-    for directory in (GENERATED, STATIC):
-        texts |= cdi.gpu_specs(str(root / directory))
+    texts = read_specifications(root)
     if devices and not texts:
         return f"there is no CDI specification for NVIDIA GPUs in /{GENERATED} or /{STATIC}"
     for device in devices:
-        path = next((path for path, text in texts.items() if device in cdi.parse_device_names(text)), None)
-        if path is None:
+        name = next((path for path, text in texts.items() if device in cdi.parse_device_names(text)), None)
+        if name is None:
             return f"the CDI specification does not define {device}"
-        name = f"/{Path(path).relative_to(root)}"
-        if not cdi.lists_uvm(texts[path]):
+        if not cdi.lists_uvm(texts[name]):
             return f"{name} does not list {cdi.UVM}, which CUDA needs"
-        absent = [node for node in sorted(set(CONTROL_NODE.findall(texts[path]))) if not (root / node[1:]).exists()]
+        absent = [node for node in sorted(set(CONTROL_NODE.findall(texts[name]))) if not (root / node[1:]).exists()]
         if absent:
             return f"{', '.join(absent)} of {name} does not exist"
     return None

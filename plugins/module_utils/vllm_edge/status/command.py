@@ -12,13 +12,13 @@ from typing import Any
 from ..engine.config import list_engine_names
 from ..engine.startup import WORDS, Phase
 from ..engine.state import EngineState, read_state
+from ..facts.serving import collect
 from ..gateway.describe import render_gateway
 from ..names import ENGINE_NAME, SWITCH_UNIT
 from ..paths import HostPaths
 from ..switch.render import describe_generation, render_switches
 from ..text import printable, table, wrapped
-from .collect import collect
-from .problems import chosen_words, describe_state
+from .problems import add_problems, chosen_words, describe_state
 from .tables import render_drift_table, render_engine_table, render_gpu_table
 
 SHOWN = 5
@@ -131,7 +131,7 @@ def run_status(paths: HostPaths, *, output: str, expected_profile: str | None = 
     """
     from ..system.docker import DockerEngine
 
-    status = collect(paths, DockerEngine(request_timeout_s=10), expected_profile=expected_profile)
+    status = add_problems(collect(paths, DockerEngine(request_timeout_s=10), expected_profile=expected_profile))
     if output == "json":
         print(json.dumps(status, indent=2, ensure_ascii=False))
     else:

@@ -12,6 +12,11 @@ from ..planning import drift
 from ..switch.render import describe_generation
 
 
+def add_problems(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the document of `facts.serving.collect` with its problems: what could not be asked, then what is wrong."""
+    return {**status, "problems": [*status["problems"], *judge(status)]}
+
+
 def judge(status: Mapping[str, Any]) -> list[str]:
     """Return every problem of a status document. What a running switch is changing at the moment is no problem."""
     switching = status.get("switch") is not None

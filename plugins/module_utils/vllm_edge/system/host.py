@@ -62,11 +62,15 @@ class HostReader:
         except SystemdError as error:
             return Unread(str(error))
 
-    def unit(self, name: str) -> Unit | Unread:
+    def units(self, *names: str) -> dict[str, Unit] | Unread:
         try:
-            return Systemd(self.run).show([name])[name]
+            return Systemd(self.run).show(names)
         except SystemdError as error:
             return Unread(str(error))
+
+    def unit(self, name: str) -> Unit | Unread:
+        found = self.units(name)
+        return found if isinstance(found, Unread) else found[name]
 
 
 def available_bytes(path: Path = MEMINFO) -> int:

@@ -147,6 +147,10 @@ class Unit:
         return self.load_state != "not-found"
 
     @property
+    def starts_at_boot(self) -> bool:
+        return self.file_state in ("enabled", "enabled-runtime", "static", "alias", "generated")
+
+    @property
     def auto_restart(self) -> bool:
         return self.active_state == "activating" and self.sub_state.startswith("auto-restart")
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.engine.state import EngineState, stamp, write_state
+from ansible.module_utils.vllm_edge.facts.serving import ask_gpus
 from ansible.module_utils.vllm_edge.generation.model import Generation, Limits
 from ansible.module_utils.vllm_edge.gpu.owners import ENDED, Owner
 from ansible.module_utils.vllm_edge.planning.drift import TOLERANCES
-from ansible.module_utils.vllm_edge.status.collect import ask_gpus
 from ansible.module_utils.vllm_edge.switch.model import Done, Moves, PhaseFailed
 from ansible.module_utils.vllm_edge.switch.steps import gpu_memory
 from ansible.module_utils.vllm_edge.switch.steps.gpu_memory import Release

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...facts.model import Deep
 from ...names import unit_name
 from ...status.problems import chosen_words, judge
 from ..contract import NotKnown, Verdict, fail, good
-from ..facts import Deep
 
 
 def _judge(problems: Sequence[str], evidence: str) -> Verdict:
@@ -27,9 +27,7 @@ def check_status(deep: Deep) -> Verdict:
     named = {file["path"] for file in deep.expected.files or () if file["how"]}
     live = status["live_files"]
     left = None if live is None else [file for file in live if file["path"] not in named]
-    known = judge(status)
-    problems = [text for text in status["problems"] if text not in known]  # what could not be asked
-    problems += judge({**status, "live_files": left, "on_drift": "ignore"})
+    problems = [*status["problems"], *judge({**status, "live_files": left, "on_drift": "ignore"})]
     running = status["switch"]
     if running is not None:
         problems.append(

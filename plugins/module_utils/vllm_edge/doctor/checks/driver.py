@@ -6,16 +6,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from ...facts.dpkg import parse_upstream_version, versioned
+from ...facts.driver import Kernel
+from ...facts.model import Facts
 from ...gpu.driver import explain_mismatch
-from ...gpu.driver_facts import Kernel
-from ...system.dpkg import parse_upstream_version, versioned
 from ...system.host import Unread
 from ...system.systemd import Unit
 from ..contract import Verdict, fail, good, known, warn
-from ..facts import Facts
 from .helpers import HELPERS, HOST_STAGE, decline_to_judge, listed, numbers
-
-ENABLED = ("enabled", "enabled-runtime", "static", "alias", "generated")
 
 
 def list_driver_packages(facts: Facts) -> list[str]:
@@ -245,7 +243,7 @@ def check_driver_persistence(facts: Facts) -> Verdict:
     require_driver(facts)
     unit = facts.driver.persistence
     answering = facts.gpus.answering
-    if isinstance(unit, Unit) and unit.active_state == "active" and unit.file_state in ENABLED:
+    if isinstance(unit, Unit) and unit.active_state == "active" and unit.starts_at_boot:
         return good(f"{unit.id} runs and starts at boot")
     if answering and all(gpu.persistent for gpu in answering):
         return good("persistence mode is on for every GPU", "nvidia-persistenced.service keeps it on after a reboot.")

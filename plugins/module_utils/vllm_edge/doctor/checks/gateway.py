@@ -6,11 +6,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from ...engine.state import stamp
+from ...facts.model import Facts, Gateway
 from ...names import GATEWAY_UNIT
 from ...system.host import Unread
 from ..contract import Verdict, fail, good, known, warn
-from ..facts import Facts, Gateway
-from .driver import ENABLED
 from .helpers import decline_to_judge, listed
 
 STAGE = "'ansible-playbook playbooks/gateway.yml'"
@@ -37,7 +36,7 @@ def check_gateway_unit(facts: Facts) -> Verdict:
             "tell it anything",
             f"'systemctl restart {GATEWAY_UNIT}' ends the streams that run; {STAGE} writes its configuration anew.",
         )
-    if unit.file_state not in ENABLED:
+    if not unit.starts_at_boot:
         return warn(f"{GATEWAY_UNIT} does not start at boot", f"'systemctl enable {GATEWAY_UNIT}', or {STAGE}.")
     return good("the gateway runs")
 

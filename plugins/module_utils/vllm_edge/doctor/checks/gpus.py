@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...facts.model import Facts
 from ...system.nvml import ERRORS
 from ..contract import Verdict, fail, good, known, warn
-from ..facts import Facts
 from .driver import require_driver
 from .helpers import decline_to_judge, listed
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import NoReturn
 
-from ...system.dpkg import parse_upstream_version
+from ...facts.dpkg import parse_upstream_version
 from ..contract import NotKnown
 
 HOST_STAGE = "'ansible-playbook playbooks/host.yml'"

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ...facts.dpkg import parse_upstream_version
+from ...facts.model import TOOLKIT, Facts
 from ...gpu import toolkit
 from ...gpu.access import REMEDY
 from ...system.cdi import UVM, compare
-from ...system.dpkg import parse_upstream_version
 from ..contract import Verdict, fail, good, known, warn
-from ..facts import TOOLKIT, Facts
-from .driver import ENABLED
 from .helpers import HOST_STAGE, decline_to_judge, listed, numbers
 
 # Docker has CDI since 25, and from 28.2.0 on without features.cdi (moby/moby#49963).
@@ -68,7 +67,7 @@ def check_runtime_docker_running(facts: Facts) -> Verdict:
             f"docker.service is {unit.active_state}",
             "'systemctl start docker.service'; 'journalctl -u docker.service' says why it ended.",
         )
-    if unit.file_state not in ENABLED:
+    if not unit.starts_at_boot:
         return warn("docker.service runs and does not start at boot", "'systemctl enable docker.service'")
     return good("docker.service runs and starts at boot")
 
@@ -194,7 +193,7 @@ def check_runtime_toolkit_held(facts: Facts) -> Verdict:
 def check_runtime_cdi_refresh(facts: Facts) -> Verdict:
     require_toolkit(facts)
     unit = known(facts.runtime.refresh)
-    if unit.active_state == "active" and unit.file_state in ENABLED:
+    if unit.active_state == "active" and unit.starts_at_boot:
         if not facts.runtime.creates_nodes:
             return warn(
                 f"nvidia-cdi-refresh.service does not create {UVM}: if nothing else does before it runs at boot, CUDA "

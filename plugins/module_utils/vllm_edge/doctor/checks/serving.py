@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
+from ...facts.model import Engine, Facts
 from ..contract import Verdict, fail, good, known, warn
-from ..facts import Engine, Facts
-from .driver import ENABLED
 from .helpers import decline_to_judge, listed
 
 
@@ -83,7 +82,7 @@ def check_serving_libraries(facts: Facts) -> Verdict:
 def check_serving_boot(facts: Facts) -> Verdict:
     engines(facts)
     target = known(facts.serving.target)
-    if target.file_state in ENABLED:
+    if target.starts_at_boot:
         return good("vllm-edge.target starts the engines at boot")
     return warn("vllm-edge.target is not enabled", "'systemctl enable vllm-edge.target', or run site.yml.")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...facts.model import Facts
 from ...system.host import Unread
 from ..contract import NotKnown, Verdict, fail, good, warn
-from ..facts import Facts
 from .helpers import GIB
 
 # Thresholds that this project chose: below the first apt, Docker and the journal begin to fail, below the second an

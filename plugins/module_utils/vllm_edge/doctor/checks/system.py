@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from ...facts.model import Facts
 from ..contract import Verdict, fail, good, known, warn
-from ..facts import Facts
 from .helpers import listed
 
 # vLLM raises its limit of open files to this when it starts, as far as it may (set_ulimit in vllm/utils).

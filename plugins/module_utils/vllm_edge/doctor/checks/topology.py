@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
+from ...facts.model import DEFAULT_SHM_BYTES, Engine, Facts
 from ...gpu.topology import SLOWDOWNS, Card, correctness, find_obstacles
 from ...system.host import Unread
 from ..contract import NotKnown, Verdict, fail, good, known, warn
-from ..facts import DEFAULT_SHM_BYTES, Engine, Facts
 
 MIB = 1024 * 1024
 # https://docs.nvidia.com/deploy/xid-errors: after these the card cannot be trusted before a reset or replacement.

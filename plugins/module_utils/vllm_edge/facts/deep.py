@@ -12,12 +12,12 @@ from pathlib import Path
 
 from ..answers.canary_command import full_canary
 from ..paths import HostPaths
-from ..status.collect import ask_gpus, collect, load_configs
 from ..switch.steps.preflight import check_images
 from ..system.docker import DockerEngine
 from ..weights.record import load_record
 from ..weights.survey import Ownership, find_ownership_faults, survey_recorded
-from .facts import Deep, Expectation, Weights
+from .model import Deep, Expectation, Weights
+from .serving import ask_gpus, collect, load_configs
 
 CANARY_TIMEOUT_S = 120.0
 REPAIR = "'ansible-playbook playbooks/weights.yml -e verify_weights=full'"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts about a host that checks judge. A part that this user may not be able to read can be an Unread."""
+"""The facts about a host that others judge. A part that this user may not be able to read can be an Unread."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..answers.canary_command import Result
 from ..gateway.certificate import Certificate
 from ..gpu.access import Access
 from ..gpu.budget import Foreign
-from ..gpu.driver_facts import Driver
 from ..gpu.topology import Topology
 from ..names import ENGINE_USER
-from ..system.dpkg import Packages
 from ..system.host import Unread
 from ..system.systemd import Unit
+from .dpkg import Packages
+from .driver import Driver
 
 DATA = "/data/vllm"
 DEFAULT_SHM_BYTES = 64 * 1024 * 1024
@@ -220,7 +220,7 @@ class Weights:
 class Deep:
     expected: Expectation
     status: Mapping[str, Any]
-    """As `vllm-edge status --format json` prints it."""
+    """The document of `collect`, not judged yet."""
     images: tuple[str, ...]
     """What is wrong with the images of the engines."""
     weights: tuple[Weights, ...]

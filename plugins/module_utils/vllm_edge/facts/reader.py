@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reader of a host: everything in the doctor that touches the host. It changes nothing.
+"""The reader of a host, for everything that judges one. It changes nothing.
 
 It works as any user, and what this user may not see becomes an Unread. It needs only Python, because it also runs on a
 host that has no driver and nothing of this project yet. For that reason it uses nvidia-smi, which comes with every
@@ -28,9 +28,7 @@ from ..gateway.describe import list_addresses, list_places
 from ..gateway.names import name_link
 from ..gateway.sync import CONFIGURATION, Report, is_installed, open_proxy
 from ..gpu import slots, topology
-from ..gpu.access import Access, CannotAsk, ask_docker, look, refuse_stopped_docker
-from ..gpu.driver import GENERATED, STATIC, resolve
-from ..gpu.driver_facts import DriverReader, switch
+from ..gpu.access import CannotAsk, ask_docker, refuse_stopped_docker
 from ..gpu.owners import Owner, find_owners
 from ..gpu.topology import Topology, Xid
 from ..names import GATEWAY_UNIT, GATEWAY_USER, LABEL_COMPANION, TARGET
@@ -38,9 +36,8 @@ from ..paths import HostPaths
 from ..switch.history import read_course, read_switches
 from ..switch.model import Result
 from ..switch.steps import hooks
-from ..system import cdi, dpkg
+from ..system import cdi
 from ..system.docker import locate_images, locate_swarm_state
-from ..system.dpkg import Packages
 from ..system.files import find_wrong_attributes
 from ..system.host import Unread
 from ..system.http import Answer, get_health
@@ -48,7 +45,8 @@ from ..system.listeners import find_port_users
 from ..system.process import engine_uid
 from ..system.sockets import pin
 from ..system.systemd import SystemdError
-from .facts import (
+from .driver import switch
+from .model import (
     NOTHING_EXPECTED,
     Engine,
     Expectation,
@@ -72,6 +70,7 @@ from .parsers import (
     read_free_space,
     read_object,
 )
+from .runtime import RuntimeReader
 
 GPU_CLASS = "0x03"
 NVIDIA = "0x10de"
@@ -105,7 +104,7 @@ REFRESH_FILES = (f"usr/lib/{REFRESH}", f"lib/{REFRESH}", f"etc/{REFRESH}", f"etc
 
 
 @dataclass(frozen=True)
-class Reader(DriverReader):
+class Reader(RuntimeReader):
     """Reads the facts of a host, or of a directory that looks like one.
 
         read() -> Facts
@@ -178,16 +177,6 @@ class Reader(DriverReader):
             for row in rows
             if len(row) == 7 and row[2].isdigit() and 1000 <= int(row[2]) < 65534 and not NO_SHELL.search(row[6])
         )
-
-    def packages(self) -> tuple[Packages | Unread, tuple[str, ...]]:
-        """Return the installed packages, and the names of those that are half installed."""
-        ran = self.ask("dpkg-query", "-W", "-f", dpkg.FORMAT)
-        if isinstance(ran, Unread):
-            return ran, ()
-        if ran.status != 0:
-            return Unread(f"dpkg-query: {ran.err}"), ()
-        found, half = dpkg.parse_packages(ran.out)
-        return found, tuple(half)
 
     def dpkg_interrupted(self) -> bool | Unread:
         """Return whether a run of dpkg was cut off: dpkg keeps what it has not merged into its database in numbered
@@ -414,17 +403,6 @@ class Reader(DriverReader):
             return False
         return True
 
-    def version(self, program: str) -> str:
-        ran = self.ask(program, "--version")
-        version = re.search(r"version (\d+(?:\.\d+)+)", "" if isinstance(ran, Unread) else ran.out)
-        return version[1] if version else ""
-
-    def access(self) -> Access | Unread:
-        try:
-            return look(self.run, self.root)
-        except CannotAsk as error:
-            return Unread(str(error))
-
     def leftovers(self) -> tuple[str, ...] | Unread:
         """Return the containers of benchmarks and reference answers whose command has ended without removing them."""
         shown = f'{{{{.Names}}}} {{{{.Label "{LABEL_COMPANION}"}}}}'
@@ -449,21 +427,6 @@ class Reader(DriverReader):
             return Unread(f"{path}: {error.strerror or error}"), ""
         except ValueError as error:
             return {}, str(error)
-
-    def specifications(self) -> dict[str, str] | Unread:
-        """Return the text of each CDI specification of NVIDIA's GPUs, by path."""
-        found = {}
-        for directory in (STATIC, GENERATED):
-            place = resolve(self.root, directory)
-            if place is None:
-                continue
-            try:
-                texts = cdi.gpu_specs(str(place))
-            except OSError as error:
-                return Unread(f"{error.filename}: {error.strerror}")
-            for path, text in texts.items():
-                found[f"/{directory}/{Path(path).name}"] = text
-        return found
 
     def image(self) -> Image | Unread | None:
         path = self.paths.state / "image.json"

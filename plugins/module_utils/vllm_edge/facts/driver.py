@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a host has of NVIDIA's driver, and what the driver says of its GPUs.
 
-The doctor and the role nvidia_driver read a host with the same reader. It asks nvidia-smi, which comes with every
+The doctor and the roles read a host with the same reader. It asks nvidia-smi, which comes with every
 driver, and not nvidia-ml-py, which a bare host does not have.
 """
 
@@ -10,16 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from ..system import dpkg
-from ..system.dpkg import Packages
+from ..gpu import topology
+from ..gpu.driver import DriverVersions, read_versions
+from ..gpu.topology import Card, Topology
 from ..system.host import HostReader, Unread
 from ..system.systemd import Unit
 from ..text import make_sort_key
-from . import topology
-from .driver import DriverVersions, read_versions
-from .topology import Card, Topology
+from . import dpkg
+from .dpkg import Packages
 
 SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 MODULE = re.compile(r"^\S*/nvidia(?:-current(?:-open)?)?\.ko(?:\.\w+)?:", re.MULTILINE)
@@ -65,7 +64,22 @@ def switch(word: str) -> bool | None:
 
 @dataclass(frozen=True)
 class DriverReader(HostReader):
-    """Reads the driver, the kernels that can start, and the bus between the GPUs."""
+    """Reads the packages, the driver, the kernels that can start, and the bus between the GPUs."""
+
+    def packages(self, *patterns: str) -> tuple[Packages | Unread, tuple[str, ...]]:
+        """Return the installed packages, and the names of those that are half installed.
+
+        Args:
+            patterns: patterns of names; without any, all packages are read
+        """
+        ran = self.ask("dpkg-query", "-W", "-f", dpkg.FORMAT, *patterns)
+        if isinstance(ran, Unread):
+            return ran, ()
+        # Exit status 1 means that a pattern matches no package, which is usual.
+        if ran.status > (1 if patterns else 0):
+            return Unread(f"dpkg-query failed: {ran.err}"), ()
+        found, half = dpkg.parse_packages(ran.out)
+        return found, tuple(half)
 
     def driver(self, packages: Packages | Unread) -> Driver:
         release = self.plain("proc/sys/kernel/osrelease")
@@ -100,57 +114,29 @@ class DriverReader(HostReader):
             return shown
         return {name: (version, shown[name]["Version"]) for name, version in held.items() if name in shown}
 
-    def origins(self, packages: Packages) -> dict[str, tuple[str, ...]] | Unread:
-        """Return which sources of apt offer the installed version of each package of the driver."""
+    def offered(self, packages: Packages) -> tuple[dict[str, list[str]], dict[str, set[str]]] | Unread:
+        """Return which addresses offer the installed version of each package of the driver, and who signs them.
+
+        Helpers such as nvidia-installer-cleanup have dates as versions and may come from the distribution: not these.
+        """
         names = dpkg.versioned(packages)
         if not names:
-            return {}
+            return {}, {}
         sources, policy = self.ask("apt-cache", "policy"), self.ask("apt-cache", "policy", *names)
         if isinstance(sources, Unread):
             return sources
         if isinstance(policy, Unread):
             return policy
-        owners_of = dpkg.parse_origins(sources.out)
+        return dpkg.parse_policy(policy.out), dpkg.parse_origins(sources.out)
+
+    def origins(self, packages: Packages) -> dict[str, tuple[str, ...]] | Unread:
+        found = self.offered(packages)
+        if isinstance(found, Unread):
+            return found
+        offered, owners_of = found
         return {
             name: tuple(sorted({owner for uri in uris for owner in owners_of.get(uri, {uri})}))
-            for name, uris in dpkg.parse_policy(policy.out).items()
-        }
-
-    def offers(self, lead: str, prebuilt: str, packages: Packages, wanted: Sequence[str]) -> dict[str, Any]:
-        """Return what apt would install now of a driver, of the kernels and of their prebuilt modules.
-
-        Args:
-            lead: package whose version is the version of the driver
-            prebuilt: prefix of the packages with prebuilt modules; empty if DKMS builds the modules
-            wanted: packages with prebuilt modules that the flavours and the kernels need, the newest kernel's last
-
-        Returns:
-            The results of these names of the module nvidia_driver_state.
-        """
-        flavours = dpkg.find_kernel_flavours(packages) if prebuilt else {}
-        installed = [name for name in packages if prebuilt and dpkg.PREBUILT.fullmatch(name)]
-        shown = self.candidates([lead, *flavours, *wanted, *installed])
-        known = {} if isinstance(shown, Unread) else shown
-        candidate = dpkg.parse_upstream_version(known.get(lead, {}).get("Version", ""))
-        depends = {name: known[name].get("Depends", "") for name in (*wanted, *installed) if name in known}
-        releases = {name: release for name in depends if (release := dpkg.find_module_release(depends[name]))}
-        # The package of a flavour depends on the one of its newest kernel.
-        following = [prebuilt + flavour for flavour in flavours.values()] or list(wanted[-1:])
-        newest = [re.search(rf"{re.escape(prebuilt)}(\d[^\s,]*)", depends.get(name, "")) for name in following]
-        fits = {name: release == candidate for name, release in releases.items() if name.startswith(prebuilt)}
-        newer = [name for name in known if name in packages and known[name]["Version"] != packages[name]["version"]]
-        return {
-            "candidate": candidate,
-            "module_releases": releases,
-            "next_modules": following,
-            "offered_kernel": next((found[1] for found in newest if found), ""),
-            "kernel_updates": [name for name in newer if name in flavours],
-            "module_updates": dpkg.add_companions(prebuilt, [name for name in newer if fits.get(name)], newer),
-            "outdated_modules": dpkg.add_companions(
-                prebuilt,
-                [name for name in fits if name in packages and name not in following and not fits[name]],
-                installed,
-            ),
+            for name, uris in offered.items()
         }
 
     def secure_boot(self) -> bool | Unread | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..system.host import Unread
-from .facts import DEFAULT_SHM_BYTES, Space
+from .model import DEFAULT_SHM_BYTES, Space
 
 _SIZES = {"": 1, "b": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 

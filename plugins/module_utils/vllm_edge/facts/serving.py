@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collection of the status of a host: what systemd, Docker, NVML and the project's own files say, as one JSON
-document."""
+"""What serves on a host: what systemd, Docker, NVML and the project's own files say, as one JSON document."""
 
 from __future__ import annotations
 
@@ -30,7 +29,6 @@ from ..switch.steps.gpu_memory import load_slots, read_boards
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, docker_unit
 from ..system.nvml import NvmlFailure, open_nvml, pynvml_missing
 from ..system.systemd import ask_units
-from .problems import judge
 
 Json = dict[str, Any]
 Asked = tuple[list[Json], str | None]
@@ -273,10 +271,10 @@ def collect(
     gpus: Callable[[Mapping[str, int | None], HostPaths], Asked] = ask_gpus,
     expected_profile: str | None = None,
 ) -> Json:
-    """Collect everything that `vllm-edge status` shows.
+    """Collect everything that `vllm-edge status` shows and judges.
 
     Returns:
-        The status document. What is wrong or could not be asked is listed under `problems`.
+        The status document before it is judged: `problems` lists what could not be asked.
     """
     configs, problems = load_configs(paths)
     # Read this first: whether a switch runs decides how everything after it is judged.
@@ -303,7 +301,7 @@ def collect(
             engine["container_state"] = "unknown"
         engines.append(engine)
     target = shown.get(TARGET, {})
-    status: Json = {
+    return {
         "host": socket.gethostname(),
         "active_profile": profile,
         "expected_profile": expected_profile,
@@ -323,5 +321,5 @@ def collect(
         "quality": read_quality(paths),
         "memory_warnings": feasibility.warn_of_measurement(configs, states, boards),
         "load_warnings": [text for config in configs if (text := warn_of_load(paths, config, states[config.engine]))],
+        "problems": problems,
     }
-    return status | {"problems": [*problems, *judge(status)]}

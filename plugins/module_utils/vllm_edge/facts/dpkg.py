@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Mapping  # noqa: UP035 that of collections.abc cannot be subscripted by Python 3.8
 
 Packages = Mapping[str, Mapping[str, Any]]
 """Installed packages by name: `version` (str) and `held` (bool)."""

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a host has of Docker and CDI, and what the role container_runtime decides by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..gpu.access import Access, CannotAsk, look
+from ..gpu.driver import GENERATED, STATIC, read_specifications
+from ..gpu.toolkit import KNOWN_BAD
+from ..system import cdi
+from ..system.host import Unread
+from ..system.systemd import Unit
+from .driver import DriverReader
+
+
+@dataclass(frozen=True)
+class RuntimeState:
+    """Docker, the container toolkit and CDI of a host, as the role decides by it. The defaults are a bare host."""
+
+    docker_version: str = ""
+    """Empty if there is no Docker Engine."""
+    units: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
+    """Whether a unit is `enabled` and `active`, by its name; those that do not exist are left out."""
+    cdi_devices: Sequence[str] = ()
+    """CDI devices of NVIDIA's GPUs."""
+    cdi_static: Sequence[str] = ()
+    """CDI specifications of NVIDIA's GPUs that somebody made by hand."""
+    cdi_stale: str = ""
+    """Why the CDI specification has to be made again; empty if it fits the host."""
+    toolkit_known_bad: Mapping[str, str] = field(default_factory=lambda: dict(KNOWN_BAD))
+    """Releases of the container toolkit that do not work, each with the reason."""
+
+
+@dataclass(frozen=True)
+class RuntimeReader(DriverReader):
+    """Reads, beside the driver, programs of the container runtime, CDI specifications and the GPUs of containers."""
+
+    def version(self, program: str) -> str:
+        ran = self.ask(program, "--version")
+        version = re.search(r"version (\d+(?:\.\d+)+)", "" if isinstance(ran, Unread) else ran.out)
+        return version[1] if version else ""
+
+    def access(self) -> Access | Unread:
+        try:
+            return look(self.run, self.root)
+        except CannotAsk as error:
+            return Unread(str(error))
+
+    def specifications(self) -> dict[str, str] | Unread:
+        """Return the text of each CDI specification of NVIDIA's GPUs, by path."""
+        try:
+            return read_specifications(self.root)
+        except OSError as error:
+            return Unread(f"{error.filename}: {error.strerror}")
+
+    def read_runtime_state(self, units: Iterable[str], gpus: Sequence[str], driver: str) -> RuntimeState:
+        """Read what the role needs.
+
+        Args:
+            units: names of units to look for
+            gpus: UUIDs of the GPUs that answer
+            driver: version of the driver that they name; empty if none answers
+        """
+        texts, seen = self.specifications(), self.units(*units)
+        texts = {} if isinstance(texts, Unread) else texts
+        return RuntimeState(
+            docker_version=self.version("dockerd"),
+            units={} if isinstance(seen, Unread) else describe_units(seen),
+            cdi_devices=list_devices(texts.values()),
+            cdi_static=[path for path in texts if path.startswith(f"/{STATIC}/")],
+            cdi_stale=explain_stale(texts, gpus, driver, has_uvm=self.at(cdi.UVM).exists()),
+        )
+
+
+def describe_units(units: Mapping[str, Unit]) -> dict[str, dict[str, bool]]:
+    return {
+        name: {"enabled": unit.starts_at_boot, "active": unit.active_state == "active"}
+        for name, unit in units.items()
+        if unit.load_state == "loaded"
+    }
+
+
+def list_devices(texts: Iterable[str]) -> list[str]:
+    return sorted({f"nvidia.com/gpu={name}" for text in texts for name in cdi.parse_device_names(text)})
+
+
+def explain_stale(texts: Mapping[str, str], gpus: Sequence[str], driver: str, *, has_uvm: bool) -> str:
+    """Return why the CDI specification has to be made again; empty if it fits the host.
+
+    Args:
+        texts: the specifications by path
+        gpus: UUIDs of the GPUs that answer
+        driver: version of the driver; empty if it is not known
+        has_uvm: whether the device node of CUDA exists
+    """
+    devices = list_devices(texts.values())
+    if not devices:
+        return "no CDI specification names a GPU"
+    missing, gone = cdi.compare(devices, list(gpus))
+    if missing:
+        return f"it does not name {', '.join(missing)}"
+    if gone:
+        return f"it names {', '.join(gone)}, which the host does not have"
+    generated = {path: text for path, text in texts.items() if path.startswith(f"/{GENERATED}/")}
+    versions = sorted({version for text in generated.values() for version in cdi.driver_versions(text)})
+    if driver and versions and driver not in versions:
+        return f"it was made for driver {', '.join(versions)}, the host has {driver}"
+    blind = sorted(path for path, text in generated.items() if not cdi.lists_uvm(text))
+    if has_uvm and not blind:
+        return ""
+    cuda = f"{', '.join(blind)} does not list {cdi.UVM}" if has_uvm else f"there is no {cdi.UVM}"
+    return f"{cuda}, so that NVML works in containers and CUDA fails with error 999"
