@@ -24,9 +24,6 @@ options:
     type: list
     elements: str
     default: []
-seealso:
-  - module: edge.vllm_edge.docker_daemon_config
-    description: Configure Docker and enable CDI.
 """
 
 EXAMPLES = r"""
