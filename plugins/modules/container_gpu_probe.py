@@ -20,9 +20,8 @@ extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 attributes:
   check_mode:
-    support: full
-    description: The probe also runs in check mode, because it changes nothing. A failure is then returned as
-      RV(problem), and the module does not fail.
+    description: The probe also runs in check mode. A failure is then returned as RV(problem), and the module does not
+      fail.
 options:
   image:
     description: Name or id of the image. It is not pulled. Exactly one of O(image) and O(container) is required.
@@ -51,9 +50,6 @@ options:
     description: Number of seconds that the program may take.
     type: int
     default: 120
-seealso:
-  - module: edge.vllm_edge.container_gpu_access
-    description: Check all running containers without running anything inside them.
 """
 
 EXAMPLES = r"""

@@ -18,8 +18,6 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     description: In check mode the module runs in the foreground, as it would without this plugin.
-  diff_mode:
-    description: Returns the difference that the module returns.
   idempotent:
     support: N/A
     description: This depends on the module.
@@ -57,9 +55,6 @@ options:
     description: Number of seconds after which the module is stopped and the task fails.
     type: int
     default: 3600
-seealso:
-  - module: edge.vllm_edge.model_weights
-    description: A module that takes long and writes its progress to a file.
 """
 
 EXAMPLES = r"""

@@ -48,9 +48,6 @@ options:
       there is replaced. In check mode it is not written. To see whether CUDA works, the report asks it in the
       containers of the engines, and in a new container on GPUs that nobody uses.
     type: path
-seealso:
-  - module: edge.vllm_edge.gpu_topology
-    description: Gather the settings that engines on several GPUs need.
 """
 
 EXAMPLES = r"""
@@ -62,29 +59,16 @@ EXAMPLES = r"""
 
 RETURN = r"""
 doctor:
-  description: The result of all checks, in the same order in every run.
+  description:
+    - The result of all checks, in the same order in every run. C(exit_status) is V(0) if all passed, V(1) if there are
+      warnings, V(2) if there are failures; C(summary) is the number of checks by state, C(as_root) whether the module
+      ran as root.
+    - C(checks), each with C(check), C(group), C(state) (V(ok), V(warn), V(fail) or V(unknown)), C(evidence) and
+      C(remedy).
+    - C(recommendation) for engines on several GPUs, C(environment), C(arguments) and C(reasons), as
+      M(edge.vllm_edge.gpu_topology) returns them.
   type: dict
   returned: success
-  contains:
-    exit_status:
-      description: V(0) if all checks passed, V(1) if there are warnings, V(2) if there are failures.
-      type: int
-    summary:
-      description: Number of checks by state.
-      type: dict
-    as_root:
-      description: Whether the module ran as root.
-      type: bool
-    checks:
-      description: >-
-        Every check with C(check), C(group), C(state) (V(ok), V(warn), V(fail) or V(unknown)), C(evidence) and
-        C(remedy).
-      type: list
-      elements: dict
-    recommendation:
-      description: C(environment), C(arguments) and C(reasons) for engines on several GPUs, as
-        M(edge.vllm_edge.gpu_topology) returns them.
-      type: dict
 problems:
   description: One paragraph for each check that failed.
   type: list

@@ -53,11 +53,6 @@ options:
       the project ships.
     type: dict
     default: {}
-seealso:
-  - module: edge.vllm_edge.serving_plan
-    description: Predict memory use from these facts.
-  - module: edge.vllm_edge.model_weights
-    description: Download the weights of a model.
 """
 
 EXAMPLES = r"""
@@ -66,12 +61,6 @@ EXAMPLES = r"""
     repo: google/gemma-4-31B-it
     path: /data/vllm/weights/gemma-4-31B-it
   register: facts
-
-- name: Read the facts of a model from the hub
-  edge.vllm_edge.model_facts:
-    repo: Qwen/Qwen3-8B
-    revision: main
-  register: facts
 """
 
 RETURN = r"""
@@ -79,53 +68,43 @@ repo:
   description: Repository of the model.
   returned: success
   type: str
-  sample: google/gemma-4-31B-it
 revision:
   description: Commit. Empty if a directory was read and O(revision) is not set.
   returned: success
   type: str
-  sample: ""
 architecture:
   description: Architecture as C(config.json) names it.
   returned: success
   type: str
-  sample: Gemma4ForConditionalGeneration
 quantization:
   description: Quantization method as vLLM names it.
   returned: success
   type: str
-  sample: none
 elements:
   description: Number of elements of all tensors. For weights that are not packed this is the number of parameters.
   returned: success
   type: int
-  sample: 31273088876
 checkpoint_bytes:
   description: Size of all tensors in bytes.
   returned: success
   type: int
-  sample: 62546177752
 record:
   description: The facts as they are recorded.
   returned: success
   type: dict
-  sample: {}
 recorded_facts:
   description: Text of the planner's C(planning/recorded_facts.py) with this model added.
   returned: success
   type: str
-  sample: ""
 changes:
   description: Differences from the recorded facts, one line each. Empty if the same facts are already recorded.
   returned: success
   type: list
   elements: str
-  sample: ["new: 39 kinds of tensors"]
 msg:
   description: A line that summarises what was read, or describes the error and its remedy.
   returned: always
   type: str
-  sample: "google/gemma-4-31B-it: 31,273,088,876 elements in 62.5 GB."
 """
 
 import functools

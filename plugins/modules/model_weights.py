@@ -21,17 +21,12 @@ description:
   - After a broken connection or an error that may be temporary (HTTP 408, 500, 502, 503, 504) the download of a file
     goes on where it stopped, after pauses of 1, 2, 5 and 10 seconds, which begin anew when at least 256 KiB have
     arrived. If the rate is limited (HTTP 429), it waits as long as the hub says. Then the module fails.
-  - Large files are downloaded from the addresses that the hub redirects to. Xet is not used.
-  - The module runs under the system's Python, and restarts itself with O(interpreter) when it needs
-    C(huggingface_hub). Only one run per model is possible at a time. A second one fails.
+  - Only one run per model is possible at a time. A second one fails. Xet is not used.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
   check_mode:
-    description: In check mode the module reports what would be downloaded, with sizes if the source can be asked. It
-      reads the source and writes nothing.
-  diff_mode:
-    description: Shows one line for each file or directory that differs.
+    description: Reads the source, for sizes, and writes nothing.
 requirements:
   - huggingface_hub (Python package), in the interpreter that runs the module or in O(interpreter), to download from a
     hub
@@ -108,8 +103,6 @@ options:
     description: Python interpreter with C(huggingface_hub).
     type: path
     default: /opt/vllm-edge/current/venv/bin/python3
-seealso:
-  - module: edge.vllm_edge.model_facts
 """
 
 EXAMPLES = r"""
@@ -119,13 +112,6 @@ EXAMPLES = r"""
     repo: google/gemma-4-E2B-it
     revision: "{{ vllm_models.e2b.revision }}"
     path: /data/vllm/weights/gemma-4-E2B-it
-
-- name: Hash all files again
-  edge.vllm_edge.model_weights:
-    name: e2b
-    repo: google/gemma-4-E2B-it
-    path: /data/vllm/weights/gemma-4-E2B-it
-    verify: full
 """
 
 RETURN = r"""
