@@ -12,10 +12,8 @@ description:
   - Checks the system, the driver, the GPUs, the container runtime, the disks and the engines of a host.
   - Needs only Python on the host, so it can run before anything of vllm-edge is installed. With O(deep) it runs
     C(vllm-edge doctor --deep) on the host, which hashes the weights and sends the canary to every engine too.
-  - Some facts can only be read as root. Checks that need facts which the user may not read report V(unknown), which is
-    not a failure.
-  - The module does not fail if checks fail, so that the play can print RV(lines).
-  - Nothing on the host is changed, except for the file O(support_report).
+  - Checks that need facts which the user may not read report V(unknown), which is not a failure. The module does not
+    fail if checks fail, so that the play can print RV(lines).
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:
@@ -44,9 +42,9 @@ options:
     type: dict
   support_report:
     description: >-
-      Path on the host of a support report (tar.gz) to write as well, which only its owner may read. A file that is
-      there is replaced. In check mode it is not written. To see whether CUDA works, the report asks it in the
-      containers of the engines, and in a new container on GPUs that nobody uses.
+      Path on the host of a support report (tar.gz) to write as well, which only its owner may read; not in check mode.
+      To see whether CUDA works, the report asks it in the containers of the engines, and in a new container on GPUs
+      that nobody uses.
     type: path
 """
 

@@ -11,10 +11,7 @@ version_added: "0.1.0"
 description:
   - Reads C(config.json) and the headers of the safetensors files of a model, from a directory or from a hub. It never
     reads the weights themselves. From a hub that is some KiB per file.
-  - Returns the facts, and the text of the planner's file of recorded facts with this model added. It writes nothing on
-    the host.
-  - A model whose architecture the planner does not know, and whose memory has no upper bound, is an error, because its
-    facts could not be used.
+  - A model whose architecture the planner does not know, and whose memory has no upper bound, is an error.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 requirements:
@@ -29,9 +26,7 @@ options:
       safetensors files, from which shapes are inferred. If it is not set, they are read from the hub.
     type: path
   revision:
-    description:
-      - Commit, branch or tag. For a hub it is resolved to a commit, and an empty value means V(main).
-      - With O(path) it is only recorded, not checked.
+    description: Commit, branch or tag; with O(path) it is only recorded. An empty value means V(main) at a hub.
     type: str
     default: ""
   endpoint:
@@ -39,9 +34,8 @@ options:
     type: str
     default: https://huggingface.co
   token:
-    description:
-      - Token for the hub, for gated or private repositories. Without one, none is sent, also not that of the user.
-      - It is only sent to O(endpoint), which must be an https address or this machine itself.
+    description: Token for gated or private repositories. It is only sent to O(endpoint), which must be an https address
+      or this machine itself.
     type: str
   origin:
     description: Where the facts come from, for the record. If it is empty, the commit at the hub is recorded, or

@@ -14,8 +14,6 @@ description:
   - Renders the chosen profile, whose name is C(advised), as entries of C(serving_engines) and C(serving_profiles).
   - Uses the same calculation as M(edge.vllm_edge.serving_plan). It needs no host, no GPU and no network.
   - Profiles with two engines on the same GPU are not considered.
-  - Fails if no profile is feasible, if the rank O(choose) does not exist, or if the profiles are ranked by V(tok_s) and
-    the bandwidth of the GPU is not known.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
   - edge.vllm_edge.planning
@@ -39,10 +37,8 @@ options:
       is its context length in tokens, and V(free_gpus) is the number of GPUs without an engine. V(together) is the
       estimated speed of eight requests for each of its roles together, shared out to its replicas, after profiles whose
       KV cache has neither the model's own dtype nor the checkpoint's scales are put last. Profiles that are equal in
-      this are ranked by the speed of the main engine, by whether its KV cache has such a dtype, by the number of roles
-      that would have to wait, by its context length, by its C(max_num_seqs), by the number and speed of the other
-      engines, by the number of free GPUs, and by the number of concurrent requests. A further replica of the main
-      engine counts as one of the other engines.
+      this are ranked by speed, KV cache and context length of the main engine, then by the other engines, the free GPUs
+      and the number of concurrent requests.
     type: raw
     default: tok_s
   choose:

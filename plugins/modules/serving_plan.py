@@ -12,9 +12,7 @@ description:
     needs on each of its GPUs, the maximum context length and the speed.
   - Computes from C(config.json), from the headers of the safetensors files, from the arguments of the engines and from
     known properties of the vLLM release. It needs no host, no GPU and no network.
-  - A verdict other than V(fits) is a result, and the module does not fail. It fails if O(profile) cannot be planned at
-    all, for example because nothing is known about a model. With O(profiles) such a profile is returned with the
-    reason.
+  - Fails only if O(profile) cannot be planned at all, for example because nothing is known about a model.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
   - edge.vllm_edge.planning

@@ -17,8 +17,6 @@ description:
   - While another switch is running, the module writes nothing and fails.
   - The switch is refused before it changes anything if foreign processes on a GPU of a new engine leave less memory
     than the GPU's budget, whatever O(foreign) is.
-  - If nothing differs, no unit is started. If the inventory now contains the profile that was chosen with
-    O(origin=-e) or O(origin=host) before, the inventory is recorded as the origin.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
   - edge.vllm_edge.foreign
@@ -38,7 +36,6 @@ options:
     suboptions:
       engine:
         description: The engine as an entry of C(serving_engines), with its C(name) and the settings that the plan adds.
-          The program writes its container and its C(engine.json) from it.
         type: dict
         required: true
       unit:
@@ -58,9 +55,6 @@ options:
     description:
       - What the host gives to all its engines. Each key is the variable C(vllm_engine_<key>) of the role
         C(vllm_engine), whose argument specification has its type and unit.
-      - Required are C(uid), C(image), C(gpu_uuids), C(cache_directory), C(shm_size), C(tmp_size), C(pids_limit),
-        C(oom_score_adj), C(max_logprobs), C(max_tokens), C(stop_timeout_s), C(stall_timeout_s), C(progress_timeout_s)
-        and C(idle_probe_s).
       - Optional are C(image_id), C(memory), C(ulimits), C(request_limits), C(shutdown_timeout_s) (V(0) for a release of
         vLLM without this option), and three results of modules, C(bus_environment) and C(bus_arguments) of
         M(edge.vllm_edge.gpu_topology) and C(secrets_hashes) of M(edge.vllm_edge.engine_secrets).
@@ -80,11 +74,9 @@ options:
     type: dict
     default: {}
   quality:
-    description:
-      - The quality gate. Engines that a switch starts are asked these questions after the canary and before the commit.
-        C(gate) is V(warn) or V(fail), C(cases) is the suite as C(quality_suite) has it, C(repeats) how often each case
-        is asked, C(timeout_s) the seconds of one answer.
-      - Without it, a switch asks no questions.
+    description: Questions that a switch asks the engines it starts, after the canary and before the commit. C(gate) is
+      V(warn) or V(fail), C(cases) is the suite as C(quality_suite) has it, C(repeats) how often each case is asked,
+      C(timeout_s) the seconds of one answer.
     type: dict
   origin:
     description: Where the profile was chosen.
