@@ -15,14 +15,13 @@ description:
   - With O(container), runs O(program) with C(python3) inside a running container, beside its own processes and without
     arguments.
   - Fails if the container cannot be started, if NVML or CUDA cannot be opened in it, if it sees other GPUs than those
-    in O(gpus), or if its CUDA is older than that of the image. The message contains the reason and a remedy.
+    in O(gpus), or if its CUDA is older than that of the image.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 attributes:
   check_mode:
-    support: full
-    description: The probe also runs in check mode, because it changes nothing. A failure is then returned as
-      RV(problem), and the module does not fail.
+    description: The probe also runs in check mode. A failure is then returned as RV(problem), and the module does not
+      fail.
 options:
   image:
     description: Name or id of the image. It is not pulled. Exactly one of O(image) and O(container) is required.
@@ -51,9 +50,6 @@ options:
     description: Number of seconds that the program may take.
     type: int
     default: 120
-seealso:
-  - module: edge.vllm_edge.host_facts
-    description: Check all running containers without running anything inside them.
 """
 
 EXAMPLES = r"""
@@ -62,12 +58,6 @@ EXAMPLES = r"""
     image: vllm-edge/vllm-openai
     gpus: [GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000]
     flags: [--read-only, --cap-drop=ALL]
-    program: "{{ lookup('ansible.builtin.file', 'probe.py') }}"
-
-- name: Check that a running container still has its GPU
-  edge.vllm_edge.container_gpu_probe:
-    container: vllm-e2b
-    gpus: [GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000]
     program: "{{ lookup('ansible.builtin.file', 'probe.py') }}"
 """
 

@@ -17,12 +17,8 @@ description:
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
-  check_mode:
-    description: In check mode the module reports which engines have other secrets, and writes nothing.
   diff_mode:
     description: Names the files that differ. Secrets are never shown.
-  idempotent:
-    description: A second run changes nothing.
 options:
   secrets:
     description: Values by environment variable, by engine.

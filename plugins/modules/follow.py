@@ -8,18 +8,15 @@ module: follow
 short_description: Run a long module and print its progress
 version_added: "0.1.0"
 description:
-  - Starts a module in the background of the host, waits for it, and returns its result.
-  - Meanwhile runs the progress command every O(interval_s) seconds, and prints one line for each line of its output.
-  - Each printed line contains the label, the seconds since the start, and a line of the progress command.
-  - The module does not depend on the connection. If the connection is lost, the plugin prints that once and keeps
-    trying to reach the host.
+  - Starts a module in the background of the host, waits for it, and returns its result. A lost connection does not end
+    the module; the plugin keeps trying to reach the host.
+  - Meanwhile prints, every O(interval_s) seconds, the O(label), the seconds since the start, and each line of the
+    command O(progress).
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
   check_mode:
     description: In check mode the module runs in the foreground, as it would without this plugin.
-  diff_mode:
-    description: Returns the difference that the module returns.
   idempotent:
     support: N/A
     description: This depends on the module.
@@ -33,12 +30,9 @@ options:
     type: dict
     default: {}
   secrets:
-    description:
-      - Values that must be neither on a disk of the host nor on a command line. The module must have the option
-        C(secrets_path), which gets the path of a file in C(/run) with these values as a JSON object, mode 0600, and
-        must remove this file when it has read it. What is left of it is removed when the module has ended, and by the
-        next run with the same O(label).
-      - Use this instead of C(environment), which Ansible puts on a command line that every user of the host can read.
+    description: Values that must be neither on a disk of the host nor on a command line, which C(environment) would put
+      them on. The module must have the option C(secrets_path), which gets the path of a file in C(/run) with these
+      values as a JSON object, mode 0600, and must remove this file when it has read it.
     type: dict
   label:
     description: What is in progress, in one or two words.
@@ -57,9 +51,6 @@ options:
     description: Number of seconds after which the module is stopped and the task fails.
     type: int
     default: 3600
-seealso:
-  - module: edge.vllm_edge.model_weights
-    description: A module that takes long and writes its progress to a file.
 """
 
 EXAMPLES = r"""

@@ -9,26 +9,21 @@ module: gpu_slots
 short_description: Manage the assignment of GPUs to slots
 version_added: "0.1.0"
 description:
-  - Engines refer to their GPUs by slot number. A slot stands for the UUID of one GPU. O(gpu_uuids) assigns the slots if
-    the inventory sets it.
+  - Engines refer to their GPUs by slot number. A slot stands for the UUID of one GPU.
   - If O(gpu_uuids) is not set, the first run orders the GPUs by PCI bus id, records the order at O(path), and returns
     lines that can be pasted into the inventory. Later runs use the record.
-  - A recorded or declared GPU that is missing is an error that names it. Slots are never reassigned automatically,
-    because engines would then run on the wrong GPUs.
+  - A recorded or declared GPU that is missing is an error that names it. Slots are never reassigned automatically.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
   - edge.vllm_edge.nvml
 attributes:
   check_mode:
-    description: In check mode the module reports what would change and changes nothing. If the driver or the host
-      runtime is not installed yet, it is skipped with the reason; outside of check mode that is an error.
-  diff_mode:
-    description: Shows the record before and after the change.
+    description: If the driver or the host runtime is not installed yet, the module is skipped with the reason; outside
+      of check mode that is an error.
 options:
   gpu_uuids:
-    description:
-      - UUIDs of the host's GPUs in the order of their slots. The record is updated to this list.
-      - If it is not set or empty, the record is used. If there is no record, the GPUs are ordered by PCI bus id.
+    description: UUIDs of the host's GPUs in the order of their slots, as in the variable of this name. The record is
+      updated to this list.
     type: list
     elements: str
   path:
@@ -39,9 +34,6 @@ options:
     description: Number of GPUs that the profile needs. Fewer slots are an error.
     type: int
     default: 1
-seealso:
-  - module: edge.vllm_edge.vram_budget
-    description: Compare the memory in use on every GPU with its budget. Budgets are keyed by slot.
 """
 
 EXAMPLES = r"""
@@ -64,53 +56,33 @@ uuids:
   returned: success or skipped
   type: list
   elements: str
-  sample: [GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000, GPU-84be2d17-0c59-5f7a-b2f3-5d1a9e820001]
 slots:
-  description: >-
-    The slots with details of each GPU. C(total_mib) and C(reserved_mib) are the total and the reserved memory that
-    NVML reports; C(reserved_mib) is V(null) if NVML does not report it.
+  description: The slots, each with C(slot), C(uuid), C(name) and C(pci_bus_id) of its GPU, and the C(total_mib) and
+    C(reserved_mib) of NVML, V(null) if it does not report the latter.
   returned: success
   type: list
   elements: dict
-  sample:
-    - slot: 0
-      uuid: GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000
-      name: NVIDIA L4
-      pci_bus_id: "00000000:17:00.0"
-      total_mib: 23034
-      reserved_mib: 470
 source:
   description: Where the order was taken from. V(declared) is O(gpu_uuids), V(recorded) is the record on the host, and
     V(discovered) is the PCI bus order of this run.
   returned: success
   type: str
-  sample: discovered
 paste:
   description: YAML lines for the host's host_vars that set the order explicitly.
   returned: success
   type: str
-  sample: |
-    gpu_uuids:
-      - GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000  # slot 0: NVIDIA L4, 00000000:17:00.0
 nvml:
-  description: The error that NVML returned.
+  description: The error that NVML returned, C(code), C(gpu), C(sentence) and C(remedy).
   returned: when NVML returned an error
   type: dict
-  sample:
-    code: DRIVER_NOT_LOADED
-    gpu: null
-    sentence: The NVIDIA kernel module is not loaded.
-    remedy: Run the host stage of site.yml.
 skipped:
   description: V(true) if NVML could not be asked in check mode. RV(msg) contains the reason.
   returned: in check mode, before the driver or the host runtime is installed
   type: bool
-  sample: true
 msg:
   description: A sentence that summarises the slots, or describes the error and its remedy.
   returned: always
   type: str
-  sample: 4 GPU slots, recorded in PCI bus order.
 """
 
 import os

@@ -12,10 +12,8 @@ description:
   - Checks the system, the driver, the GPUs, the container runtime, the disks and the engines of a host.
   - Needs only Python on the host, so it can run before anything of vllm-edge is installed. With O(deep) it runs
     C(vllm-edge doctor --deep) on the host, which hashes the weights and sends the canary to every engine too.
-  - Some facts can only be read as root. Checks that need facts which the user may not read report V(unknown), which is
-    not a failure.
-  - The module does not fail if checks fail, so that the play can print RV(lines).
-  - Nothing on the host is changed, except for the file O(support_report).
+  - Checks that need facts which the user may not read report V(unknown), which is not a failure. The module does not
+    fail if checks fail, so that the play can print RV(lines).
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:
@@ -44,13 +42,10 @@ options:
     type: dict
   support_report:
     description: >-
-      Path on the host of a support report (tar.gz) to write as well, which only its owner may read. A file that is
-      there is replaced. In check mode it is not written. To see whether CUDA works, the report asks it in the
-      containers of the engines, and in a new container on GPUs that nobody uses.
+      Path on the host of a support report (tar.gz) to write as well, which only its owner may read; not in check mode.
+      To see whether CUDA works, the report asks it in the containers of the engines, and in a new container on GPUs
+      that nobody uses.
     type: path
-seealso:
-  - module: edge.vllm_edge.host_facts
-    description: Gather the settings that engines on several GPUs need.
 """
 
 EXAMPLES = r"""
@@ -62,29 +57,16 @@ EXAMPLES = r"""
 
 RETURN = r"""
 doctor:
-  description: The result of all checks, in the same order in every run.
+  description:
+    - The result of all checks, in the same order in every run. C(exit_status) is V(0) if all passed, V(1) if there are
+      warnings, V(2) if there are failures; C(summary) is the number of checks by state, C(as_root) whether the module
+      ran as root.
+    - C(checks), each with C(check), C(group), C(state) (V(ok), V(warn), V(fail) or V(unknown)), C(evidence) and
+      C(remedy).
+    - C(recommendation) for engines on several GPUs, C(environment), C(arguments) and C(reasons), as
+      M(edge.vllm_edge.host_facts) returns them.
   type: dict
   returned: success
-  contains:
-    exit_status:
-      description: V(0) if all checks passed, V(1) if there are warnings, V(2) if there are failures.
-      type: int
-    summary:
-      description: Number of checks by state.
-      type: dict
-    as_root:
-      description: Whether the module ran as root.
-      type: bool
-    checks:
-      description: >-
-        Every check with C(check), C(group), C(state) (V(ok), V(warn), V(fail) or V(unknown)), C(evidence) and
-        C(remedy).
-      type: list
-      elements: dict
-    recommendation:
-      description: C(environment), C(arguments) and C(reasons) for engines on several GPUs, as
-        M(edge.vllm_edge.host_facts) returns them.
-      type: dict
 problems:
   description: One paragraph for each check that failed.
   type: list

@@ -11,10 +11,7 @@ version_added: "0.1.0"
 description:
   - Reads C(config.json) and the headers of the safetensors files of a model, from a directory or from a hub. It never
     reads the weights themselves. From a hub that is some KiB per file.
-  - Returns the facts, and the text of the planner's file of recorded facts with this model added. It writes nothing on
-    the host.
-  - A model whose architecture the planner does not know, and whose memory has no upper bound, is an error, because its
-    facts could not be used.
+  - A model whose architecture the planner does not know, and whose memory has no upper bound, is an error.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 requirements:
@@ -29,9 +26,7 @@ options:
       safetensors files, from which shapes are inferred. If it is not set, they are read from the hub.
     type: path
   revision:
-    description:
-      - Commit, branch or tag. For a hub it is resolved to a commit, and an empty value means V(main).
-      - With O(path) it is only recorded, not checked.
+    description: Commit, branch or tag; with O(path) it is only recorded. An empty value means V(main) at a hub.
     type: str
     default: ""
   endpoint:
@@ -39,9 +34,8 @@ options:
     type: str
     default: https://huggingface.co
   token:
-    description:
-      - Token for the hub, for gated or private repositories. Without one, none is sent, also not that of the user.
-      - It is only sent to O(endpoint), which must be an https address or this machine itself.
+    description: Token for gated or private repositories. It is only sent to O(endpoint), which must be an https address
+      or this machine itself.
     type: str
   origin:
     description: Where the facts come from, for the record. If it is empty, the commit at the hub is recorded, or
@@ -53,11 +47,6 @@ options:
       the project ships.
     type: dict
     default: {}
-seealso:
-  - module: edge.vllm_edge.serving_plan
-    description: Predict memory use from these facts.
-  - module: edge.vllm_edge.model_weights
-    description: Download the weights of a model.
 """
 
 EXAMPLES = r"""
@@ -66,12 +55,6 @@ EXAMPLES = r"""
     repo: google/gemma-4-31B-it
     path: /data/vllm/weights/gemma-4-31B-it
   register: facts
-
-- name: Read the facts of a model from the hub
-  edge.vllm_edge.model_facts:
-    repo: Qwen/Qwen3-8B
-    revision: main
-  register: facts
 """
 
 RETURN = r"""
@@ -79,53 +62,43 @@ repo:
   description: Repository of the model.
   returned: success
   type: str
-  sample: google/gemma-4-31B-it
 revision:
   description: Commit. Empty if a directory was read and O(revision) is not set.
   returned: success
   type: str
-  sample: ""
 architecture:
   description: Architecture as C(config.json) names it.
   returned: success
   type: str
-  sample: Gemma4ForConditionalGeneration
 quantization:
   description: Quantization method as vLLM names it.
   returned: success
   type: str
-  sample: none
 elements:
   description: Number of elements of all tensors. For weights that are not packed this is the number of parameters.
   returned: success
   type: int
-  sample: 31273088876
 checkpoint_bytes:
   description: Size of all tensors in bytes.
   returned: success
   type: int
-  sample: 62546177752
 record:
   description: The facts as they are recorded.
   returned: success
   type: dict
-  sample: {}
 recorded_facts:
   description: Text of the planner's C(planning/checkpoint/recorded_facts.py) with this model added.
   returned: success
   type: str
-  sample: ""
 changes:
   description: Differences from the recorded facts, one line each. Empty if the same facts are already recorded.
   returned: success
   type: list
   elements: str
-  sample: ["new: 39 kinds of tensors"]
 msg:
   description: A line that summarises what was read, or describes the error and its remedy.
   returned: always
   type: str
-  sample: "google/gemma-4-31B-it: 31,273,088,876 elements in 62.5 GB."
 """
 
 import functools

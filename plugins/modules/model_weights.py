@@ -10,28 +10,21 @@ short_description: Manage the weights of a model
 version_added: "0.1.0"
 description:
   - Keeps a directory identical to one commit of a model repository. Every file is verified by its hash after it was
-    downloaded, and again if it changed. Other runs compare size, modification time and inode with a record, and use
-    neither the network nor disk bandwidth. A branch or tag is resolved to a commit once, which later runs use.
+    downloaded, and again if it changed. A run that finds all files as its record has them needs no network. A branch or
+    tag is resolved to a commit once, which later runs use.
   - Only files that vLLM reads are downloaded (C(.safetensors), C(.json), C(.txt), C(.model), C(.jinja), C(.md)), and
-    never pickles. Files that are neither in the record nor in the repository are kept, and the module warns about them.
-  - Only missing and damaged files are downloaded. They are stored in C(.incoming) on the same file system, and replace
-    the old ones when all of them are verified. A failed run replaces and deletes nothing. What has arrived stays in
-    C(.incoming), parts of files as well; the next run downloads only the rest, and verifies all of it. Only a part that
-    filled the file system is removed.
-  - After a broken connection or an error that may be temporary (HTTP 408, 500, 502, 503, 504) the download of a file
-    goes on where it stopped, after pauses of 1, 2, 5 and 10 seconds, which begin anew when at least 256 KiB have
-    arrived. If the rate is limited (HTTP 429), it waits as long as the hub says. Then the module fails.
-  - Large files are downloaded from the addresses that the hub redirects to. Xet is not used.
-  - The module runs under the system's Python, and restarts itself with O(interpreter) when it needs
-    C(huggingface_hub). Only one run per model is possible at a time. A second one fails.
+    never pickles. Files of others are kept, with a warning.
+  - Missing and damaged files come to C(.incoming) on the same file system, and replace the old ones when all of them
+    are verified. A failed run replaces and deletes nothing; the next one downloads only what has not arrived yet.
+  - After a broken connection or an error that may be temporary (HTTP 408, 500, 502, 503, 504) a download goes on where
+    it stopped, after pauses of 1, 2, 5 and 10 seconds, which begin anew when at least 256 KiB have arrived. If the rate
+    is limited (HTTP 429), it waits as long as the hub says. Then the module fails.
+  - Only one run per model is possible at a time. A second one fails.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
   check_mode:
-    description: In check mode the module reports what would be downloaded, with sizes if the source can be asked. It
-      reads the source and writes nothing.
-  diff_mode:
-    description: Shows one line for each file or directory that differs.
+    description: Reads the source, for sizes, and writes nothing.
 requirements:
   - huggingface_hub (Python package), in the interpreter that runs the module or in O(interpreter), to download from a
     hub
@@ -61,16 +54,13 @@ options:
     type: str
     default: https://huggingface.co
   token:
-    description:
-      - Token for gated or private repositories. A token that is stored on the host is never used. It is only sent to
-        O(endpoint), which must be an https address or the host itself.
-      - Ansible writes the arguments of asynchronous tasks into a file on the host. O(secrets_path) avoids that.
+    description: Token for gated or private repositories. It is only sent to O(endpoint), which must be an https address
+      or the host itself. In an asynchronous task use O(secrets_path).
     type: str
   secrets_path:
-    description:
-      - File with a JSON object whose keys V(token) and V(endpoint) take precedence over the options, and whose key
-        V(environment) has environment variables of the download, such as C(HTTPS_PROXY). They may have passwords.
-      - The name must end with C(.secrets), and the file must have mode 0600. The module removes it when it has read it.
+    description: File, C(*.secrets) of mode 0600, with a JSON object whose keys V(token) and V(endpoint) take precedence
+      over the options, and whose key V(environment) has environment variables of the download, such as C(HTTPS_PROXY).
+      The module removes it when it has read it.
     type: path
   manifest_sha256:
     description: RV(manifest_sha256) that the files must have. It is compared before files are put in place.
@@ -108,8 +98,6 @@ options:
     description: Python interpreter with C(huggingface_hub).
     type: path
     default: /opt/vllm-edge/current/venv/bin/python3
-seealso:
-  - module: edge.vllm_edge.model_facts
 """
 
 EXAMPLES = r"""
@@ -119,13 +107,6 @@ EXAMPLES = r"""
     repo: google/gemma-4-E2B-it
     revision: "{{ vllm_models.e2b.revision }}"
     path: /data/vllm/weights/gemma-4-E2B-it
-
-- name: Hash all files again
-  edge.vllm_edge.model_weights:
-    name: e2b
-    repo: google/gemma-4-E2B-it
-    path: /data/vllm/weights/gemma-4-E2B-it
-    verify: full
 """
 
 RETURN = r"""
@@ -163,7 +144,7 @@ downloaded:
   type: list
   elements: str
 downloaded_bytes:
-  description: Size of these files in bytes.
+  description: Their size in bytes.
   returned: when known
   type: int
 damaged:

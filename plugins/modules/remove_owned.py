@@ -14,11 +14,6 @@ description:
   - Links are removed but never followed.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
-attributes:
-  diff_mode:
-    description: Shows one line for each path that is (or would be) removed.
-  idempotent:
-    description: A second run finds nothing to remove.
 options:
   paths:
     description: Absolute paths of files, links and directories. A directory is removed with everything in it.
@@ -43,8 +38,6 @@ options:
     type: list
     elements: str
     default: []
-seealso:
-  - module: ansible.builtin.file
 """
 
 EXAMPLES = r"""

@@ -14,8 +14,6 @@ description:
   - Renders the chosen profile, whose name is C(advised), as entries of C(serving_engines) and C(serving_profiles).
   - Uses the same calculation as M(edge.vllm_edge.serving_plan). It needs no host, no GPU and no network.
   - Profiles with two engines on the same GPU are not considered.
-  - Fails if no profile is feasible, if the rank O(choose) does not exist, or if the profiles are ranked by V(tok_s) and
-    the bandwidth of the GPU is not known.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
   - edge.vllm_edge.planning
@@ -39,10 +37,8 @@ options:
       is its context length in tokens, and V(free_gpus) is the number of GPUs without an engine. V(together) is the
       estimated speed of eight requests for each of its roles together, shared out to its replicas, after profiles whose
       KV cache has neither the model's own dtype nor the checkpoint's scales are put last. Profiles that are equal in
-      this are ranked by the speed of the main engine, by whether its KV cache has such a dtype, by the number of roles
-      that would have to wait, by its context length, by its C(max_num_seqs), by the number and speed of the other
-      engines, by the number of free GPUs, and by the number of concurrent requests. A further replica of the main
-      engine counts as one of the other engines.
+      this are ranked by speed, KV cache and context length of the main engine, then by the other engines, the free GPUs
+      and the number of concurrent requests.
     type: raw
     default: tok_s
   choose:
@@ -73,9 +69,6 @@ options:
     description: Values of C(max_num_seqs) to consider, as in C(advise_max_num_seqs), a number or a list. V(16) if it is
       not set, and with O(by=together) also eight for each of the O(roles).
     type: raw
-seealso:
-  - module: edge.vllm_edge.serving_plan
-    description: Predict the memory use of a given profile.
 """
 
 EXAMPLES = r"""
@@ -96,90 +89,25 @@ EXAMPLES = r"""
 
 RETURN = r"""
 advice:
-  description: All profiles and the reasons why other engines do not fit.
+  description:
+    - All profiles, and the reasons why other engines do not fit. C(by), C(min_context), C(min_tok_s) by role and
+      C(max_num_seqs) are what was asked for, C(main_models) the models that were considered for the main engine.
+    - C(profiles), the feasible ones, the best first, each with its C(rank) (a value for O(choose)), the C(verdict)
+      V(fits), C(gpus_used), C(gpus_free), C(advice), and of the main engine C(context) in tokens, C(max_concurrency),
+      the number of requests of this length that fit into its KV caches, C(tok_s_estimate) with C(low), C(mid), C(high)
+      and C(ceiling) as M(edge.vllm_edge.serving_plan) returns them, and C(tok_s_together_estimate), the speed of eight
+      requests for each of its roles, of all its replicas together, with C(requests), the number that run at once.
+      C(engines) are the engines, the main one first, each with C(model), C(tensor_parallel_size),
+      C(pipeline_parallel_size), C(replicas), C(kv_cache_dtype), C(max_model_len), C(max_num_seqs), C(max_concurrency)
+      of all replicas, C(served_names), C(tok_s_estimate), and C(tok_s_together_estimate) for one replica.
+    - C(rejected), one entry for each model and verdict of engines that do not start, with C(model), C(verdict),
+      C(shapes) and C(reason).
+    - C(chosen), the profile of rank O(choose), with C(profile), C(serving_engines), C(serving_profiles), C(advice) by
+      engine, and C(plan) as M(edge.vllm_edge.serving_plan) returns it.
+    - C(lost), the best of the next choices of engines, each with its C(rank), its C(label), and the C(reason) why it
+      is behind the chosen profile.
   type: dict
   returned: success
-  contains:
-    by:
-      description: What the profiles are ranked by.
-      type: str
-    min_context:
-      description: Minimum context length of every engine in tokens.
-      type: int
-    min_tok_s:
-      description: Least estimated speed by role, in tokens per second.
-      type: dict
-    max_num_seqs:
-      description: Values of C(max_num_seqs) that were considered.
-      type: list
-      elements: int
-    main_models:
-      description: Models that were considered for the main engine.
-      type: list
-      elements: str
-    profiles:
-      description: All feasible profiles, the best one first.
-      type: list
-      elements: dict
-      contains:
-        rank:
-          description: Rank of the profile, a value for O(choose).
-          type: int
-        engines:
-          description: >-
-            Engines of the profile, the main engine first, each with C(model), C(tensor_parallel_size),
-            C(pipeline_parallel_size), C(replicas), C(kv_cache_dtype), C(max_model_len), C(max_num_seqs),
-            C(max_concurrency) of all replicas, C(served_names), C(tok_s_estimate), and C(tok_s_together_estimate) for
-            several requests at once to one replica.
-          type: list
-          elements: dict
-        gpus_used:
-          description: Number of GPUs with an engine.
-          type: int
-        gpus_free:
-          description: Number of GPUs without an engine.
-          type: int
-        tok_s_estimate:
-          description: >-
-            Estimated speed of the main engine in tokens per second, with C(low), C(mid), C(high) and C(ceiling) as
-            M(edge.vllm_edge.serving_plan) returns them.
-          type: dict
-        tok_s_together_estimate:
-          description: >-
-            Estimated speed of eight requests for each role of the main engine, of all of them and all of its replicas
-            together, with C(requests), the number of them that run at once, C(context_tokens), C(low), C(mid) and
-            C(high).
-          type: dict
-        context:
-          description: Context length of the main engine in tokens.
-          type: int
-        max_concurrency:
-          description: Number of requests with this context length that fit into the KV caches of the main engine.
-          type: float
-        verdict:
-          description: Always V(fits).
-          type: str
-        advice:
-          description: Recommendations and warnings for the profile.
-          type: list
-          elements: str
-    rejected:
-      description: >-
-        Why other engines do not start, one entry for each model and verdict, with C(model), C(verdict), C(shapes) and
-        C(reason).
-      type: list
-      elements: dict
-    chosen:
-      description: >-
-        The profile of rank O(choose), with C(profile), C(serving_engines), C(serving_profiles), C(advice) by engine,
-        and C(plan) as M(edge.vllm_edge.serving_plan) returns it.
-      type: dict
-    lost:
-      description: >-
-        The best of the next choices of engines, each with its C(rank), its C(label), and the C(reason) why it is behind
-        the chosen profile.
-      type: list
-      elements: dict
 lines:
   description: The advice as lines for the terminal, each at most 100 columns wide.
   type: list

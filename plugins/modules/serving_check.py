@@ -24,9 +24,6 @@ options:
   profile:
     description: Profile to check as the chosen one. If it is not set, C(serving_profile) is.
     type: str
-seealso:
-  - module: edge.vllm_edge.serving_plan
-    description: Check whether the engines of the profile fit on the GPUs.
 """
 
 EXAMPLES = r"""
@@ -39,5 +36,4 @@ mistakes:
   description: The mistakes as numbered lines, one sentence each.
   type: str
   returned: on failure
-  sample: "1. serving_profile: 'e2b-onyl' is not a key of serving_profiles; did you mean e2b-only?\n"
 """

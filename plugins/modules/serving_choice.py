@@ -25,9 +25,6 @@ options:
     description: Directory on the host that contains the record of the active profile, C(active-profile.json).
     type: path
     default: /var/lib/vllm-edge
-seealso:
-  - module: edge.vllm_edge.serving_switch
-    description: Switch the host to the profile, and record where it was chosen.
 """
 
 EXAMPLES = r"""

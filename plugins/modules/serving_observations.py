@@ -15,8 +15,6 @@ description:
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
-  diff_mode:
-    description: Shows the file before and after the change.
   idempotent:
     description: Engines that have a valid observation are measured again only if O(observe) names them.
 options:
@@ -56,9 +54,6 @@ options:
     description: File that contains the observations.
     type: path
     default: /var/lib/vllm-edge/observations.json
-seealso:
-  - module: edge.vllm_edge.serving_plan
-    description: Predict the memory that engines need, with the observations.
 """
 
 EXAMPLES = r"""
@@ -69,15 +64,6 @@ EXAMPLES = r"""
     gpus: "{{ serving_host_gpus }}"
     image_id: "{{ vllm_image_result.id }}"
   register: observed
-
-- name: Record what was measured of them
-  edge.vllm_edge.serving_observations:
-    engines: "{{ serving_active_engines }}"
-    models: "{{ vllm_models }}"
-    gpus: "{{ serving_host_gpus }}"
-    image_id: "{{ vllm_image_result.id }}"
-    observe: "{{ observed.missing }}"
-    status: "{{ serving_status.stdout | from_json }}"
 """
 
 RETURN = r"""

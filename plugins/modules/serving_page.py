@@ -58,8 +58,6 @@ options:
         C(quality/<host>/).
     type: path
     required: true
-seealso:
-  - module: edge.vllm_edge.serving_report
 """
 
 EXAMPLES = r"""

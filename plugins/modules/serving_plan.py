@@ -12,9 +12,7 @@ description:
     needs on each of its GPUs, the maximum context length and the speed.
   - Computes from C(config.json), from the headers of the safetensors files, from the arguments of the engines and from
     known properties of the vLLM release. It needs no host, no GPU and no network.
-  - A verdict other than V(fits) is a result, and the module does not fail. It fails if O(profile) cannot be planned at
-    all, for example because nothing is known about a model. With O(profiles) such a profile is returned with the
-    reason.
+  - Fails only if O(profile) cannot be planned at all, for example because nothing is known about a model.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
   - edge.vllm_edge.planning
@@ -60,11 +58,6 @@ options:
       with what CUDA can use of it. From 1 to 100, where 100 never warns.
     type: int
     default: 85
-seealso:
-  - module: edge.vllm_edge.serving_advise
-    description: Find the profiles that fit on a host.
-  - module: edge.vllm_edge.vram_budget
-    description: Measure the memory in use and compare it with the budgets.
 """
 
 EXAMPLES = r"""
@@ -97,121 +90,36 @@ verdict:
   description: Verdict of the first engine that does not start, or V(fits).
   type: str
   returned: with O(profile)
-  sample: fits
 engines:
-  description: The engines in the order in which they were given.
+  description:
+    - The engines in the order in which they were given, each with the name C(engine) and a C(verdict), V(fits),
+      V(oom_weights), V(no_kv), V(kv_below_max_model_len), V(not_free), V(oom_warmup), V(unsupported_shape),
+      V(unsupported_engine) or V(cannot_say). With the last one, an argument of the engine is not counted. C(reason)
+      is one sentence with the figure or the argument that decided, C(fix) the nearest setting with which the engine
+      fits, written as in C(serving_engines), or empty.
+    - "Of the KV cache: C(kv_cache_dtype), C(kv_blocks), C(kv_cache_tokens) as vLLM prints it (C(GPU KV cache size)),
+      C(max_concurrency), the number of requests of C(max_model_len) tokens that fit into it, and C(max_context), the
+      tokens of the longest request that does, at most the model's own maximum."
+    - "Of the speed, in tokens per second with C(low), C(mid) and C(high), V(null) if the bandwidth of the GPU is not
+      known: C(decode_tok_s) of one sequence at short context, with the C(ceiling) that the memory bandwidth sets, and
+      C(decode_together_tok_s) of several requests added up, with their number C(requests) and the C(context_tokens) of
+      each; V(null) also if the engine takes one request at a time."
+    - "C(gpus), what the engine needs on each of its GPUs, by C(slot), in bytes: C(weights_bytes) as vLLM logs them,
+      C(overhead_bytes) (the peak of the activations, growth outside of PyTorch, and the C(warm_up_bytes) of the
+      sampler), C(context_bytes) of CUDA and NCCL, C(graphs_bytes), C(kv_cache_bytes), the C(total_bytes) that NVML is
+      expected to show, and the C(free_bytes) that stay, negative if the engine does not fit. C(uncertainty_mib) is by
+      how many MiB what is beside the KV cache may be less, and more."
+    - C(settings), what the plan adds to the engine, with keys as in C(serving_engines). C(kv_cache_memory_bytes) and
+      C(gpu_memory_utilization) are added if the engine sets neither of them; the latter is then the fraction of the
+      memory that has to be free for the plan. C(vram_budget_mib) is added if the engine does not set it. C(plan)
+      contains the predictions that measurements are compared with.
+    - C(derived_kv_cache_memory_bytes), which leaves (or would leave) O(margin_mib) free on each GPU; C(advice) for a
+      configuration that is valid but could be better, each with a reference; C(facts_source), where the facts about
+      the checkpoint come from; C(observed), the figures that were taken from O(observations); C(inherited), the
+      arguments that the engine has from its model, by the variable that states them.
   type: list
   elements: dict
   returned: with O(profile)
-  contains:
-    engine:
-      description: Name of the engine.
-      type: str
-    verdict:
-      description: >-
-        V(fits), V(oom_weights), V(no_kv), V(kv_below_max_model_len), V(not_free), V(oom_warmup), V(unsupported_shape),
-        V(unsupported_engine) or V(cannot_say). With the last one, an argument of the engine is not counted, which
-        C(reason) names.
-      type: str
-    reason:
-      description: One sentence with the figure that decided the verdict.
-      type: str
-    fix:
-      description: The nearest setting with which the engine fits, written as in C(serving_engines). Empty if there is
-        none.
-      type: str
-    kv_cache_dtype:
-      description: Data type of the KV cache.
-      type: str
-    kv_blocks:
-      description: Number of blocks in the KV cache.
-      type: int
-    kv_cache_tokens:
-      description: Size of the KV cache in tokens, as vLLM prints it (C(GPU KV cache size)).
-      type: int
-    max_concurrency:
-      description: Number of requests with C(max_model_len) tokens that fit into the KV cache.
-      type: float
-    max_context:
-      description: Length of the longest request that fits into the KV cache, in tokens. It never exceeds the model's
-        own maximum.
-      type: int
-    decode_tok_s:
-      description: >-
-        Estimated speed of one sequence at short context in tokens per second, with C(low), C(mid), C(high), and the
-        C(ceiling) that the memory bandwidth sets. V(null) if the bandwidth of the GPU is not known.
-      type: dict
-    decode_together_tok_s:
-      description: >-
-        Estimated speed of several requests at once, added up, in tokens per second, with C(low), C(mid), C(high), the
-        number of C(requests), and C(context_tokens) of each of them. V(null) if the bandwidth of the GPU is not known,
-        or if the engine takes one request at a time.
-      type: dict
-    gpus:
-      description: Memory that the engine needs on each of its GPUs.
-      type: list
-      elements: dict
-      contains:
-        slot:
-          description: Slot of the GPU.
-          type: int
-        weights_bytes:
-          description: Weights in bytes, as vLLM logs them.
-          type: int
-        overhead_bytes:
-          description: Peak of the activations, and growth outside of PyTorch, in bytes.
-          type: int
-        context_bytes:
-          description: CUDA context and NCCL in bytes.
-          type: int
-        graphs_bytes:
-          description: CUDA graphs in bytes.
-          type: int
-        kv_cache_bytes:
-          description: KV cache in bytes.
-          type: int
-        warm_up_bytes:
-          description: Memory for the sampler's warm-up in bytes. It is part of C(overhead_bytes).
-          type: int
-        total_bytes:
-          description: Total that NVML is expected to show, in bytes.
-          type: int
-        free_bytes:
-          description: Memory that stays free, in bytes. Negative if the engine does not fit.
-          type: int
-    advice:
-      description: Recommendations for a configuration that is valid but could be better, each with a reference.
-      type: list
-      elements: str
-    max_model_len:
-      description: Context length of the engine in tokens, which C(max_concurrency) is about. C(max_context) is the
-        longest that one request could have.
-      type: int
-    facts_source:
-      description: Where the facts about the checkpoint come from.
-      type: str
-    derived_kv_cache_memory_bytes:
-      description: Value of C(kv_cache_memory_bytes) that leaves (or would leave) O(margin_mib) free on each GPU.
-      type: int
-    settings:
-      description: >-
-        What the plan adds to the engine, with keys as in C(serving_engines). C(kv_cache_memory_bytes) and
-        C(gpu_memory_utilization) are added if the engine sets neither of them; the latter is then the fraction of the
-        memory that has to be free for the plan. C(vram_budget_mib) is added if the engine does not set it. C(plan)
-        contains the predictions that measurements are compared with.
-      type: dict
-    uncertainty_mib:
-      description: By how many MiB what is beside the KV cache may be less, and more, on a GPU of the engine.
-      type: list
-      elements: int
-    observed:
-      description: Names of the figures that were taken from O(observations).
-      type: list
-      elements: str
-    inherited:
-      description: >-
-        Arguments that the engine has from its model, by the variable that states them, C(engine_defaults) of the model.
-      type: dict
 budgets_mib:
   description: Memory that the engines may use on each GPU, by slot, in MiB. V(0) for a GPU without an engine.
   type: dict
@@ -238,8 +146,7 @@ plans:
   type: dict
   returned: with O(profiles)
 overview:
-  description: A table with one line for each profile, the reasons of those that do not start, and what its columns
-    mean, as lines for the terminal.
+  description: A table of the profiles with the reasons of those that do not start, as lines for the terminal.
   type: list
   elements: str
   returned: success

@@ -27,9 +27,6 @@ options:
       - C(plan) and C(note) are for M(edge.vllm_edge.serving_page), and are not rendered here.
     type: dict
     required: true
-seealso:
-  - module: edge.vllm_edge.serving_switch
-    description: Switch the host, and return the journal for C(switch).
 """
 
 EXAMPLES = r"""

@@ -12,27 +12,17 @@ description:
   - Writes everything that the inventory rendered as one generation, a directory below C(generations/) in
     O(state_directory), and compares it with what is running. If engines, live files or units differ, starts
     C(vllm-edge switch), which completes or rolls back even if Ansible is interrupted, and returns its journal.
-  - A generation that was written before keeps its number. If its directory is damaged, it is repaired under the same
-    number.
-  - An engine whose input hash did not change keeps running. The hash covers everything that reaches the container or
-    its supervisor, but not budgets or generation numbers.
-  - While another switch is running, the module writes nothing and fails. The message names who requested that switch
-    and its phase.
+  - A generation that was written before keeps its number, and is repaired if it is damaged. An engine whose input hash
+    did not change keeps running; the hash covers everything that reaches the container or its supervisor.
+  - While another switch is running, the module writes nothing and fails.
   - The switch is refused before it changes anything if foreign processes on a GPU of a new engine leave less memory
     than the GPU's budget, whatever O(foreign) is.
-  - If nothing differs, no unit is started. If the inventory now contains the profile that was chosen with
-    O(origin=-e) or O(origin=host) before, the inventory is recorded as the origin.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
   - edge.vllm_edge.foreign
 attributes:
-  check_mode:
-    description: In check mode the module reports what would be written and which engines would be started and stopped,
-      and writes nothing.
   diff_mode:
     description: Compares the live files with the rendered ones, whichever generation the live files belong to.
-  idempotent:
-    description: A second run changes nothing and starts nothing.
 options:
   profile:
     description: Name of the profile.
@@ -46,7 +36,6 @@ options:
     suboptions:
       engine:
         description: The engine as an entry of C(serving_engines), with its C(name) and the settings that the plan adds.
-          The program writes its container and its C(engine.json) from it.
         type: dict
         required: true
       unit:
@@ -66,9 +55,6 @@ options:
     description:
       - What the host gives to all its engines. Each key is the variable C(vllm_engine_<key>) of the role
         C(vllm_engine), whose argument specification has its type and unit.
-      - Required are C(uid), C(image), C(gpu_uuids), C(cache_directory), C(shm_size), C(tmp_size), C(pids_limit),
-        C(oom_score_adj), C(max_logprobs), C(max_tokens), C(stop_timeout_s), C(stall_timeout_s), C(progress_timeout_s)
-        and C(idle_probe_s).
       - Optional are C(image_id), C(memory), C(ulimits), C(request_limits), C(shutdown_timeout_s) (V(0) for a release of
         vLLM without this option), and three results of modules, C(bus_environment) and C(bus_arguments) of
         M(edge.vllm_edge.host_facts) and C(secrets_hashes) of M(edge.vllm_edge.engine_secrets).
@@ -88,11 +74,9 @@ options:
     type: dict
     default: {}
   quality:
-    description:
-      - The quality gate. Engines that a switch starts are asked these questions after the canary and before the commit.
-        C(gate) is V(warn) or V(fail), C(cases) is the suite as C(quality_suite) has it, C(repeats) how often each case
-        is asked, C(timeout_s) the seconds of one answer.
-      - Without it, a switch asks no questions.
+    description: Questions that a switch asks the engines it starts, after the canary and before the commit. C(gate) is
+      V(warn) or V(fail), C(cases) is the suite as C(quality_suite) has it, C(repeats) how often each case is asked,
+      C(timeout_s) the seconds of one answer.
     type: dict
   origin:
     description: Where the profile was chosen.
@@ -129,11 +113,6 @@ options:
     description: Number of seconds to wait for a switch. If it takes longer, the module fails, and the switch continues.
     type: int
     default: 7200
-seealso:
-  - module: edge.vllm_edge.serving_plan
-    description: Predict whether the engines fit, and compute O(budgets_mib).
-  - module: edge.vllm_edge.serving_report
-    description: Render the journal of the switch.
 """
 
 EXAMPLES = r"""
@@ -178,7 +157,6 @@ moves:
   description: Engines that are (or would be) kept, stopped, started, or waited for because they are still loading.
   type: dict
   returned: success
-  sample: {keep: [e4b, e2b], stop: [31b-nvfp4-tp2], start: [31b-w4a16-tp2], wait: []}
 files:
   description: The live files, each with C(path) and C(diff). The latter is empty if the file is as rendered.
   type: list

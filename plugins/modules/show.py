@@ -25,8 +25,6 @@ options:
     description: Colour of the lines, if the terminal shows colours.
     type: str
     choices: [red]
-seealso:
-  - module: ansible.builtin.debug
 """
 
 EXAMPLES = r"""

@@ -13,39 +13,31 @@ description:
     the engines use with the budget of each GPU. Fails if a GPU is over its budget.
   - Run it after the first completion. vLLM allocates its whole share at start-up, but the first request may still
     compile kernels and allocate memory.
-  - A GPU that is not in O(budgets) has the budget 0, so that memory left behind by a crashed engine is found. Up to 16
-    MiB on a GPU without an engine are tolerated.
-  - A process is attributed by its pid on the host, its container and its systemd unit. A process in a container with
-    the label C(vllm-edge.engine) belongs to an engine; every other process is foreign.
-  - Unknown values are never treated as 0. If NVML does not report the memory of a process, or Docker cannot name the
-    container of a process, RV(gpus[].foreign_mib) is V(null), and RV(gpus[].engine_mib) is an upper bound, all of the
-    memory in use.
-  - If a GPU is over its budget only because of memory that no process holds, it is watched for the whole
-    O(settle_timeout_s), because the driver may release memory some seconds after a process has ended.
+  - A GPU that is not in O(budgets) has the budget 0, and up to 16 MiB in use on it are tolerated.
+  - A process in a container with the label C(vllm-edge.engine) belongs to an engine; every other process is foreign. If
+    NVML does not report the memory of a process, or Docker cannot name its container, C(foreign_mib) is V(null), and
+    C(engine_mib) an upper bound, all of the memory in use.
+  - A GPU that is over its budget only because of memory that no process holds is watched for the whole
+    O(settle_timeout_s), because the driver may release it late.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
   - edge.vllm_edge.nvml
   - edge.vllm_edge.foreign
 attributes:
   check_mode:
-    support: full
-    description: The module changes nothing, so check mode makes no difference. If the driver or the host runtime is not
-      installed yet, it is skipped with the reason; outside of check mode that is an error.
+    description: If the driver or the host runtime is not installed yet, the module is skipped with the reason; outside
+      of check mode that is an error.
 requirements:
   - docker (Python package), to determine the owners of processes
 options:
   budgets:
-    description:
-      - Memory that the engines may use on each GPU. A mapping from a GPU's UUID or slot to whole MiB, as nvidia-smi
-        prints them.
-      - An unknown GPU, a GPU that is named twice, or a budget above the memory of the GPU is an error.
+    description: Memory that the engines may use on each GPU. A mapping from a GPU's UUID or slot to whole MiB, at most
+      the memory of the GPU.
     type: dict
     required: true
   expected_mib:
-    description:
-      - Memory that the engines are expected to use on each GPU in MiB, with the same keys as O(budgets).
-      - If the engines use less than this by more than O(tolerance_mib), the module warns, because something else is
-        running than was planned.
+    description: Memory that the engines are expected to use on each GPU in MiB, with the same keys as O(budgets). If
+      they use less by more than O(tolerance_mib), the module warns that something else runs than was planned.
     type: dict
     default: {}
   tolerance_mib:
@@ -58,21 +50,14 @@ options:
     type: float
     default: 30
   gpu_slots:
-    description:
-      - UUIDs of the GPUs in the order of their slots, for the keys of O(budgets).
-      - If it is not set, the record at O(slots_file) is used. If there is no record, the GPUs are ordered by PCI bus
-        id.
+    description: UUIDs of the GPUs in the order of their slots, for the keys of O(budgets). By default the record at
+      O(slots_file), or the order of their PCI bus ids.
     type: list
     elements: str
   slots_file:
     description: Record of the GPU slots on the host, written by M(edge.vllm_edge.gpu_slots).
     type: path
     default: /var/lib/vllm-edge/gpu-slots.json
-seealso:
-  - module: edge.vllm_edge.gpu_slots
-    description: Determine which GPU has which slot.
-  - module: edge.vllm_edge.serving_plan
-    description: Predict the memory that engines need, and compute their budgets.
 """
 
 EXAMPLES = r"""
@@ -90,179 +75,58 @@ EXAMPLES = r"""
   edge.vllm_edge.vram_budget:
     budgets: {}
     foreign: fail
-
-- name: Name the GPUs by UUID, and wait longer for memory to be released
-  edge.vllm_edge.vram_budget:
-    budgets:
-      GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000: 20900
-    settle_timeout_s: 90
-
-- name: Print the headroom of every GPU
-  ansible.builtin.debug:
-    msg: "{{ vram.gpus | items2dict(key_name='uuid', value_name='headroom_mib') }}"
 """
 
 RETURN = r"""
 gpus:
-  description: All GPUs by index. Also returned on failure, as far as they could be read.
+  description:
+    - All GPUs by C(index), in the order of the PCI bus; also returned on failure, as far as they could be read. Each
+      has its C(slot), C(uuid), C(name), C(pci_bus_id) and C(compute_capability), and V(null) where NVML reports none.
+    - "In MiB: C(total_mib), C(used_mib), C(free_mib), and C(reserved_mib), which the driver keeps for itself, V(null)
+      where NVML has only version 1 of the call (C(memory_version)), whose C(used_mib) contains it; C(foreign_mib) of
+      foreign processes and C(unattributed_mib) that no process holds, V(null) if they are not known; C(engine_mib),
+      used memory minus foreign memory, which is compared with C(budget_mib), and C(engine_mib_is), V(exact) or
+      V(upper bound); C(expected_mib), V(null) if O(expected_mib) does not contain it; C(headroom_mib), negative over
+      the budget, and C(within_budget)."
+    - "C(processes), each with its C(pid) on the host, C(used_mib) (V(null) if NVML does not report it), C(container)
+      (its name, or the first digits of its id if Docker does not know it; V(null) without one), systemd C(unit),
+      C(owner) (V(ours), V(foreign) or V(unknown)) and the C(reason) why the owner is unknown."
   returned: always
   type: list
   elements: dict
-  contains:
-    index:
-      description: Index of the GPU in PCI bus order.
-      type: int
-      sample: 0
-    slot:
-      description: Slot of the GPU. V(null) if it has none.
-      type: int
-      sample: 0
-    uuid:
-      description: UUID of the GPU.
-      type: str
-      sample: GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000
-    name:
-      description: Model of the GPU.
-      type: str
-      sample: NVIDIA L4
-    pci_bus_id:
-      description: PCI bus id of the GPU.
-      type: str
-      sample: "00000000:17:00.0"
-    compute_capability:
-      description: CUDA compute capability. V(null) if NVML does not report it.
-      type: str
-      sample: "8.9"
-    memory_version:
-      description: Version of the NVML memory call that was used. With V(v1), RV(gpus[].used_mib) includes the memory
-        that the driver reserves.
-      type: str
-      sample: v2
-    total_mib:
-      description: Total memory of the GPU in MiB.
-      type: int
-      sample: 23034
-    reserved_mib:
-      description: Memory that the driver reserves for itself, in MiB. V(null) if only version 1 of the memory call is
-        available, which does not report it.
-      type: int
-      sample: 470
-    used_mib:
-      description: Allocated memory in MiB.
-      type: int
-      sample: 20612
-    free_mib:
-      description: Free memory in MiB.
-      type: int
-      sample: 1952
-    engine_mib:
-      description: Used memory minus foreign memory, in MiB. This value is compared with the budget.
-      type: int
-      sample: 20612
-    engine_mib_is:
-      description: V(exact), or V(upper bound) if foreign memory or the driver's reserve could not be separated.
-      type: str
-      sample: exact
-    foreign_mib:
-      description: Memory of foreign processes in MiB. V(null) if it is not known.
-      type: int
-      sample: 0
-    unattributed_mib:
-      description: Used memory that no process holds, in MiB. V(null) if the memory of a process is not known.
-      type: int
-      sample: 0
-    budget_mib:
-      description: Budget of the GPU in MiB.
-      type: int
-      sample: 20900
-    expected_mib:
-      description: Expected memory in use on the GPU in MiB. V(null) if O(expected_mib) does not contain it.
-      type: int
-      sample: 20600
-    headroom_mib:
-      description: Budget minus the memory that the engines use, in MiB. Negative if the GPU is over its budget.
-      type: int
-      sample: 288
-    within_budget:
-      description: Whether the engines use no more than the budget.
-      type: bool
-      sample: true
-    processes:
-      description: Processes on the GPU.
-      type: list
-      elements: dict
-      contains:
-        pid:
-          description: Process id on the host.
-          type: int
-          sample: 4711
-        used_mib:
-          description: Memory of the process in MiB. V(null) if NVML does not report it.
-          type: int
-          sample: 20612
-        container:
-          description: Name of the container of the process, or the first digits of its id if Docker does not know it.
-            V(null) if the process is not in a container.
-          type: str
-          sample: vllm-e2b
-        unit:
-          description: systemd unit of the engine, or of a process that is not in a container.
-          type: str
-          sample: vllm-e2b.service
-        owner:
-          description: V(ours) for an engine, V(foreign) or V(unknown).
-          type: str
-          sample: ours
-        reason:
-          description: Why the owner is unknown.
-          type: str
-          sample: null
 driver_version:
   description: Version of the NVIDIA driver.
   returned: when NVML answered
   type: str
-  sample: 580.173.02
 settled:
   description: Whether the last two samples agreed.
   returned: when NVML answered
   type: bool
-  sample: true
 samples:
   description: Number of samples that were taken.
   returned: when NVML answered
   type: int
-  sample: 2
 waited_s:
   description: Time in seconds until the samples agreed, or until the module stopped waiting.
   returned: when NVML answered
   type: float
-  sample: 1.0
 failures:
   description: One paragraph for each GPU with a problem. Empty if all GPUs are within their budgets.
   returned: when NVML answered
   type: list
   elements: str
-  sample: []
 nvml:
-  description: The error that NVML returned.
+  description: The error that NVML returned, C(code), C(gpu), C(sentence) and C(remedy).
   returned: when NVML returned an error
   type: dict
-  sample:
-    code: GPU_IS_LOST
-    gpu: GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000
-    sentence: "The GPU is lost: GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000 (NVIDIA L4 at 00000000:17:00.0) has fallen
-      off the bus."
-    remedy: "Its engines cannot go on. Look for Xid 79 in 'journalctl -k'."
 skipped:
   description: V(true) if the GPUs could not be measured in check mode. RV(msg) contains the reason.
   returned: in check mode, before the driver or the host runtime is installed
   type: bool
-  sample: true
 msg:
   description: One paragraph that summarises the result, or describes the error and its remedy.
   returned: always
   type: str
-  sample: "Every GPU is within its budget (GPU 0: 20612 of 20900 MiB; GPU 1: 0 of 0 MiB)."
 """
 
 import time

@@ -24,6 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from helpers import ROOT
 
 Act = Callable[..., dict[str, Any]]
 
@@ -180,27 +181,30 @@ def test_a_file_of_another_host_is_not_overwritten(act: Act) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
-def test_the_certificate_is_made_once_and_again_when_it_has_to(tmp_path: Path, run_module: Callable[..., Any]) -> None:
+def test_the_certificate_is_made_once_and_again_when_it_has_to(tmp_path: Path) -> None:
+    script = ROOT / "roles/serving_gateway/files/certificate.sh"
     names = ["Llm.example.org", "192.0.2.5", "::1"]
-    given = {"directory": str(tmp_path), "names": names, "group": grp.getgrgid(os.getgid()).gr_name}
-    assert run_module("gateway_certificate", given, check=True)["changed"] and not list(tmp_path.iterdir())
-    first = run_module("gateway_certificate", given)
-    assert "BEGIN CERTIFICATE" in first["ca"] and "PRIVATE" not in json.dumps(first)
+
+    def run(names: list[str], what: str = "make", days: int = 397) -> tuple[str, str]:
+        words = ["sh", script, what, tmp_path, grp.getgrgid(os.getgid()).gr_name, "30", str(days), *names]
+        why, _, authority = subprocess.run(words, capture_output=True, text=True, check=True).stdout.partition("\n")
+        return why, authority
+
+    assert run(names, "look") == ("there is no CA on the host", "") and not list(tmp_path.iterdir())
+    _, first = run(names)
+    assert "BEGIN CERTIFICATE" in first and "PRIVATE" not in first
     modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
     assert modes == {"ca.key": 0o600, "ca.pem": 0o644, "server.pem": 0o640}
-    assert run_module("gateway_certificate", given)["changed"] is False
-    assert run_module("gateway_certificate", given | {"names": names[:1]})["changed"] is False
-    more = run_module("gateway_certificate", given | {"names": [*names, "other"]})
-    assert more["why"] == "the certificate lacks other" and more["ca"] == first["ca"]
-    soon = run_module("gateway_certificate", given | {"days": 20, "names": [*names, "more"]})
-    again = run_module("gateway_certificate", given)
-    assert soon["changed"] and again["why"] == "the certificate ends within 30 days" and again["ca"] == first["ca"]
+    assert run(names) == run(["0:0:0:0:0:0:0:1", *names[:1]]) == ("", first)
+    assert run([*names, "other", "gpu_01"]) == ("the certificate lacks other, gpu_01", first)
+    assert run([*names, "more"], days=20)[0] and run(names) == ("the certificate ends within 30 days", first)
     authority, server = tmp_path / "ca.pem", tmp_path / "server.pem"
     for name in (names[0].lower(), "other"):
         verify = ["openssl", "verify", "-CAfile", authority, "-verify_hostname", name, server]
         assert (subprocess.run(verify, capture_output=True, check=False).returncode == 0) == (name != "other")
     server.write_text("damaged")
-    assert "ends within" in run_module("gateway_certificate", given, check=True)["why"]
+    assert "ends within" in run(names, "look")[0]
+    assert server.read_text() == "damaged"
 
 
 def make_certificate(directory: Path, name: str, days: int) -> None:

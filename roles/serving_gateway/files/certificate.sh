@@ -1,0 +1,97 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Ensures that the gateway has a certificate of a CA that was made on the host, and whose key does not leave it. Prints in
+# one line why a certificate is made, an empty one if none is, and then the CA's certificate, which clients need.
+#
+# Arguments: look or make; the directory of ca.key, ca.pem and server.pem (key and certificate); the group that may read
+# server.pem; how many days before its end a certificate is made again; for how many days it is valid; and the names and
+# addresses by which clients reach the gateway.
+set -eu
+what=$1 directory=$2 group=$3 renew=$4 days=$5
+shift 5
+
+name_as() { # DNS:name or IP:address, as a certificate has it
+    case "$1" in
+    *:*) echo "IP:$1" ;;
+    *[!0-9.]*) echo "DNS:$1" | tr '[:upper:]' '[:lower:]' | sed 's/^dns/DNS/' ;;
+    *) echo "IP:$1" ;;
+    esac
+}
+
+ends_soon() { ! openssl x509 -noout -checkend "$((renew * 86400))" -in "$1" >/dev/null 2>&1; }
+
+has_name() { # FILE NAME
+    case "$(name_as "$2")" in
+    IP:*) openssl x509 -noout -checkip "$2" -in "$1" ;;
+    *) openssl x509 -noout -checkhost "$2" -in "$1" ;;
+    esac 2>&1 | grep -q 'does match'
+}
+
+find_fault() { # what is wrong with the CA ("ca: why") or with the certificate ("why")
+    if [ ! -e ca.pem ] || [ ! -e ca.key ]; then
+        echo "ca: there is no CA on the host"
+    elif ends_soon ca.pem; then
+        echo "ca: the CA ends within $renew days, so clients need its new certificate"
+    elif [ ! -e server.pem ]; then
+        echo "there is no certificate"
+    elif ends_soon server.pem; then
+        echo "the certificate ends within $renew days"
+    elif ! openssl verify -CAfile ca.pem server.pem >/dev/null 2>&1; then
+        echo "the certificate is not one of the host's CA"
+    else
+        missing=
+        for name in "$@"; do
+            has_name server.pem "$name" || missing="$missing${missing:+, }$name"
+        done
+        echo "${missing:+the certificate lacks $missing}"
+    fi
+}
+
+run_openssl() {
+    openssl "$@" 2>"$new/said" && return
+    echo "openssl $1 failed, and the gateway's certificate stays as it is: $(cat "$new/said")" >&2
+    exit 1
+}
+
+make_certificates() { # CA|"" NAME...: each file is complete, with its mode, before it has its name
+    ca=$1
+    shift
+    # Closed to all others.
+    new=$(mktemp -d "$directory/.new-XXXXXX")
+    trap 'rm -rf "$new"' EXIT
+    {
+        printf '[req]\ndistinguished_name = name\nprompt = no\n[name]\nCN = vllm-edge %.40s\n' "$(uname -n)"
+        printf '[ca]\nbasicConstraints = critical, CA:TRUE, pathlen:0\nkeyUsage = critical, keyCertSign, cRLSign\n'
+        printf 'subjectKeyIdentifier = hash\n[server]\nbasicConstraints = critical, CA:FALSE\n'
+        printf 'keyUsage = critical, digitalSignature\nextendedKeyUsage = serverAuth\nsubjectAltName = '
+        for name in "$@"; do name_as "$name"; done | sort -u | paste -sd,
+    } >"$new/openssl.cnf"
+    set -- req -config "$new/openssl.cnf" -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes
+    at=$directory
+    if [ -n "$ca" ]; then
+        at=$new
+        run_openssl "$@" -x509 -extensions ca -days 3650 -keyout "$new/ca.key" -out "$new/ca.pem"
+        chmod 0600 "$new/ca.key"
+        chmod 0644 "$new/ca.pem"
+    fi
+    run_openssl "$@" -new -keyout "$new/server.key" -out "$new/server.csr"
+    run_openssl x509 -req -in "$new/server.csr" -CA "$at/ca.pem" -CAkey "$at/ca.key" -set_serial "0x$(openssl rand -hex 19)" \
+        -extfile "$new/openssl.cnf" -extensions server -days "$days" -out "$new/server.crt"
+    cat "$new/server.key" "$new/server.crt" >"$new/server.pem"
+    chgrp "$group" "$new/server.pem"
+    chmod 0640 "$new/server.pem"
+    for file in ca.key ca.pem server.pem; do
+        [ ! -e "$new/$file" ] || mv "$new/$file" "$directory/$file"
+    done
+}
+
+cd "$directory" 2>/dev/null || cd / # Check mode on a host without it.
+fault=$(find_fault "$@")
+if [ "$what" = make ] && [ -n "$fault" ]; then
+    case "$fault" in
+    ca:*) make_certificates ca "$@" ;;
+    *) make_certificates "" "$@" ;;
+    esac
+fi
+echo "${fault#ca: }"
+[ ! -e "$directory/ca.pem" ] || cat "$directory/ca.pem"
