@@ -152,7 +152,8 @@ test_case = CASES.make_test()
 
 
 def test_an_error_names_the_command_that_installs_setuptools(tmp_path: Path) -> None:
-    (tmp_path / "setuptools.py").write_text("__version__ = '66.1.1'\n")
+    (tmp_path / "setuptools-66.1.1.dist-info").mkdir()
+    (tmp_path / "setuptools-66.1.1.dist-info/METADATA").write_text("Name: setuptools\nVersion: 66.1.1\n")
     done = subprocess.run(
         [sys.executable, ROOT / "roles/vllm_edge_host/files/build_wheel.py", ROOT, tmp_path],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
