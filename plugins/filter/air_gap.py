@@ -38,7 +38,7 @@ def read_medium(file: str, sha256: str, host: str, url: str, models: Mapping[str
             raise _MediumError(f"air_gap_host_directory is {host!r}: set an absolute path of plain characters.")
         if url and not re.match(r"(file|https?)://", url):
             raise _MediumError(f"air_gap_url is {url!r}: set an address that begins with file:, http: or https:.")
-        document = _read_document(path, sha256.strip())
+        document = _read_document(path, str(sha256).strip())
         host = host.rstrip("/")
         variables = _resolve(document["variables"], path.parent, host, (url or f"file://{host}").rstrip("/"))
         variables["vllm_models"] = _pin_models(document["variables"].get("models", {}), models)
