@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the wheel of the program vllm-edge, unless a wheel of the same sources is there already.
+"""Build the wheel of the program vllm-edge with pip, unless a wheel of the same sources is there already.
 
 Usage: build_wheel.py PROJECT DIRECTORY
 
@@ -22,58 +22,35 @@ import zipfile
 from pathlib import Path
 
 PACKAGE = "plugins/module_utils/vllm_edge"
-SETUPTOOLS = 77
-"""The first release that reads a licence as pyproject.toml writes it."""
 EPOCH = "315532800"
 """1980-01-01, the earliest time that a zip file can hold."""
-BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
-
-
-def check_setuptools() -> None:
-    """Exit with the command to run where this interpreter has no setuptools, or one that is too old."""
-    try:
-        import setuptools
-
-        found = setuptools.__version__
-    except ImportError:
-        found = "0"
-    if int(found.split(".")[0]) < SETUPTOOLS:
-        sys.exit(
-            f"The wheel of vllm-edge is built with setuptools {SETUPTOOLS} or newer, and {sys.executable} has "
-            f"{'none' if found == '0' else found}. Install it on the controller: "
-            f"{sys.executable} -m pip install 'setuptools>={SETUPTOOLS}'"
-        )
-
-
-def copy_tree(project: Path, target: Path) -> None:
-    """Copy what the wheel is made of, since setuptools writes into the tree. Modes do not depend on the umask."""
-    shutil.copytree(project / PACKAGE, target / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "LICENSE"):
-        shutil.copy(project / name, target / name)
-    for path in target.rglob("*"):
-        path.chmod(0o755 if path.is_dir() else 0o644)
+PIP = (
+    *(sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "wheel", "--quiet", "--no-index"),
+    *("--no-deps", "--no-build-isolation", "--check-build-dependencies", "--wheel-dir"),
+)
 
 
 def build(project: Path, wheel: Path) -> None:
     """Build the wheel and put it in its place by one rename; wheels of other versions beside it are removed."""
-    check_setuptools()
     fresh = wheel.with_name(f".{wheel.name}.{os.getpid()}")
     with tempfile.TemporaryDirectory() as scratch:
-        tree, built = Path(scratch, "tree"), Path(scratch, "built")
-        copy_tree(project, tree)
-        built.mkdir()
+        # A copy, since setuptools writes into the tree. Modes do not depend on the umask.
+        tree = Path(scratch, "tree")
+        shutil.copytree(project / PACKAGE, tree / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "LICENSE"):
+            shutil.copy(project / name, tree / name)
+        for path in tree.rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        environment = {**os.environ, "SOURCE_DATE_EPOCH": EPOCH}
         done = subprocess.run(
-            [sys.executable, "-c", BUILD, str(built)],
-            cwd=tree,
-            env={**os.environ, "SOURCE_DATE_EPOCH": EPOCH},
-            umask=0o022,
-            check=False,
-            capture_output=True,
-            text=True,
+            [*PIP, scratch, tree], env=environment, umask=0o022, check=False, capture_output=True, text=True
         )
         if done.returncode != 0:
-            sys.exit(f"setuptools cannot build the wheel of vllm-edge:\n{done.stderr[-4000:]}")
-        shutil.copyfile(built / wheel.name, fresh)
+            sys.exit(
+                f"pip cannot build the wheel of vllm-edge: {done.stderr.strip()[-4000:]}\nIf setuptools is missing or "
+                f"too old, install it on the controller: {sys.executable} -m pip install 'setuptools>=77'"
+            )
+        shutil.copyfile(Path(scratch, wheel.name), fresh)
     fresh.chmod(0o644)
     os.replace(fresh, wheel)
     for other in wheel.parent.glob("vllm_edge-*.whl"):

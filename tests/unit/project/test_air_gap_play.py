@@ -38,6 +38,7 @@ READ = {
     "vllm_models": {"e2b": {"repo": "o/n", "revision": "main", "dir": "N"}},
     "model_weights_models": [{"name": "e2b", "dir": "N"}],
     "nvidia_driver_repository_url": "http://elsewhere/",
+    "air_gap_url": "",
 }
 HERE = {"ansible_connection": "local", "ansible_become": False, "ansible_python_interpreter": sys.executable}
 FILES = {
@@ -143,6 +144,12 @@ def test_hosts_get_what_was_staged_or_nothing(staged: Any, tmp_path: Path) -> No
             (copy / changed[host]).write_bytes(before[:-2] + bytes([before[-2] ^ 1]) + before[-1:])
         given = {"air_gap": f"{copy}/air-gap.yml", "air_gap_sha256": get_hash(medium)}
         hosts[host] = {**READ, **given, "air_gap_host_directory": str(copy)}
+    # Also a file with the right hash is data.
+    (template := tmp_path / "template.yml").write_text(
+        (medium / "air-gap.yml").read_text().replace(STAGE["staging_image_base_id"], "{{ 'evalu' ~ 'ated' }}")
+    )
+    given = {"air_gap": str(template), "air_gap_sha256": hashlib.sha256(template.read_bytes()).hexdigest()}
+    hosts["template"] = {**READ, **given, "air_gap_host_directory": str(medium)}
     hosts["as_variables"] = {**READ, **yaml.safe_load((medium / "air-gap.yml").read_text())}
     names = ["vllm_models", "vllm_image_base_id", "vllm_image_wheel_hashes", "vllm_image_wheels_directory"]
     names += ["nvidia_driver_repository_url"]
@@ -156,7 +163,8 @@ def test_hosts_get_what_was_staged_or_nothing(staged: Any, tmp_path: Path) -> No
     ]
     done = play(tmp_path, hosts, read)
     failures = find_failures(done)
-    assert {path.name for path in tmp_path.glob("values.*")} == {"values.good"}, done.stdout + done.stderr
+    assert {path.name for path in tmp_path.glob("values.*")} == {"values.good", "values.template"}, done.stdout
+    assert json.loads((tmp_path / "values.template").read_text())["vllm_image_base_id"] == "{{ 'evalu' ~ 'ated' }}"
     for host, name in changed.items():
         assert name in failures[host] and "changed" in failures[host]
     assert "-e air_gap=FILE -e air_gap_sha256=HASH" in failures["as_variables"]

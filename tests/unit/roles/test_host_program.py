@@ -73,19 +73,11 @@ class Host:
         """What the program says, started as systemd starts it."""
         return subprocess.run([self.command, option], env={}, check=True, capture_output=True, text=True).stdout
 
-    def install_by_hand(self, place: Path, program: str) -> Path:
-        """Sources, environment and command as they were before the program came as a wheel."""
-        shutil.copytree(self.source, place / "lib/vllm_edge")
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "venv"], check=True)
-        launcher = place / "bin/vllm-edge"
-        write_program(launcher, "")
-        launcher.write_text(f"#!{place}/venv/bin/python -I\n{program}")
-        return launcher
-
     def former_release(self) -> Path:
-        """A release from before the program came as a wheel. Its command prints a line and waits."""
+        """A release whose command prints a line and waits."""
         release = self.prefix / "releases/former"
-        self.install_by_hand(release, "import time\nprint('runs', flush=True)\ntime.sleep(600)\n")
+        (release / "bin").mkdir(parents=True)
+        write_program(release / "bin/vllm-edge", "echo runs; while :; do sleep 1; done")
         releases = Releases(self.prefix)
         releases.finish(release)
         releases.make_current(release)
@@ -124,7 +116,6 @@ def a_bare_host(host: Host) -> Steps:
 
 @CASES.add
 def a_run_that_is_cut_off_leaves_the_release_that_was_there_and_the_next_one_ends_it(host: Host) -> Steps:
-    """That release has lib/ and a command that puts it on the path of modules, as version 0464f07 installed it."""
     former = host.former_release()
     supervisor = subprocess.Popen([host.prefix / "current/bin/vllm-edge"], stdout=subprocess.PIPE, text=True)
     assert supervisor.stdout is not None and supervisor.stdout.readline() == "runs\n"
@@ -152,7 +143,8 @@ test_case = CASES.make_test()
 
 
 def test_an_error_names_the_command_that_installs_setuptools(tmp_path: Path) -> None:
-    (tmp_path / "setuptools.py").write_text("__version__ = '66.1.1'\n")
+    (tmp_path / "setuptools-66.1.1.dist-info").mkdir()
+    (tmp_path / "setuptools-66.1.1.dist-info/METADATA").write_text("Name: setuptools\nVersion: 66.1.1\n")
     done = subprocess.run(
         [sys.executable, ROOT / "roles/vllm_edge_host/files/build_wheel.py", ROOT, tmp_path],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
