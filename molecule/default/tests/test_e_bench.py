@@ -8,11 +8,10 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import INVENTORY, INVENTORY_HOST, PROFILE, VICTIM, Clients, Controller, Machine, Play, play_result
+from conftest import INVENTORY, INVENTORY_HOST, PROFILE, VICTIM, Controller, Machine, Play, play_result
 
 FORMER = f"/var/lib/vllm-edge/bench/20260101T000000Z-{PROFILE}.jsonl"
 AT = "2026-01-01T00:00:00Z"
@@ -48,12 +47,6 @@ def write_former(machine: Machine) -> None:
     measured = [{**one, "output_tokens": tokens, "tok_s": speed} for tokens, speed in ((16, 1e6), (32, 1e-3))]
     end = {"kind": "end", "at": AT, "seconds": 60.0, "verdict": "passed"}
     machine.put(FORMER, "".join(f"{json.dumps(line)}\n" for line in (run, *measured, end)), "0640")
-
-
-def read_newest(machine: Machine) -> list[dict[str, Any]]:
-    """The lines of the newest record on the host."""
-    path = machine.run("sh", "-c", "ls /var/lib/vllm-edge/bench/*.jsonl | tail -1").strip()
-    return [json.loads(line) for line in machine.run("cat", path).splitlines()]
 
 
 @dataclass
@@ -129,54 +122,3 @@ def test_the_client_was_there_for_the_run_only(machine: Machine, ran: Ran) -> No
     assert not is_admitted(machine) and read_drift(machine) == ""
     assert machine.host.run("ls /run/vllm-edge/clients.json").rc != 0
     assert machine.run("docker", "ps", "-aq", "--filter", "label=vllm-edge.companion") == ""
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(2400)
-def test_an_engine_that_became_slower_is_found(machine: Machine, controller: Controller) -> None:
-    """The engine gets a quarter of a processor between two runs, and its processors back before the third."""
-    options = {**OPTIONS, "bench_output_tokens": "64", "bench_requests": "4", "bench_soak_minutes": "0"}
-    options |= {"bench_gate": "warn", "bench_through": "engine"}
-    everything = machine.run("nproc").strip()
-    found: list[list[str]] = []
-    try:
-        for processors in (everything, "0.25", everything):
-            machine.run("docker", "update", f"--cpus={processors}", VICTIM.container)
-            play = controller.play("playbooks/bench.yml", f"--extra-vars={json.dumps(options)}")
-            assert play.rc == 0, play.output[-6000:]
-            end = read_newest(machine)[-1]
-            found.append([one["text"] for one in end["findings"] if one["what"] == "slower-than-before"])
-    finally:
-        machine.run("docker", "update", f"--cpus={everything}", VICTIM.container)
-    (text,) = found[1]
-    assert "e2b gives" in text and "No record says what has changed since then" in text
-    assert found[2] == []
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(2400)
-def test_a_soak_of_ten_minutes_beside_a_client_of_all_roles(
-    machine: Machine, controller: Controller, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Every engine is loaded for ten minutes together; nothing fails, and the growth of memory is told."""
-    clients = Clients(machine)
-    clients.start()
-    engines = len(json.loads(machine.run("vllm-edge", "status", "--format", "json"))["engines"])
-    options = {"bench_cases": "protocol", "bench_output_tokens": "16", "bench_requests": "1", "bench_through": "engine"}
-    options |= {"bench_soak_minutes": str(10 / engines), "bench_allow_load": "true"}
-    play = controller.play("playbooks/bench.yml", f"--extra-vars={json.dumps(options)}")
-    recorded = clients.stop(tmp_path)
-    assert play.rc == 0, play.output[-6000:]
-    lines = read_newest(machine)
-    soak = [one for one in lines if one.get("case") == "soak" and one["kind"] == "measurement"]
-    assert sum(one["seconds"] for one in soak) >= 300 and not any(one["failed"] for one in soak)
-    assert all(one.ok for one in recorded.asked), "a client's request failed"
-    growth = {
-        gpu["slot"]: max(one["vram_after_mib"] for one in mine) - mine[0]["vram_before_mib"]
-        for one in soak
-        for gpu in one["gpus"]
-        if (mine := [each for other in soak for each in other["gpus"] if each["slot"] == gpu["slot"]])
-    }
-    with capsys.disabled():
-        print(f"\nsoak: {len(soak)} measurements, {len(recorded.asked)} requests of the client, MiB more: {growth}")
-    assert all(mib <= 64 for mib in growth.values()), growth

@@ -507,7 +507,6 @@ class Pair:
 
     here: int
     there: int
-    here_len: int
     there_len: int
 
 
@@ -529,7 +528,7 @@ def pair(edge: Edge) -> Pair:
     if edge.status()["problems"]:
         again = edge.switch(here)
         assert again.rc == OK, again.message
-    return Pair(here, there, length, other)
+    return Pair(here, there, other)
 
 
 def edit_of(length: int, other: int) -> tuple[tuple[str, str], tuple[str, str]]:

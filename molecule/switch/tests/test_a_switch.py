@@ -118,20 +118,6 @@ def test_the_first_run_is_a_switch(edge: Edge) -> None:
     assert edge.serves(1)
 
 
-@pytest.mark.thorough
-def test_what_the_plan_refuses_stops_nothing(edge: Edge, controller: Any) -> None:
-    """With the GPUs and the weights of the host: this play does not begin with the plan from the inventory."""
-    before, numbers, container, last = edge.committed(), edge.numbers(), default.life(edge, CONTAINER), edge.last_id()
-    run = play(controller, "playbooks/engines.yml", SETTINGS, edited(**{ENGINE: {"gpu_memory_utilization": 0.44}}))
-    said = " ".join(run.output.split())
-    assert run.rc == 2, said[-6000:]
-    reason = rf"{ENGINE}: no_kv\. Of 9\.\d\d GiB \(gpu_memory_utilization 0\.44\) weights take 8\.\d\d GiB"
-    assert re.search(reason + r".* too little\. Set gpu_memory_utilization: 0\.[45]\d\.", said), said[-6000:]
-    assert "What runs was not touched. To try it anyway, -e plan_override=true." in said
-    assert (edge.committed(), edge.numbers(), default.life(edge, CONTAINER)) == (before, numbers, container)
-    assert edge.last_id() == last
-
-
 @pytest.fixture(scope="module")
 def edit(edge: Edge, controller: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """The stage of the engines with an edit of one of them, and the report, while clients ask."""
@@ -445,41 +431,3 @@ def test_a_calibration_measures_an_engine_and_goes_back(edge: Edge, controller: 
 
 
 # ---- the profiles of the mission --------------------------------------------------------------------------------
-
-DEMONSTRATION = ["nvfp4-tp2", "bf16-tp4", "w4a16-tp2", "nvfp4-tp2"]
-LARGE = ["architect", "worker"]
-
-
-def bring(edge: Edge, controller: Any, profile: str, *arguments: str) -> dict[str, Any]:
-    """site.yml with another profile or an edit; the journal of its switch."""
-    words = [SETTINGS, f"--extra-vars=serving_profile={profile}", *arguments]
-    run = play(controller, "site.yml", *words)
-    assert run.rc == 0, run.output[-8000:]
-    journal = edge.last()
-    assert journal is not None and (journal["result"], journal["profile"]) == ("committed", profile)
-    assert edge.serves(journal["generation"])
-    assert all(gpu["within_budget"] for gpu in journal["gpus"]), journal["gpus"]
-    return journal
-
-
-@pytest.mark.thorough
-def test_the_demonstration(edge: Edge, controller: Any, clients: Clients, tmp_path: Path, tell: Tell) -> None:
-    """nvfp4-tp2 -> bf16-tp4 -> w4a16-tp2 -> nvfp4-tp2 -> an edit of the 31B, clients asking throughout."""
-
-    def lives() -> dict[str, Any]:
-        return {name: default.life(edge, f"vllm-{name}") for name in ("e4b", "e2b")}
-
-    bring(edge, controller, DEMONSTRATION[0])
-    clients.start("--timeout", "10")
-    journals = [bring(edge, controller, profile) for profile in DEMONSTRATION[1:3]]
-    small = lives()
-    journals.append(bring(edge, controller, DEMONSTRATION[3]))
-    assert lives() == small and None not in small.values(), "E4B and E2B are in both profiles"
-    length = group_vars("engines")["serving_engines"]["31b-nvfp4-tp2"]["max_model_len"]
-    shorter = edited(**{"31b-nvfp4-tp2": {"max_model_len": length // 2}})
-    journals.append(bring(edge, controller, DEMONSTRATION[3], shorter))
-    assert lives() == small, "the edit is the 31B's"
-    recorded = clients.stop(tmp_path)
-    tell("The demonstration: gaps of clients beside the phases", role_client.summary(recorded, journals))
-    default.no_gap_beyond(journals, recorded, [ROLES, ROLES, LARGE, LARGE])
-    bring(edge, controller, PROFILE)
