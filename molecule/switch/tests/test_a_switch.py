@@ -374,29 +374,6 @@ def test_replicas_share_the_requests_and_one_may_stop(edge: Edge, controller: An
     assert edge.serves(number) and ask(2) == {ENGINE: 2}
 
 
-# ---- the quality gate -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.thorough
-def test_a_switch_whose_answers_are_not_as_expected_goes_back(edge: Edge, controller: Any) -> None:
-    """The lab's model says nothing that anybody expects. The engine that serves again is not asked."""
-    number = edge.number()
-    case = {"name": "never", "prompt": "Name a colour.", "exact": "what noise does not say", "max_tokens": 8}
-    gate = {"quality_suite": [], "quality_cases": [case], "quality_gate": "fail", "quality_repeats": 2}
-    shorter = edited(**{ENGINE: {"max_model_len": 1024}})
-    run = play(controller, "playbooks/engines.yml", SETTINGS, shorter, f"--extra-vars={json.dumps(gate)}")
-    journal = edge.last()
-    assert run.rc != 0 and journal is not None, run.output[-6000:]
-    assert (journal["result"], edge.number()) == ("rolled_back", number), journal["message"]
-    failed = [row["phase"] for row in journal["phases"] if row["outcome"] == "failed"]
-    assert failed == ["canary"] and [row["verdict"] for row in journal["quality"]] == ["failed"], journal
-    said = journal["message"]
-    assert "quality_gate: fail" in said and f"never of {ROLES[0]} ({ENGINE}, bf16)" in said, said
-    kept = json.loads(edge.run("cat", re.findall(r"/var/lib/vllm-edge/quality/[\w-]+\.json", said)[0]))
-    assert len(kept["cases"][0]["repeats"]) == 2 and kept["cases"][0]["repeats"][0]["text"]
-    edge.serves(number)
-
-
 # ---- calibration ------------------------------------------------------------------------------------------------
 
 
@@ -428,6 +405,3 @@ def test_a_calibration_measures_an_engine_and_goes_back(edge: Edge, controller: 
     again = play(controller, "playbooks/calibrate.yml", SETTINGS, *WITH_SECOND)
     assert (again.rc, again.changed, edge.last_id()) == (0, [], last), again.output[-8000:]
     tell("A calibration", run.output.splitlines()[-60:])
-
-
-# ---- the profiles of the mission --------------------------------------------------------------------------------
