@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""playbooks/bench.yml on one engine, directly and through the gateway, with a former run that was faster."""
+"""playbooks/bench.yml on one engine, directly and through the gateway."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from conftest import INVENTORY, INVENTORY_HOST, PROFILE, VICTIM, Controller, Machine, Play, play_result
+from conftest import INVENTORY, INVENTORY_HOST, PROFILE, Controller, Machine, Play, play_result
 
-FORMER = f"/var/lib/vllm-edge/bench/20260101T000000Z-{PROFILE}.jsonl"
-AT = "2026-01-01T00:00:00Z"
 KEY = re.compile(r"vllm-[A-Za-z0-9_-]{43}(?![A-Za-z0-9_-])")
 OPTIONS = {
     "bench_engines": "e2b",
@@ -24,29 +21,8 @@ OPTIONS = {
     "bench_requests": "2",
     # Calls are repeated for 24 s; what each needs before its first request is not among its seconds.
     "bench_soak_minutes": "0.4",
-    "bench_gate": "fail",
+    "bench_gate": "warn",
 }
-
-
-def write_former(machine: Machine) -> None:
-    """Plant a run that was faster than any with 16 output tokens, and slower than any with 32."""
-    engine: dict[str, Any] = {"model": VICTIM.model, "repo": VICTIM.repo, "revision": "main", "precision": "bf16"}
-    engine |= {"tensor_parallel_size": 1, "served_names": VICTIM.served_names, "gpus": VICTIM.gpus, "slots": [3]}
-    engine |= {"arguments": ["--planted"], "input_hash": "planted", "weights_digest": None}
-    run: dict[str, Any] = {
-        "kind": "run",
-        "schema": 1,
-        "run": f"20260101T000000Z-{PROFILE}",
-        "at": "2026-01-01T00:00:00Z",
-    }
-    run |= {"host": machine.run("hostname").strip(), "profile": PROFILE, "generation": 1, "image": "x", "image_id": "x"}
-    run |= {"vllm": "0.0.1", "driver": "1", "engines": {VICTIM.name: engine}}
-    one: dict[str, Any] = {"kind": "measurement", "at": AT, "engine": VICTIM.name, "failed": 0}
-    one |= {"served_name": VICTIM.served_names[0], "through": "engine", "case": "protocol", "input_tokens": 32}
-    one |= {"concurrency": 1, "requests": 2, "completed": 2, "seconds": 1.0}
-    measured = [{**one, "output_tokens": tokens, "tok_s": speed} for tokens, speed in ((16, 1e6), (32, 1e-3))]
-    end = {"kind": "end", "at": AT, "seconds": 60.0, "verdict": "passed"}
-    machine.put(FORMER, "".join(f"{json.dumps(line)}\n" for line in (run, *measured, end)), "0640")
 
 
 @dataclass
@@ -71,31 +47,27 @@ def read_drift(machine: Machine) -> str:
 
 
 @pytest.fixture(scope="module")
-def ran(machine: Machine, controller: Controller) -> Iterator[Ran]:
-    write_former(machine)
+def ran(machine: Machine, controller: Controller) -> Ran:
     began = time.time()
-    try:
-        process = controller.start_play("playbooks/bench.yml", f"--extra-vars={json.dumps(OPTIONS)}")
-        looked = Ran(Play(0, "", []))
-        while process.poll() is None and time.time() - began < 900 and not looked.admitted:
-            time.sleep(1)
-            looked.admitted = is_admitted(machine)
-        if looked.admitted:
-            looked.drift.add(read_drift(machine))
-            looked.seen.append(machine.run("ps", "axww", "-o", "args"))
-            looked.seen.append(machine.host.run("docker inspect vllm-edge-bench").stdout)
-        looked.play = play_result(process)
-    finally:
-        machine.run("rm", "-f", FORMER)
+    process = controller.start_play("playbooks/bench.yml", f"--extra-vars={json.dumps(OPTIONS)}")
+    looked = Ran(Play(0, "", []))
+    while process.poll() is None and time.time() - began < 900 and not looked.admitted:
+        time.sleep(1)
+        looked.admitted = is_admitted(machine)
+    if looked.admitted:
+        looked.drift.add(read_drift(machine))
+        looked.seen.append(machine.run("ps", "axww", "-o", "args"))
+        looked.seen.append(machine.host.run("docker inspect vllm-edge-bench").stdout)
+    looked.play = play_result(process)
     directory = INVENTORY / "reports" / "bench" / INVENTORY_HOST
     fetched = max(directory.glob("*.jsonl"), key=lambda path: path.stat().st_mtime, default=None)
     if fetched and fetched.stat().st_mtime >= began:
         looked.lines = [json.loads(line) for line in fetched.read_text().splitlines()]
-    yield looked
+    return looked
 
 
 def test_one_engine_is_measured_directly_and_through_the_gateway(ran: Ran) -> None:
-    assert ran.lines, ran.play.output[-6000:]
+    assert ran.play.rc == 0 and ran.lines, ran.play.output[-6000:]
     run, *measured, end = ran.lines
     assert (run["kind"], run["profile"], list(run["engines"]), end["error"]) == ("run", PROFILE, ["e2b"], "")
     protocol = {(one["through"], one["output_tokens"]) for one in measured if one["case"] == "protocol"}
@@ -105,15 +77,6 @@ def test_one_engine_is_measured_directly_and_through_the_gateway(ran: Ran) -> No
         assert one["ttft_ms"]["p50"] > 0 and [gpu["slot"] for gpu in one["gpus"]] == [3]
     soak = [one for one in measured if one["case"] == "soak"]
     assert sum(one["seconds"] for one in soak) >= 10 and {one["through"] for one in soak} == {"engine"}
-
-
-def test_a_faster_former_run_is_a_finding_and_a_slower_one_is_none(ran: Ran) -> None:
-    (found,) = [one for one in ran.lines[-1]["findings"] if one["what"] == "slower-than-before"]
-    assert (found["severity"], found["engine"], found["case"]) == ("fail", "e2b", "protocol")
-    assert "1 of 2 measurements of this case are slower" in found["text"] and "vLLM (0.0.1 became" in found["text"]
-    said = " ".join(ran.play.output.split())
-    assert ran.play.rc == 2 and "bench_gate is fail" in said
-    assert f"less than the 1000000.0 of 20260101T000000Z-{PROFILE}" in said
 
 
 def test_the_client_was_there_for_the_run_only(machine: Machine, ran: Ran) -> None:
