@@ -110,8 +110,6 @@ LOADED_S = 240
 ASK = (ROOT / "tests" / "tools" / "ask.py").read_text()
 """Runs on the host, with its Python and as root."""
 
-TEXTS = pytest.StashKey[list[tuple[str, list[str]]]]()
-
 
 # ---- the controller ---------------------------------------------------------------------------------------------
 
@@ -400,19 +398,3 @@ def no_gap_beyond(
             total = sum((gap.answered_from_s or 0.0) - gap.from_s for gap in during)
             assert abs(total - told) <= 2 * AGREE_S, (journal["profile"], role, during, told)
     assert [gap for gaps in found.values() for gap in gaps if gap not in inside] == []
-
-
-# ---- what is told at the end -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def tell(request: pytest.FixtureRequest) -> Callable[[str, list[str]], None]:
-    """Adds lines to what is told at the end, under a title."""
-    texts = request.config.stash.setdefault(TEXTS, [])
-    return lambda title, lines: texts.append((title, lines))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for title, lines in config.stash.get(TEXTS, []):
-        terminalreporter.section(title)
-        terminalreporter.write_line("\n".join(lines))

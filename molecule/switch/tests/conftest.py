@@ -32,9 +32,8 @@ assert _spec is not None and _spec.loader is not None
 default = importlib.util.module_from_spec(_spec)
 sys.modules[_spec.name] = default
 _spec.loader.exec_module(default)
-# Fixtures of the default scenario that this one has as they are.
-host, tell = default.host, default.tell
-pytest_terminal_summary = default.pytest_terminal_summary
+host = default.host
+"""A fixture of the default scenario that this one has as it is."""
 
 GPUS: list[str] = default.GPUS
 Play = default.Play

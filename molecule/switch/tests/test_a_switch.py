@@ -11,7 +11,7 @@ import json
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,6 @@ GROUP_VARS = ROOT / "group_vars" / "all"
 SECOND = "e2b-beside"
 FORWARD = ["preflight", "prepare", "away", "drain", "stop", "free", "install", "start", "healthy", "warm_up", "canary"]
 FORWARD += ["measure", "commit", "back", "clean_up"]
-
-Tell = Callable[[str, Sequence[str]], None]
 
 
 def group_vars(name: str) -> dict[str, Any]:
@@ -128,7 +126,7 @@ def edit(edge: Edge, controller: Any, tmp_path_factory: pytest.TempPathFactory) 
     yield {"play": run, "recorded": recorded, "journal": edge.last()}
 
 
-def test_an_edit_of_one_engine(edge: Edge, edit: dict[str, Any], tell: Tell) -> None:
+def test_an_edit_of_one_engine(edge: Edge, edit: dict[str, Any]) -> None:
     run, journal = edit["play"], edit["journal"]
     assert run.rc == 0, run.output[-8000:]
     assert edge.serves(2)
@@ -139,7 +137,6 @@ def test_an_edit_of_one_engine(edge: Edge, edit: dict[str, Any], tell: Tell) -> 
     assert {row["served_name"] for row in journal["canary"]} == set(ROLES)
     (measured,) = [row for row in journal["gpus"] if row["uuid"] == GPUS[3]]
     assert measured["within_budget"] and measured["engine_mib"] > 20_000
-    tell("An edit of max_model_len, seen by clients", role_client.summary(edit["recorded"], [journal]))
 
 
 def test_clients_and_journal_agree(edit: dict[str, Any]) -> None:
@@ -336,7 +333,7 @@ def test_an_engine_is_taken_away(edge: Edge, clients: Clients, tmp_path: Path) -
 
 
 @pytest.mark.thorough
-def test_replicas_share_the_requests_and_one_may_stop(edge: Edge, controller: Any, tell: Tell) -> None:
+def test_replicas_share_the_requests_and_one_may_stop(edge: Edge, controller: Any) -> None:
     """From one engine to two equal ones and back. The gateway has two servers for each role: a profile of the project
     needs them."""
 
@@ -367,7 +364,6 @@ def test_replicas_share_the_requests_and_one_may_stop(edge: Edge, controller: An
     assert any(unit in problem for problem in problems) and REPLICAS[1] not in " ".join(problems), problems
     edge.run("systemctl", "start", "--no-block", unit)
     edge.wait("requests for the engine that came back", lambda: REPLICAS[0] in ask(4), LOADED_S, 2)
-    tell("Replicas", [f"both: {both}", f"without {REPLICAS[0]}: {one}", *edge.run("vllm-edge", "status").splitlines()])
 
     done = edge.rollback()
     assert (done.rc, done.result) == (OK, "committed"), done.message
@@ -378,7 +374,7 @@ def test_replicas_share_the_requests_and_one_may_stop(edge: Edge, controller: An
 
 
 @pytest.mark.thorough
-def test_a_calibration_measures_an_engine_and_goes_back(edge: Edge, controller: Any, tell: Tell) -> None:
+def test_a_calibration_measures_an_engine_and_goes_back(edge: Edge, controller: Any) -> None:
     """The first engine already runs as it would be measured; the second one is started, measured and taken away."""
     (planned,) = edge.engines(max(number for number in edge.numbers() if SECOND in edge.generation(number)["engines"]))[
         SECOND
@@ -404,4 +400,3 @@ def test_a_calibration_measures_an_engine_and_goes_back(edge: Edge, controller: 
     last = edge.last_id()
     again = play(controller, "playbooks/calibrate.yml", SETTINGS, *WITH_SECOND)
     assert (again.rc, again.changed, edge.last_id()) == (0, [], last), again.output[-8000:]
-    tell("A calibration", run.output.splitlines()[-60:])
