@@ -111,8 +111,6 @@ class Engine:
     def __init__(self, name: str, path: Path, loop: asyncio.AbstractEventLoop) -> None:
         self.name, self.path, self.loop, self.seen = name, path, loop, list[Seen]()
         self.server: asyncio.Server | None = None
-        self.judges = True
-        """Whether the class judges requests; without it the application gets them as they are."""
 
     def start(self) -> None:
         """Listen; the directory is made anew, as the supervisor does it."""
@@ -216,9 +214,7 @@ class Engine:
 
         fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
         path = seen.target.partition("?")[0]
-        await (Policy(serve) if self.judges else serve)(
-            {"type": "http", "method": seen.method, "path": path, "headers": fields}, receive, send
-        )
+        await Policy(serve)({"type": "http", "method": seen.method, "path": path, "headers": fields}, receive, send)
         if answer:
             lines = [f"HTTP/1.1 {answer[0]['status']} Refused".encode()]
             lines += [name + b": " + value for name, value in answer[0]["headers"]]

@@ -21,7 +21,6 @@ from gateway_world import (
     H2_PREFACE,
     HEADERS,
     SETTINGS,
-    Connection,
     Gateway,
     get_free_port,
     write_certificate,
@@ -236,24 +235,6 @@ def test_every_stream_of_a_connection_is_answered(flooded: Gateway) -> None:
     client.read(lambda: len(client.ended) == len(streams), 20)
     client.close()
     assert client.status == dict.fromkeys(streams, 200)
-
-
-@pytest.mark.thorough
-@alone
-def test_clients_of_one_address_are_served_beside_a_hostile_one(flooded: Gateway, ports: dict[str, int]) -> None:
-    good = [Connection(flooded.port) for _ in range(29)]
-    waits, end = [0.0], time.monotonic() + SECONDS
-    with run_flood("answers that nobody reads", ports["plain"], OWN):
-        while time.monotonic() < end:
-            for client in good:
-                start = time.monotonic()
-                client.send(write_request({"model": "worker"}))
-                assert client.read().status == 200
-                waits.append(time.monotonic() - start)
-            time.sleep(1)
-        for client in good:
-            client.close()
-    assert max(waits) < 2
 
 
 if __name__ == "__main__":

@@ -220,19 +220,3 @@ def test_memory_stays_bounded(make_gateway: Callable[..., Gateway], kind: str) -
     print(f"{kind}: {before:.0f} MiB before, {after:.0f} MiB after")
     assert after - before < 64 * mib
     wait_until(lambda: gateway.ask(write_request(WORKER)).status == 200)
-
-
-@pytest.mark.thorough
-def test_streams_share_the_buffers(make_gateway: Callable[..., Gateway]) -> None:
-    """Each of 900 streams begins a body, which takes a buffer or two of 1 MiB; here are 768 of them."""
-    gateway = make_gateway(edit=("tune.buffers.limit 3072", "tune.buffers.limit 768"))
-    before = gateway.get_memory_mib("VmData")
-    clients = [H2(gateway.port) for _ in range(9)]
-    for client in clients:
-        for stream in range(1, 201, 2):
-            client.ask(stream, b'{"model"', end=False)
-    wait_until(lambda: gateway.get_memory_mib("VmData") - before > 700)
-    time.sleep(0.5)
-    assert gateway.get_memory_mib("VmData") - before < 1200
-    for client in clients:
-        client.close()

@@ -3,7 +3,7 @@
 
 Modes: good, slow (loads for --load seconds, a line each half second),
 crash (dies while loading, with --say as its last words), hang (stops answering after --hang-after seconds),
-freeze (the engine's process stops after --hang-after seconds, the API server does not), die-on-completion, ignore-term,
+freeze (the engine's process stops after --hang-after seconds, the API server does not), ignore-term,
 read (reads --file for --load seconds without a line, then stands still).
 
 As in vLLM, an API server answers and an engine process works: step by step, each a tenth of a second, one request after
@@ -121,11 +121,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if options.mode == "die-on-completion":
-            say("(EngineCore pid=77) ERROR 11-21 03:00:00 [core.py:1512] EngineCore encountered a fatal error.")
-            say("(EngineCore pid=77) ERROR 11-21 03:00:00 [core.py:1512] ZeroDivisionError: division by zero")
-            say("(APIServer pid=1) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
-            os._exit(1)
         core.answer(len(asked["prompt"]))
         self.answer(200, {"choices": [{"text": "a"}]})
 

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-import stat
 import threading
 import time
 from datetime import datetime
@@ -86,40 +84,6 @@ def test_a_crash_while_loading_ends_at_once_and_is_explained(host: Host) -> None
     assert host.failure()["cause"] == "kv_below_max_model_len"
 
 
-def test_the_first_completion_kills_the_engine(host: Host) -> None:
-    run = host.serve("--mode=die-on-completion")
-    asked = host.program("canary", host.engine, "--format", "json", "--timeout", "5")
-    at = time.monotonic()
-    assert asked.returncode == 1
-    (result,) = json.loads(asked.stdout)["results"]
-    assert result["ok"] is False and "connection closed" in result["error"]
-    assert "the engine died in the middle of the canary" in result["error"]
-    assert run.ends() == 1
-    assert time.monotonic() - at < 3
-    failure = host.failure()
-    assert failure["cause"] == "engine_died_serving"
-    assert "division by zero" in str(failure["reason"])
-
-
-def test_a_hung_engine_starves_the_watchdog_and_is_replaced(host: Host) -> None:
-    run = host.serve("--mode=hang", "--hang-after=1", watchdog_s=0.9)
-    run.until(lambda: run.has("STATUS", "not answering /health since"))
-    hung = time.monotonic()
-    time.sleep(1.5)
-    assert not [m for m in run.messages if "WATCHDOG" in m.fields and m.at > hung], "a hung engine was called alive"
-    assert run.process.poll() is None, "ending a hung engine is the watchdog's to decide"
-    assert host.state()["phase"] == "not-answering"
-    # What systemd does when WatchdogSec has passed:
-    run.process.send_signal(signal.SIGABRT)
-    assert run.ends() == 1
-    assert not host.running(), "a hung container was left alone"
-    assert host.failure()["cause"] == "hung"
-    first = host.container_id()
-    host.start(watchdog_s=5).until_ready()
-    assert host.container_id() != first
-    assert host.failure()["cause"] == "hung", "the corpse was explained a second time"
-
-
 def complete(host: Host, prompt: str) -> None:
     """A client's request, in the background."""
     asked = {"model": "sentry", "prompt": prompt, "max_tokens": 1}
@@ -148,15 +112,6 @@ def test_a_stopped_engine_process_starves_the_watchdog(host: Host, busy: bool) -
     assert "by=vllm-edge" not in run.text, "our own requests fill the journal"
 
 
-def test_a_long_prefill_is_progress_and_an_idle_engine_is_left_alone(host: Host) -> None:
-    run = host.serve("--mode=good", watchdog_s=0.9, progress_timeout_s=1.5, idle_probe_s=1)
-    complete(host, "x" * 5_000)
-    run.until(lambda: "POST /v1/completions HTTP" in run.text)
-    time.sleep(3)
-    assert not run.has("STATUS", "no progress")
-    assert run.process.poll() is None and host.state()["phase"] == "serving"
-
-
 def test_a_hung_container_is_replaced_when_the_supervisor_was_killed(host: Host) -> None:
     run = host.serve("--mode=hang", "--hang-after=1", watchdog_s=0.9)
     run.until(lambda: run.has("STATUS", "not answering"))
@@ -180,20 +135,6 @@ def test_a_killed_supervisor_finds_its_container_again(host: Host) -> None:
     assert host.container_id() == ""
 
 
-def test_a_loading_container_is_kept(host: Host) -> None:
-    host.configure("--mode=slow", "--load=10")
-    run = host.start()
-    run.until(lambda: "Loading safetensors" in run.text)
-    first = host.container_id()
-    run.kill()
-    host.start().until_ready()
-    assert host.container_id() == first
-    load_seconds, phases = host.state()["load_seconds"], host.state()["load_phases"]
-    assert isinstance(load_seconds, float) and load_seconds >= 10, "the time before the attachment counts"
-    assert phases["loading-weights"] >= 2, "each line counts when it was written"
-    assert sum(phases.values()) == pytest.approx(load_seconds, abs=0.4)
-
-
 @pytest.mark.parametrize("mode", ["slow", "ignore-term"])
 def test_sigterm_while_loading(host: Host, mode: str) -> None:
     """Nothing is served yet, so nobody waits the 30 s that an engine with requests would get."""
@@ -205,24 +146,6 @@ def test_sigterm_while_loading(host: Host, mode: str) -> None:
     assert time.monotonic() - begin < 8
     assert host.container_id() == ""
     assert not run.has("READY")
-
-
-def test_an_engine_that_ignores_sigterm_is_killed_in_time(host: Host) -> None:
-    run = host.serve("--mode=ignore-term")
-    begin = time.monotonic()
-    assert run.stop() == 0
-    assert 2 <= time.monotonic() - begin < 7
-    assert host.container_id() == ""
-
-
-@pytest.mark.parametrize("how", ["rm", "stop"])
-def test_removed_or_stopped_behind_our_back(host: Host, how: str) -> None:
-    run = host.serve("--mode=good")
-    docker(how, *(["--force"] if how == "rm" else []), host.container)
-    assert run.ends() == 1
-    failure = host.failure()
-    assert failure["cause"] == "stopped_outside" or (how, failure["cause"]) == ("rm", "removed")
-    assert how == "rm" or "systemctl stop" in str(failure["remedy"])
 
 
 def test_a_load_that_reads_without_a_line_goes_on(host: Host) -> None:
@@ -238,29 +161,3 @@ def test_a_load_that_reads_without_a_line_goes_on(host: Host) -> None:
     assert run.process.poll() is None, run.text
     assert run.ends() == 1
     assert host.failure()["cause"] == "stalled"
-
-
-def test_refusals_of_docker(host: Host) -> None:
-    host.configure(image="vllm-edge.invalid/none:1")
-    run = host.start()
-    assert run.ends() == 78
-    assert host.failure()["cause"] == "image_missing"
-
-
-def test_the_socket_is_opened_and_a_link_in_its_place_is_not(host: Host) -> None:
-    run = host.serve("--mode=good")
-    assert stat.S_IMODE(host.place.lstat().st_mode) == 0o666
-    assert request(host.url, "/health", 5).ok
-    found = json.loads(docker("inspect", host.container))[0]
-    assert found["HostConfig"]["NetworkMode"] == "none"
-    wrote = docker("exec", host.container, "sh", "-c", "touch /run/api/x && echo wrote", check=False)
-    assert wrote == "" or os.geteuid() != 0, "the directory is still the engine's"
-    inside = docker("exec", host.container, "python3", "-c", "import socket; print(socket.if_nameindex())")
-    assert inside == "[(1, 'lo')]"
-    run.stop()
-    shadow = host.root / "shadow"
-    shadow.touch(mode=0o600)
-    host.place.unlink()
-    host.place.symlink_to(shadow)
-    host.start().until_ready()  # the directory is made anew
-    assert request(host.url, "/health", 5).ok and stat.S_IMODE(shadow.stat().st_mode) == 0o600

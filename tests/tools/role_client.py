@@ -4,7 +4,7 @@
 
     role_client.py watch --log FILE        asks until SIGTERM, SIGINT or --seconds; one JSON line per question
 
-Tests read the log with `read`, `gaps` and `summary`.
+Tests read the log with `read` and `gaps`.
 
 It runs as root, and asks engines over their sockets, without the gateway, which would keep requests waiting. A role is
 where the gateway's link leads, or, where there are no such links, where /v1/models lists it; that is looked for again
@@ -252,88 +252,10 @@ def gap_of(failed: Sequence[Asked], answered: Asked | None) -> Gap:
     return Gap(first.role, first.monotonic_s, to_s, first.at, len(failed), first.error, answered_from_s)
 
 
-def overlaps(gap: Gap, journal: Mapping[str, Any], end_s: float) -> dict[str, float]:
-    """Seconds of the gap by phase of the switch; those of a rollback as `back:healthy`."""
-    began = journal["began_monotonic_s"]
-    shares: dict[str, float] = {}
-    for phase in journal["phases"]:
-        begins = began + phase["began_s"]
-        ends = begins + phase["seconds"] if phase["seconds"] is not None else end_s
-        share = min(ends, gap.to_s if gap.to_s is not None else end_s) - max(begins, gap.from_s)
-        if share > 0:
-            name = phase["phase"] if phase["direction"] == "forward" else f"back:{phase['phase']}"
-            shares[name] = shares.get(name, 0.0) + share
-    return shares
-
-
 def span(journal: Mapping[str, Any]) -> tuple[float, float]:
     """Beginning and end of a switch on the monotonic clock."""
     began = journal["began_monotonic_s"]
     return began, began + (journal["seconds"] or 0.0)
-
-
-def table(rows: Sequence[Sequence[str]], heading: Sequence[str]) -> list[str]:
-    """Columns as wide as their widest cell; the last one is free."""
-    lines = [list(heading), *[list(row) for row in rows]]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(heading) - 1)]
-    return [
-        "  ".join([*[cell.ljust(wide) for cell, wide in zip(line, widths, strict=False)], line[-1]]).rstrip()
-        for line in lines
-    ]
-
-
-def gap_table(found: Iterable[Gap], journal: Mapping[str, Any] | None, start_s: float, end_s: float) -> list[str]:
-    """Gaps in seconds since `start_s`, with their shares of the switch's phases, or without one with their error."""
-    rows = []
-    for gap in found:
-        to = f"{gap.to_s - start_s:.1f}" if gap.to_s is not None else "never"
-        length = f"{gap.seconds:.1f} s" if gap.seconds is not None else f"over {end_s - gap.from_s:.1f} s"
-        told = ((journal or {}).get("downtime") or {}).get(gap.role)
-        phases = overlaps(gap, journal, end_s) if journal else {}
-        shares = ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases.items())
-        counted = f"{told['seconds']:.1f} s" if told else "-"
-        rows.append([gap.role, f"{gap.from_s - start_s:.1f} .. {to}", length, counted, shares or gap.error[:60]])
-    heading = ("role", "no answer from .. to", "client", "journal", "by phase" if journal else "first error")
-    return [f"  {line}" for line in table(rows, heading)] if rows else ["  every question was answered"]
-
-
-def describe_switch(journal: Mapping[str, Any]) -> str:
-    began, ended = span(journal)
-    former = f"{journal['from_profile']} (generation {journal['from_generation']})"
-    return (
-        f"{journal['id']}: {former if journal['from_profile'] else 'nothing'} -> {journal['profile']} "
-        f"(generation {journal['generation']}), {journal['result'] or 'not ended'}, {ended - began:.1f} s"
-    )
-
-
-def summary(recorded: Recorded, journals: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The gaps beside the phases of each switch, then those that no switch explains."""
-    lines: list[str] = []
-    found = gaps(recorded.asked)
-    others = found
-    first_s = min((one.monotonic_s for one in recorded.asked), default=0.0)
-    last_s = max((one.monotonic_s + one.seconds for one in recorded.asked), default=0.0)
-    timed = [one for one in journals if one["boot_id"] == recorded.boot_id and one["began_monotonic_s"] is not None]
-    here = [one for one in sorted(timed, key=span) if span(one)[1] >= first_s and span(one)[0] <= last_s]
-    for journal in here:
-        during = [gap for gap in found if overlaps_switch(gap, journal, recorded.interval_s)]
-        others = [gap for gap in others if gap not in during]
-        lines += [describe_switch(journal), *gap_table(during, journal, span(journal)[0], last_s), ""]
-    if others or not here:
-        lines += ["outside of these switches, seconds since the log began:", *gap_table(others, None, first_s, last_s)]
-    return [*lines, f"asked every {recorded.interval_s:g} s for {last_s - first_s:.0f} s: {count(recorded.asked)}"]
-
-
-def overlaps_switch(gap: Gap, journal: Mapping[str, Any], interval_s: float) -> bool:
-    began, ended = span(journal)
-    return gap.from_s <= ended + interval_s and (gap.to_s is None or gap.to_s >= began)
-
-
-def count(questions: Iterable[Asked]) -> str:
-    asked: dict[str, list[bool]] = {}
-    for one in questions:
-        asked.setdefault(one.role, []).append(one.ok)
-    return ", ".join(f"{role} {len(answers)} ({answers.count(False)} failed)" for role, answers in asked.items())
 
 
 # ---- the command ------------------------------------------------------------------------------------------------

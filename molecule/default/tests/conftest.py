@@ -110,8 +110,6 @@ LOADED_S = 240
 ASK = (ROOT / "tests" / "tools" / "ask.py").read_text()
 """Runs on the host, with its Python and as root."""
 
-TEXTS = pytest.StashKey[list[tuple[str, list[str]]]]()
-
 
 # ---- the controller ---------------------------------------------------------------------------------------------
 
@@ -257,19 +255,6 @@ class Machine:
         since = [f"--after-cursor={after}"] if after else ["--lines=60"]
         return self.run("journalctl", "--quiet", "--no-pager", "--output=short-iso", f"--unit={unit}", *since)
 
-    def died_at(self, since: float, name: str = CONTAINER) -> float | None:
-        """When Docker last saw the container die since then, in seconds since the epoch."""
-        words = [
-            "docker",
-            "events",
-            f"--since={since:.3f}",
-            "--until=0s",
-            f"--filter=container={name}",
-            "--filter=event=die",
-        ]
-        ends = self.run(*words, "--format={{.TimeNano}}").split()
-        return int(ends[-1]) / 1e9 if ends else None
-
     def unit_ended_at(self, after: str) -> float | None:
         """When the unit's main process ended, by systemd's own line in the journal."""
         words = ["journalctl", "--quiet", "--output=json", f"--unit={UNIT}", f"--after-cursor={after}"]
@@ -280,16 +265,8 @@ class Machine:
     def now(self) -> float:
         return float(self.run("date", "+%s.%N"))
 
-    def fault(self, name: str, value: str = "", gpu: str = GPUS[3]) -> None:
-        """A fault of the simulated GPU, for `lab-gpu` or for the engine on it."""
-        self.shell(f"echo {shlex.quote(value)} > /var/lib/lab-gpu/gpus/{gpu}/faults/{name}")
-
     def clear_faults(self) -> None:
         self.run("lab-gpu", "fault", "clear")
-
-    def explain(self) -> str:
-        """`vllm-edge explain` on one line, as far as the engine's own last lines."""
-        return " ".join(self.run("vllm-edge", "explain", ENGINE).split("The engine's last lines:")[0].split())
 
     def gpu_memory(self) -> dict[str, int]:
         """MiB in use by UUID."""
@@ -421,19 +398,3 @@ def no_gap_beyond(
             total = sum((gap.answered_from_s or 0.0) - gap.from_s for gap in during)
             assert abs(total - told) <= 2 * AGREE_S, (journal["profile"], role, during, told)
     assert [gap for gaps in found.values() for gap in gaps if gap not in inside] == []
-
-
-# ---- what is told at the end -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def tell(request: pytest.FixtureRequest) -> Callable[[str, list[str]], None]:
-    """Adds lines to what is told at the end, under a title."""
-    texts = request.config.stash.setdefault(TEXTS, [])
-    return lambda title, lines: texts.append((title, lines))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for title, lines in config.stash.get(TEXTS, []):
-        terminalreporter.section(title)
-        terminalreporter.write_line("\n".join(lines))

@@ -19,30 +19,6 @@ from conftest import ENGINES, INVENTORY_HOST, LAB, PROFILE, ROLES, ROOT, Control
 
 CLIENT_FILES = ROOT / "lab" / "generated" / LAB / "clients"
 QUESTION: Any = [{"role": "user", "content": "Count to three."}]
-TOOL: Any = {
-    "type": "function",
-    "function": {
-        "name": "set_lamp",
-        "description": "Sets the lamp.",
-        "parameters": {
-            "type": "object",
-            "properties": {"on": {"type": "boolean"}, "model": {"type": "string", "enum": ["small", "large"]}},
-            "required": ["on", "model"],
-        },
-    },
-}
-SCHEMA: Any = {
-    "type": "json_schema",
-    "json_schema": {
-        "name": "lamp",
-        "schema": {
-            "type": "object",
-            "properties": {"colour": {"enum": ["green", "red"]}},
-            "required": ["colour"],
-            "additionalProperties": False,
-        },
-    },
-}
 
 
 def read_environment(client: str) -> dict[str, str]:
@@ -108,28 +84,6 @@ def test_stream_comes_in_chunks(client: openai.OpenAI) -> None:
 def test_other_endpoints(client: openai.OpenAI) -> None:
     assert client.completions.create(model="auditor", prompt="one, two,", max_tokens=4).choices[0].text
     assert client.responses.create(model="sentry", input="Count.", max_output_tokens=16).id
-
-
-def test_tool_with_a_parameter_that_is_called_model(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model="architect", messages=QUESTION, tools=[TOOL], tool_choice="required", max_tokens=256
-    )
-    assert answer.choices[0].message is not None
-
-
-def test_json_schema_is_kept_to(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model="sentry", messages=QUESTION, response_format=SCHEMA, max_tokens=64, temperature=0
-    )
-    # A model with random weights may fill its tokens with the white space that JSON allows.
-    assert (answer.choices[0].message.content or "").lstrip().startswith("{")
-
-
-def test_body_of_10_mb_reaches_its_engine(client: openai.OpenAI) -> None:
-    """The engine refuses it, as it is longer than its context. A gateway that lost a part would say something else."""
-    long: Any = [{"role": "user", "content": "on " * (10_000_000 // 3)}]
-    with pytest.raises(openai.BadRequestError, match=r"context length|max_model_len|maximum"):
-        client.chat.completions.create(model="sentry", messages=long, max_tokens=4)
 
 
 def test_errors_have_the_form_that_the_client_knows(client: openai.OpenAI) -> None:
@@ -356,22 +310,3 @@ def test_a_damaged_map_is_found_and_mended(machine: Machine, client: openai.Open
     finally:
         machine.run("systemctl", "start", "vllm-edge-gateway-sync.timer")
     assert find_gateway_checks(machine)["gateway.maps"] == "ok"
-
-
-@pytest.mark.thorough
-def test_a_certificate_that_ends_is_told_and_renewed_by_a_reload(
-    machine: Machine, controller: Controller, client: openai.OpenAI
-) -> None:
-    tls = "/etc/vllm-edge/gateway/tls"
-    before = machine.unit("MainPID", unit="vllm-edge-gateway.service")
-    machine.shell(
-        f"cp -a {tls}/server.pem /root/server.pem && openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=x "
-        f"-keyout /root/k.pem -out /root/c.pem 2>/dev/null && cat /root/c.pem /root/k.pem > {tls}/server.pem"
-    )
-    assert find_gateway_checks(machine)["gateway.certificate"] == "fail"
-    done = controller.play("playbooks/gateway.yml")
-    assert done.rc == 0, done.output[-3000:]
-    assert find_gateway_checks(machine)["gateway.certificate"] == "ok"
-    assert machine.unit("MainPID", unit="vllm-edge-gateway.service") == before
-    with connect(read_environment("default")) as anew:
-        assert len(list(anew.models.list())) == len(ROLES)

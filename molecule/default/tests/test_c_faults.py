@@ -9,27 +9,21 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from conftest import (
-    BYSTANDER,
     CONTAINER,
     ENGINE,
-    ENGINES,
     GPUS,
     LOADED_S,
     SERVED_NAMES,
-    UNIT,
-    Controller,
     Machine,
     life,
 )
 
 WATCHDOG_S = 30
-DAEMON_JSON = "/etc/docker/daemon.json"
 STABLE = ("InvocationID", "MainPID", "NRestarts", "ActiveState")
 
 
@@ -39,12 +33,6 @@ def calm(machine: Machine) -> Iterator[None]:
     yield
     machine.host.run(f"docker unpause {CONTAINER}")
     machine.clear_faults()
-
-
-def restart(machine: Machine) -> None:
-    """What an operator does; former failures no longer count against the unit."""
-    machine.host.run(f"systemctl reset-failed {UNIT}")
-    machine.run("systemctl", "restart", "--no-block", UNIT)
 
 
 def wait_for_the_end(machine: Machine, cursor: str, seconds: float = LOADED_S) -> float:
@@ -100,109 +88,3 @@ def test_engine_hangs(machine: Machine, undisturbed: None) -> None:
     after = life(machine)
     assert after is not None and after.id != before.id
     assert machine.run("docker", "ps", "--all", "--quiet", "--filter", f"name={CONTAINER}").split() == [after.id[:12]]
-
-
-@pytest.mark.thorough
-def test_engine_crashes_while_loading(machine: Machine, undisturbed: None) -> None:
-    machine.fault("engine-crash-loading")
-    cursor, begin = machine.cursor(), machine.now()
-    restart(machine)
-    wait_for_the_end(machine, cursor)
-    machine.wait("the death in Docker's events", lambda: machine.died_at(begin), 5)
-    dead, ended = machine.died_at(begin), machine.unit_ended_at(cursor)
-    assert dead is not None and ended is not None
-    assert ended - dead < 3, "the unit ends with its container, not at a timeout"
-    assert machine.unit("Result", "StatusText")["Result"] == "exit-code"
-    assert "The GPU reported an error: an illegal memory access" in machine.journal(cursor)
-    explained = machine.explain()
-    assert "the GPU reported an error: an illegal memory access" in explained
-    assert "journalctl -k" in explained
-    assert "CUDA error: an illegal memory access was encountered" in machine.journal(cursor), "vLLM's own words"
-    machine.clear_faults()
-    machine.wait_until_serving()
-
-
-@pytest.mark.thorough
-def test_docker_restarted_without_live_restore(machine: Machine, controller: Controller, bystander: object) -> None:
-    """Somebody turned it off. Every container ends with Docker, the bystander's, too; the next run turns it on."""
-    options = json.loads(machine.host.file(DAEMON_JSON).content_string) | {"live-restore": False}
-    machine.shell(f"printf %s {shlex.quote(json.dumps(options))} > {DAEMON_JSON}")
-    machine.run("systemctl", "reload", "docker.service")
-    cursor = machine.cursor()
-    machine.run("systemctl", "restart", "docker.service")
-    wait_for_the_end(machine, cursor, 30)
-    explained = machine.explain()
-    assert "the Docker Engine stopped and took the engine's container with it" in explained
-    assert "live-restore" in explained
-    machine.wait(
-        "every engine serving again", lambda: all(machine.health(engine) == 200 for engine in ENGINES), 2 * LOADED_S
-    )
-    machine.wait_until_serving()
-    machine.run("docker", "start", BYSTANDER)
-    engine = life(machine)
-    play = controller.play("playbooks/host.yml")
-    assert (play.rc, play.changed) == (0, ["container_runtime : Configure the Docker daemon"]), play.output[-6000:]
-    assert json.loads(machine.run("docker", "info", "--format={{json .LiveRestoreEnabled}}")) is True
-    assert life(machine) == engine is not None
-
-
-FORKS = """
-import os, time
-made = []
-try:
-    for _ in range(6000):
-        child = os.fork()
-        if not child:
-            time.sleep(120)
-            os._exit(0)
-        made.append(child)
-except OSError as error:
-    print(type(error).__name__, len(made) < 4096)
-for child in made:
-    os.kill(child, 9)
-"""
-FILL = """
-import os
-with open("/tmp/filled", "wb", buffering=0) as file:
-    try:
-        for _ in range(5 * 1024):
-            file.write(b"x" * 1048576)
-    except OSError as error:
-        print(error.strerror, file.tell() // 1048576 <= 4096)
-os.unlink("/tmp/filled")
-"""
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("program", "answer"), [(FORKS, "BlockingIOError True"), (FILL, "No space left on device True")]
-)
-def test_an_engine_takes_no_more_than_its_share_of_the_host(machine: Machine, program: str, answer: str) -> None:
-    """What runs in the container meets its limit; the host starts processes, and the engine serves on."""
-    if "os.fork" in program and not (machine.container() or {})["HostConfig"]["PidsLimit"]:
-        pytest.skip("the kernel of this machine has no pids controller, so Docker dropped the limit")
-    done = machine.run("docker", "exec", CONTAINER, "python3", "-c", program)
-    assert done.strip() == answer
-    assert machine.complete(SERVED_NAMES[0])[0] == 200
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"n": 100_000},
-        {"logprobs": True, "top_logprobs": 100_000},
-        {"max_tokens": 10**12},
-        {"stop": ["a"] * 20_000, "n": -1},
-        *(
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
-            for url in ("http://172.17.0.1:8081/x.png", "file:///models/config.json", "data:image/png;base64,AAAA")
-        ),
-    ],
-    ids=["answers", "log-probabilities", "tokens", "stop words", "address", "file", "broken picture"],
-)
-def test_a_client_that_asks_for_too_much_is_refused(machine: Machine, asked: dict[str, Any]) -> None:
-    question = {"model": SERVED_NAMES[0], "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
-    status, answer = machine.ask("/v1/chat/completions", question | asked, 30)
-    assert 400 <= status < 500, (status, answer)
-    assert machine.complete(SERVED_NAMES[0])[0] == 200

@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""playbooks/bench.yml on one engine, directly and through the gateway, with a former run that was faster."""
+"""playbooks/bench.yml on one engine, directly and through the gateway."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import INVENTORY, INVENTORY_HOST, PROFILE, VICTIM, Clients, Controller, Machine, Play, play_result
+from conftest import INVENTORY, INVENTORY_HOST, PROFILE, Controller, Machine, Play, play_result
 
-FORMER = f"/var/lib/vllm-edge/bench/20260101T000000Z-{PROFILE}.jsonl"
-AT = "2026-01-01T00:00:00Z"
 KEY = re.compile(r"vllm-[A-Za-z0-9_-]{43}(?![A-Za-z0-9_-])")
 OPTIONS = {
     "bench_engines": "e2b",
@@ -25,35 +21,8 @@ OPTIONS = {
     "bench_requests": "2",
     # Calls are repeated for 24 s; what each needs before its first request is not among its seconds.
     "bench_soak_minutes": "0.4",
-    "bench_gate": "fail",
+    "bench_gate": "warn",
 }
-
-
-def write_former(machine: Machine) -> None:
-    """Plant a run that was faster than any with 16 output tokens, and slower than any with 32."""
-    engine: dict[str, Any] = {"model": VICTIM.model, "repo": VICTIM.repo, "revision": "main", "precision": "bf16"}
-    engine |= {"tensor_parallel_size": 1, "served_names": VICTIM.served_names, "gpus": VICTIM.gpus, "slots": [3]}
-    engine |= {"arguments": ["--planted"], "input_hash": "planted", "weights_digest": None}
-    run: dict[str, Any] = {
-        "kind": "run",
-        "schema": 1,
-        "run": f"20260101T000000Z-{PROFILE}",
-        "at": "2026-01-01T00:00:00Z",
-    }
-    run |= {"host": machine.run("hostname").strip(), "profile": PROFILE, "generation": 1, "image": "x", "image_id": "x"}
-    run |= {"vllm": "0.0.1", "driver": "1", "engines": {VICTIM.name: engine}}
-    one: dict[str, Any] = {"kind": "measurement", "at": AT, "engine": VICTIM.name, "failed": 0}
-    one |= {"served_name": VICTIM.served_names[0], "through": "engine", "case": "protocol", "input_tokens": 32}
-    one |= {"concurrency": 1, "requests": 2, "completed": 2, "seconds": 1.0}
-    measured = [{**one, "output_tokens": tokens, "tok_s": speed} for tokens, speed in ((16, 1e6), (32, 1e-3))]
-    end = {"kind": "end", "at": AT, "seconds": 60.0, "verdict": "passed"}
-    machine.put(FORMER, "".join(f"{json.dumps(line)}\n" for line in (run, *measured, end)), "0640")
-
-
-def read_newest(machine: Machine) -> list[dict[str, Any]]:
-    """The lines of the newest record on the host."""
-    path = machine.run("sh", "-c", "ls /var/lib/vllm-edge/bench/*.jsonl | tail -1").strip()
-    return [json.loads(line) for line in machine.run("cat", path).splitlines()]
 
 
 @dataclass
@@ -78,31 +47,27 @@ def read_drift(machine: Machine) -> str:
 
 
 @pytest.fixture(scope="module")
-def ran(machine: Machine, controller: Controller) -> Iterator[Ran]:
-    write_former(machine)
+def ran(machine: Machine, controller: Controller) -> Ran:
     began = time.time()
-    try:
-        process = controller.start_play("playbooks/bench.yml", f"--extra-vars={json.dumps(OPTIONS)}")
-        looked = Ran(Play(0, "", []))
-        while process.poll() is None and time.time() - began < 900 and not looked.admitted:
-            time.sleep(1)
-            looked.admitted = is_admitted(machine)
-        if looked.admitted:
-            looked.drift.add(read_drift(machine))
-            looked.seen.append(machine.run("ps", "axww", "-o", "args"))
-            looked.seen.append(machine.host.run("docker inspect vllm-edge-bench").stdout)
-        looked.play = play_result(process)
-    finally:
-        machine.run("rm", "-f", FORMER)
+    process = controller.start_play("playbooks/bench.yml", f"--extra-vars={json.dumps(OPTIONS)}")
+    looked = Ran(Play(0, "", []))
+    while process.poll() is None and time.time() - began < 900 and not looked.admitted:
+        time.sleep(1)
+        looked.admitted = is_admitted(machine)
+    if looked.admitted:
+        looked.drift.add(read_drift(machine))
+        looked.seen.append(machine.run("ps", "axww", "-o", "args"))
+        looked.seen.append(machine.host.run("docker inspect vllm-edge-bench").stdout)
+    looked.play = play_result(process)
     directory = INVENTORY / "reports" / "bench" / INVENTORY_HOST
     fetched = max(directory.glob("*.jsonl"), key=lambda path: path.stat().st_mtime, default=None)
     if fetched and fetched.stat().st_mtime >= began:
         looked.lines = [json.loads(line) for line in fetched.read_text().splitlines()]
-    yield looked
+    return looked
 
 
 def test_one_engine_is_measured_directly_and_through_the_gateway(ran: Ran) -> None:
-    assert ran.lines, ran.play.output[-6000:]
+    assert ran.play.rc == 0 and ran.lines, ran.play.output[-6000:]
     run, *measured, end = ran.lines
     assert (run["kind"], run["profile"], list(run["engines"]), end["error"]) == ("run", PROFILE, ["e2b"], "")
     protocol = {(one["through"], one["output_tokens"]) for one in measured if one["case"] == "protocol"}
@@ -114,69 +79,9 @@ def test_one_engine_is_measured_directly_and_through_the_gateway(ran: Ran) -> No
     assert sum(one["seconds"] for one in soak) >= 10 and {one["through"] for one in soak} == {"engine"}
 
 
-def test_a_faster_former_run_is_a_finding_and_a_slower_one_is_none(ran: Ran) -> None:
-    (found,) = [one for one in ran.lines[-1]["findings"] if one["what"] == "slower-than-before"]
-    assert (found["severity"], found["engine"], found["case"]) == ("fail", "e2b", "protocol")
-    assert "1 of 2 measurements of this case are slower" in found["text"] and "vLLM (0.0.1 became" in found["text"]
-    said = " ".join(ran.play.output.split())
-    assert ran.play.rc == 2 and "bench_gate is fail" in said
-    assert f"less than the 1000000.0 of 20260101T000000Z-{PROFILE}" in said
-
-
 def test_the_client_was_there_for_the_run_only(machine: Machine, ran: Ran) -> None:
     assert ran.admitted and ran.drift == {""}, "the gateway knew the client, and nothing saw it as drift"
     assert len(ran.seen) == 2 and not any(KEY.search(text) for text in ran.seen), "a key can be read by others"
     assert not is_admitted(machine) and read_drift(machine) == ""
     assert machine.host.run("ls /run/vllm-edge/clients.json").rc != 0
     assert machine.run("docker", "ps", "-aq", "--filter", "label=vllm-edge.companion") == ""
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(2400)
-def test_an_engine_that_became_slower_is_found(machine: Machine, controller: Controller) -> None:
-    """The engine gets a quarter of a processor between two runs, and its processors back before the third."""
-    options = {**OPTIONS, "bench_output_tokens": "64", "bench_requests": "4", "bench_soak_minutes": "0"}
-    options |= {"bench_gate": "warn", "bench_through": "engine"}
-    everything = machine.run("nproc").strip()
-    found: list[list[str]] = []
-    try:
-        for processors in (everything, "0.25", everything):
-            machine.run("docker", "update", f"--cpus={processors}", VICTIM.container)
-            play = controller.play("playbooks/bench.yml", f"--extra-vars={json.dumps(options)}")
-            assert play.rc == 0, play.output[-6000:]
-            end = read_newest(machine)[-1]
-            found.append([one["text"] for one in end["findings"] if one["what"] == "slower-than-before"])
-    finally:
-        machine.run("docker", "update", f"--cpus={everything}", VICTIM.container)
-    (text,) = found[1]
-    assert "e2b gives" in text and "No record says what has changed since then" in text
-    assert found[2] == []
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(2400)
-def test_a_soak_of_ten_minutes_beside_a_client_of_all_roles(
-    machine: Machine, controller: Controller, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Every engine is loaded for ten minutes together; nothing fails, and the growth of memory is told."""
-    clients = Clients(machine)
-    clients.start()
-    engines = len(json.loads(machine.run("vllm-edge", "status", "--format", "json"))["engines"])
-    options = {"bench_cases": "protocol", "bench_output_tokens": "16", "bench_requests": "1", "bench_through": "engine"}
-    options |= {"bench_soak_minutes": str(10 / engines), "bench_allow_load": "true"}
-    play = controller.play("playbooks/bench.yml", f"--extra-vars={json.dumps(options)}")
-    recorded = clients.stop(tmp_path)
-    assert play.rc == 0, play.output[-6000:]
-    lines = read_newest(machine)
-    soak = [one for one in lines if one.get("case") == "soak" and one["kind"] == "measurement"]
-    assert sum(one["seconds"] for one in soak) >= 300 and not any(one["failed"] for one in soak)
-    assert all(one.ok for one in recorded.asked), "a client's request failed"
-    growth = {
-        gpu["slot"]: max(one["vram_after_mib"] for one in mine) - mine[0]["vram_before_mib"]
-        for one in soak
-        for gpu in one["gpus"]
-        if (mine := [each for other in soak for each in other["gpus"] if each["slot"] == gpu["slot"]])
-    }
-    with capsys.disabled():
-        print(f"\nsoak: {len(soak)} measurements, {len(recorded.asked)} requests of the client, MiB more: {growth}")
-    assert all(mib <= 64 for mib in growth.values()), growth

@@ -44,12 +44,6 @@ file = open("/var/lib/dpkg/lock-frontend", "w")
 fcntl.lockf(file, fcntl.LOCK_EX)
 time.sleep(600)"""
 
-# What nobody can tell of cards that do not answer.
-SILENT = frozenset(
-    {"gpus.present", "gpus.answer", "gpus.expected", "gpus.holders", "runtime.cdi-devices", "runtime.cdi-current"}
-    | {"gpus.device-nodes"}
-    | {f"topology.{name}" for name in ("pcie", "numa", "iommu", "peer-to-peer", "ecc", "power")}
-)
 
 Findings = dict[str, dict[str, Any]]
 
@@ -138,9 +132,6 @@ FAULTS = [
 ]
 """In an order in which each can come, and go again backwards. All are there at once."""
 CARD_GONE = {"gpu_uuids": [*GPUS[:3], "GPU-00000000-0000-0000-0000-000000000000"]}
-LOST = Fault(
-    "gpus.answer", "GPU is lost", "eboot", f"lab-gpu fault set --gpu {GPUS[1]} gpu-lost", "lab-gpu fault clear"
-)
 
 
 def doctor(controller: Controller, variables: dict[str, Any]) -> tuple[int, dict[str, Any], str]:
@@ -231,20 +222,6 @@ def test_each_fault_is_named_with_its_remedy_and_nothing_else_is(
         check_fault(fault, found)
     assert rc == 2, output[-3000:]
     assert find_moved(found, healthy) == {fault.check for fault in FAULTS}
-
-
-@pytest.mark.thorough
-def test_a_lost_gpu_is_named_with_its_remedy(
-    controller: Controller, machine: Machine, undisturbed: None, healthy: Findings
-) -> None:
-    machine.shell(LOST.come)
-    try:
-        rc, document, output = doctor(controller, {})
-    finally:
-        machine.shell(LOST.go)
-    check_fault(LOST, by_name(document))
-    assert rc == 2, output[-3000:]
-    assert find_moved(by_name(document), healthy) <= SILENT
 
 
 def test_a_support_report_is_fetched(run: Healthy) -> None:

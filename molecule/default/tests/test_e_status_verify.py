@@ -141,52 +141,6 @@ def test_status_without_docker_and_with_a_lost_gpu(machine: Machine, watched: Wa
 # ---- switches, on the host itself -------------------------------------------------------------------------------
 
 
-def test_a_switch_to_what_is_active_touches_nothing(machine: Machine, watched: Watched, status: dict[str, Any]) -> None:
-    active = status["active_profile"]
-    before = lives(ask(machine))
-    check = machine.run("vllm-edge", "switch", str(active["generation"]), "--check")
-    assert "everything is so already, nothing would be touched" in check
-    said = json.loads(machine.run("vllm-edge", "switch", active["profile"], "--format", "json"))
-    assert (said["result"], said["generation"], said["origin"]) == ("unchanged", active["generation"], "host")
-    assert (set(said["keep"]), said["stop"], said["start"]) == (set(before), [], [])
-    now = ask(machine)
-    assert lives(now) == before
-    assert (now["switch"], now["problems"]) == (None, [])
-    assert now["active_profile"] == active, "who looks by hand at what is active has not chosen it"
-    assert (
-        machine.run("systemctl", "show", "--property=LoadState", "--value", "vllm-edge-switch.service") == "not-found"
-    )
-    watched.unharmed()
-
-
-def test_history_and_progress(machine: Machine, status: dict[str, Any]) -> None:
-    journals = json.loads(machine.run("vllm-edge", "history", "--format", "json"))
-    ids = [journal["id"] for journal in journals]
-    assert ids == sorted(ids, reverse=True)
-    assert {row["id"] for row in status["history"]} <= set(ids)
-    committed = [journal for journal in journals if journal["result"] == "committed"]
-    assert committed and committed[0]["profile"] == status["active_profile"]["profile"]
-    assert [row["phase"] for row in committed[-1]["phases"]][-3:] == ["commit", "back", "clean_up"]
-    lines = machine.run("vllm-edge", "history").splitlines()
-    assert sum(line.startswith("20") and "committed" in line for line in lines) == len(committed)
-    assert machine.run("vllm-edge", "progress") == ""
-
-
-@pytest.mark.parametrize(
-    ("command", "told"),
-    [
-        ("vllm-edge switch 4711", "There is no generation 4711 on this host. There are: "),
-        ("vllm-edge switch no-such-profile", "There is no generation of a profile 'no-such-profile'"),
-        ("runuser -u ops -- vllm-edge switch 1", "Only root may do that"),
-        ("runuser -u ops -- vllm-edge rollback", "Only root may do that"),
-    ],
-)
-def test_what_the_program_refuses_in_one_sentence(machine: Machine, command: str, told: str) -> None:
-    done = machine.host.run(command)
-    assert done.rc == 2
-    assert told in done.stderr and len(done.stderr.strip().splitlines()) == 1
-
-
 # ---- verify -----------------------------------------------------------------------------------------------------
 
 

@@ -113,7 +113,7 @@ def mission(
     return Mission(there, back, recorded, load.sent)
 
 
-def test_the_switch_of_the_mission(machine: Machine, mission: Mission, bystander: Life, tell: Any) -> None:
+def test_the_switch_of_the_mission(machine: Machine, mission: Mission, bystander: Life) -> None:
     there, back = mission.there, mission.back
     assert (sorted(there["stop"]), there["start"]) == (THREE, [ALL_FOUR])
     assert (back["stop"], sorted(back["start"])) == ([ALL_FOUR], THREE)
@@ -121,28 +121,21 @@ def test_the_switch_of_the_mission(machine: Machine, mission: Mission, bystander
         assert {row["served_name"] for row in journal["canary"]} == set(ROLES)
     assert all(gpu["engine_mib"] > 20_000 for gpu in there["gpus"]), "all four GPUs are the 31B's"
     assert life(machine, BYSTANDER) == bystander, "somebody else's container was disturbed"
-    tell("nvfp4-tp2 -> bf16-tp4 -> nvfp4-tp2, seen by clients", role_client.summary(mission.recorded, [there, back]))
 
 
 def test_clients_miss_nothing_beyond_the_journals(mission: Mission) -> None:
     no_gap_beyond([mission.there, mission.back], mission.recorded, [list(ROLES), list(ROLES)])
 
 
-def test_requests_to_the_gateway_wait_and_are_answered(mission: Mission, tell: Any) -> None:
+def test_requests_to_the_gateway_wait_and_are_answered(mission: Mission) -> None:
     """Nobody is sent away before `serving_gateway_wait_s` is over, and then with the time to come again."""
-    lines = [f"{'role':<10} {'sent':>5} {'waited':>7} {'longest':>9} {'failed':>7}"]
     for role in sorted(ROLES):
         sent = [one for one in mission.sent if one.role == role]
-        failed = [one for one in sent if one.status != 200]
         waited = [one for one in sent if one.seconds > 5]
-        lines.append(
-            f"{role:<10} {len(sent):>5} {len(waited):>7} {max(one.seconds for one in sent):>7.1f} s {len(failed):>7}"
-        )
         assert len(waited) >= 2, f"two switches, and {role} waited {len(waited)} times"
-        for one in failed:
+        for one in (one for one in sent if one.status != 200):
             assert (one.status, one.retry_after.isdigit()) == (503, True), one
             assert one.seconds > 0.9 * WAIT_S, one
-    tell("nvfp4-tp2 -> bf16-tp4 -> nvfp4-tp2, by the openai client through the gateway", lines)
 
 
 def test_an_fp8_cache_on_a_cpu_without_avx512(machine: Machine, mission: Mission) -> None:

@@ -99,21 +99,6 @@ def test_refuses_a_host_that_was_not_named(machine: Machine, watched: Watched, b
     assert containers(machine) == running
 
 
-@pytest.mark.thorough
-def test_refuses_while_docker_is_away(machine: Machine, watched: Watched, before: dict[str, Any]) -> None:
-    """What cannot be looked for must not be left behind unseen; containers live on meanwhile (live-restore)."""
-    running = containers(machine)
-    machine.run("systemctl", "stop", "docker.socket", "docker.service")
-    try:
-        play = watched.controller.play(TEARDOWN, *NAMED)
-    finally:
-        machine.run("systemctl", "start", "docker.socket", "docker.service")
-    watched.before["docker"] = watched.neighbours.look()["docker"]
-    assert play.rc != 0 and play.recap["changed"] == 0
-    assert "Start it (`systemctl start docker`) and run again" in " ".join(play.output.split())
-    assert containers(machine) == running
-
-
 def test_refuses_while_a_switch_runs(machine: Machine, watched: Watched, before: dict[str, Any]) -> None:
     """It holds its lock for its whole life."""
     running, holder = containers(machine), "switch-of-somebody.service"
@@ -207,18 +192,6 @@ def test_status_and_verify_of_a_host_without_it(watched: Watched) -> None:
     assert f"{INVENTORY_HOST}: vllm-edge is not installed on this host." in play.output
     assert play.rc != 0 and "there is nothing to verify. Run site.yml" in " ".join(play.output.split())
     assert play.recap["changed"] == 0
-
-
-@pytest.mark.thorough
-def test_site_brings_it_back_with_the_weights_that_are_there(
-    machine: Machine, watched: Watched, before: dict[str, Any]
-) -> None:
-    play = watched.play("site.yml", "-e", "serving_profile=e2b-only")
-    assert play.rc == 0, play.output[-6000:]
-    assert not [task for task in play.changed if task.startswith("model_weights")]
-    assert weights(machine) == before["weights"], "neither downloaded nor hashed again"
-    status = json.loads(machine.run("vllm-edge", "status", "--format", "json"))
-    assert [engine["active_state"] for engine in status["engines"]] == ["active"] and status["problems"] == []
 
 
 @pytest.mark.thorough

@@ -32,9 +32,8 @@ assert _spec is not None and _spec.loader is not None
 default = importlib.util.module_from_spec(_spec)
 sys.modules[_spec.name] = default
 _spec.loader.exec_module(default)
-# Fixtures of the default scenario that this one has as they are.
-host, tell = default.host, default.tell
-pytest_terminal_summary = default.pytest_terminal_summary
+host = default.host
+"""A fixture of the default scenario that this one has as it is."""
 
 GPUS: list[str] = default.GPUS
 Play = default.Play
@@ -507,7 +506,6 @@ class Pair:
 
     here: int
     there: int
-    here_len: int
     there_len: int
 
 
@@ -529,7 +527,7 @@ def pair(edge: Edge) -> Pair:
     if edge.status()["problems"]:
         again = edge.switch(here)
         assert again.rc == OK, again.message
-    return Pair(here, there, length, other)
+    return Pair(here, there, other)
 
 
 def edit_of(length: int, other: int) -> tuple[tuple[str, str], tuple[str, str]]:

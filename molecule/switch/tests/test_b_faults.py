@@ -13,7 +13,6 @@ import pytest
 from conftest import (
     CONTAINER,
     GPU,
-    OK,
     REFUSED,
     ROLLED_BACK,
     UNIT,
@@ -74,39 +73,3 @@ def test_a_new_engine_at_fault_is_replaced_by_the_former_one(
     assert "\n" not in done.message
     assert [done.phase(name, "back")["outcome"] for name in ("healthy", "canary", "measure")] == ["done"] * 3
     edge.serves(pair.here)
-
-
-# ---- thorough ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.thorough
-def test_old_engine_leaves_an_orphan(edge: Edge, pair: Pair) -> None:
-    """A process of the engines' user holds memory after its container has gone."""
-    pid = edge.run("lab-gpu", "orphan-process", "start", "--gpu", "3", "--mib", "900").strip()
-    done = edge.switch(pair.there)
-    assert (done.rc, done.result) == (OK, "committed"), done.message
-    edge.serves(pair.there)
-    (warning,) = [text for text in (done.journal or {})["warnings"] if f"pid {pid} " in text]
-    assert re.search(r"VLLM::Worker.*user vllm-edge; in no container\) holds 900 MiB 8 s after .* was ended", warning)
-    assert edge.host.run(f"test -d /proc/{pid}").rc != 0
-    assert 8 <= done.phase("free")["seconds"] < 25
-
-
-# ---- the host ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.thorough
-def test_docker_restarted_in_the_middle(edge: Edge, pair: Pair) -> None:
-    """With live-restore, which the host has: while the new engine loads."""
-    before = edge.unit("InvocationID", unit="docker.service")
-    begun = edge.begin_switch(pair.there)
-    edge.until(begun.before, "healthy")
-    edge.wait("the new container", lambda: default.life(edge, CONTAINER), 30, every=0.2)
-    container = default.life(edge, CONTAINER)
-    edge.run("systemctl", "restart", "docker.service")
-    done = begun.end()
-    # The supervisor need not have noticed: a Docker that is back within its poll was never away for it.
-    assert edge.unit("InvocationID", unit="docker.service") != before
-    assert (done.rc, done.result) == (OK, "committed"), done.message
-    assert default.life(edge, CONTAINER) == container, "it went on loading"
-    edge.serves(pair.there)

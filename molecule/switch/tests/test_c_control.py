@@ -24,7 +24,7 @@ from conftest import (
 
 
 def test_program_killed(edge: Edge, pair: Pair) -> None:
-    """kill -9 in the drain; the unit's own recovery ends what it began. tests/integration has every phase."""
+    """kill -9 in the drain; the unit's own recovery ends what it began. Every phase is in tests/unit/switch."""
     edge.hold("before_drain")
     container = default.life(edge, CONTAINER)
     begun = edge.begin_switch(pair.there)

@@ -19,7 +19,6 @@ from ansible.module_utils.vllm_edge.engine.lifecycle import (
 )
 from ansible.module_utils.vllm_edge.engine.startup import (
     ORDER,
-    STARTING_PHASES,
     TIMES,
     WORDS,
     Phase,
@@ -116,13 +115,6 @@ def test_from_start_to_ready() -> None:
     assert life.on_log(LINE, 140.0).phase_changed is False, "a line does not bring a serving engine back to loading"
 
 
-def test_starting_phases_show_seconds() -> None:
-    life = begun()
-    life.on_log("Available KV cache memory: 5.2 GiB", 100.0)
-    assert life.phase is Phase.KV_CACHE and {Phase.KV_CACHE, Phase.LOADING} < STARTING_PHASES
-    assert life.status_text(230.0).endswith("2 min 10 s")
-
-
 def test_how_often_the_status_and_more_time_are_sent_while_it_loads() -> None:
     life = begun()
     extensions = [life.on_tick(100.0 + second).extend_s for second in range(20)]
@@ -155,14 +147,6 @@ def test_a_load_that_reads_in_silence_is_no_hang() -> None:
     life.on_usage(Usage(1995 * 100_000_000, 0, 20.0), 2005.0)
     assert life.on_tick(2294.0).give_up is None
     assert life.on_tick(2295.0).give_up is not None, "it stands still"
-
-
-def test_page_faults_are_reading() -> None:
-    life = begun()
-    life.on_log(LINE, 110.0)
-    for second in range(110, 2000, 5):
-        life.on_usage(Usage(0, second * 3, 0.0), float(second))
-    assert life.on_tick(2000.0).give_up is None and "reads mapped files" in life.status_text(2000.0)
 
 
 @pytest.mark.parametrize(
@@ -291,15 +275,6 @@ def test_no_probe_while_somebodys_request_runs_or_where_it_is_turned_off() -> No
     assert not any(off.on_health(OK, 110.0 + n, "", metrics(0, 7)).probe for n in range(0, 3000, 100))
 
 
-@pytest.mark.parametrize(("answer", "again_after"), [(Answer(404), 300), (Answer(503), 300), (SILENT, 0)])
-def test_a_refused_probe_is_no_standstill(answer: Answer, again_after: float) -> None:
-    life = serving()
-    assert life.on_health(OK, 500.0, "", metrics(0, 7)).probe
-    life.advance.on_probe(answer, 510.0)
-    assert life.on_health(OK, 510.0 + again_after, "", metrics(0, 7)).probe
-    assert life.phase is Phase.SERVING
-
-
 def test_a_status_while_docker_is_away() -> None:
     life = begun()
     life.on_health(OK, 110.0, "")
@@ -326,44 +301,6 @@ def test_an_attached_engine_keeps_its_load_time() -> None:
     unknown = Supervision(ENGINE, started=50.0, was_ready=True)
     unknown.on_health(OK, 110.0, "")
     assert unknown.load_seconds is None, "60 s would be the time since its start, not its load"
-
-
-def test_seconds_of_each_phase_add_up_to_the_load() -> None:
-    life = Supervision(ENGINE, started=100.0)
-    for line, at in (
-        ("INFO Automatically detected platform cuda.", 104.0),
-        ("INFO Starting to load model /models/e2b...", 110.5),
-        (LINE, 115.0),
-        ("INFO Available KV cache memory: 2.39 GiB", 140.5),
-        ("INFO Graph capturing finished in 14 secs, took 1.47 GiB", 150.0),
-        (LINE, 151.0),
-    ):
-        life.on_log(line, at)
-    assert Phase.HEALTH not in life.load_phases
-    life.on_health(OK, 152.25, "")
-    assert life.load_phases == {
-        **{"starting-container": 4.0, "initializing": 6.5, "loading-weights": 30.0, "kv-cache": 9.5},
-        "waiting-for-health": 2.2,
-    }
-    assert sum(life.load_phases.values()) == pytest.approx(life.load_seconds, abs=0.3)
-    life.on_health(SILENT, 160.0, "")
-    life.on_log(LINE, 170.0)
-    life.on_health(OK, 180.0, "")
-    assert sum(life.load_phases.values()) < 53, "what comes after the first answer is no load"
-
-
-def test_bytes_read_while_weights_are_loaded() -> None:
-    life = Supervision(ENGINE, started=0.0)
-    assert life.loading_read_bytes is None
-    life.on_usage(Usage(7_000, 0, 0.0), 5.0)
-    life.on_usage(Usage(9_000, 0, 0.0), 10.0)
-    assert life.loading_read_bytes is None, "the program itself was read"
-    life.on_log(LINE, 11.0)
-    life.on_usage(Usage(20_000, 0, 0.0), 15.0)
-    life.on_log("INFO Available KV cache memory: 2.39 GiB", 19.0)
-    life.on_usage(Usage(24_000, 0, 0.0), 20.0)
-    life.on_usage(Usage(50_000, 0, 0.0), 25.0)
-    assert life.loading_read_bytes == 15_000
 
 
 @pytest.mark.parametrize(("watchdog", "interval"), [(None, 10.0), (120.0, 10.0), (15.0, 5.0), (0.3, 0.2)])
@@ -401,22 +338,6 @@ TELL_NOTHING = [
 @pytest.mark.parametrize(("line", "phase", "percent"), [*LINES, *((line, None, None) for line in TELL_NOTHING)])
 def test_phase_of_a_line(line: str, phase: Phase | None, percent: int | None) -> None:
     assert parse_phase(line) == ((phase, percent) if phase else None)
-
-
-def test_the_furthest_phase_counts() -> None:
-    progress = Progress()
-    assert progress.words() == "starting container"
-    assert not progress.feed("")
-    assert progress.feed("INFO Automatically detected platform cuda.")
-    assert progress.words() == "starting vLLM"
-    assert not progress.feed("INFO vLLM API server version 0.32.0")
-    for line, _, _ in LINES[:3]:
-        progress.feed(line)
-    assert progress.words() == "loading weights, 75 %"
-    assert progress.feed(LINES[7][0])
-    assert progress.words() == "KV cache"
-    assert not progress.feed(LINES[2][0]), "another worker is behind"
-    assert progress.phase is Phase.KV_CACHE
 
 
 def test_numbers_of_the_log() -> None:

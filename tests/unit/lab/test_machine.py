@@ -129,15 +129,6 @@ def test_control_groups_of_the_host(
     assert told == [word.format(tmp_path) for word in expected]
 
 
-@pytest.mark.parametrize("cpu", ["", "avx2"])
-def test_the_host_is_told_which_cpu_seed_and_gpus_it_has(created: list[str], cpu: str) -> None:
-    lab.world.create_host(World("x", 22999, cpu=cpu, seed="9" if cpu else "", gpus="2xL4,H100" if cpu else ""), "image")
-    assert ("--env=VLLM_EDGE_LAB_CPU=avx2" in created) is bool(cpu)
-    assert ("--env=VLLM_EDGE_LAB_SEED=9" in created) is bool(cpu)
-    assert ("--env=VLLM_EDGE_LAB_GPUS=2xL4,H100" in created) is bool(cpu)
-    assert created[-1] == "image", "every option stands before the image"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("systemd", [True, False], ids=["systemd is PID 1", "it is not"])
 def test_the_engine_is_started_by_systemd_where_that_is_pid_1(

@@ -21,7 +21,7 @@ from generations import put
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL where the state of the process does not matter; the real one is in tests/integration."""
+    """Stands for SIGKILL where the state of the process does not matter."""
 
 
 class SwitchHost:

@@ -164,25 +164,16 @@ def test_every_write_is_synced_before_and_after_the_rename(paths: HostPaths, mon
     assert steps == ["fsync file", "rename", "fsync directory"]
 
 
-def fail_to_write(monkeypatch: pytest.MonkeyPatch, file: JournalFile, error: int, *, for_good: bool = False) -> None:
-    """Nothing can be written as long as the ballast lies there; with `for_good` also without it."""
+def fail_to_write(monkeypatch: pytest.MonkeyPatch, file: JournalFile, error: int) -> None:
+    """Nothing can be written as long as the ballast lies there."""
     real = journal_module.write_durably
 
     def write(path: Path, text: str, mode: int) -> None:
-        if for_good or file.ballast.exists():
+        if file.ballast.exists():
             raise OSError(error, os.strerror(error))
         real(path, text, mode)
 
     monkeypatch.setattr(journal_module, "write_durably", write)
-
-
-def test_a_disk_that_stays_full_is_said(paths: HostPaths, file: JournalFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    file.write()
-    fail_to_write(monkeypatch, file, errno.ENOSPC, for_good=True)
-    with pytest.raises(JournalLost, match=r"switch\.json cannot be written: No space left on device.*df -h"):
-        file.enter(Phase.STOP, "forward", "2026-11-21T16:40:02Z", 1.5)
-    assert read_journal(paths) == BEGUN
-    assert file.journal.phase is Phase.STOP, "what is known in memory is not forgotten"
 
 
 def test_only_a_full_disk_takes_ballast(file: JournalFile, monkeypatch: pytest.MonkeyPatch, paths: HostPaths) -> None:

@@ -15,12 +15,13 @@ from unittest.mock import Mock
 
 import pytest
 from ansible.module_utils.vllm_edge.gateway.view import build_view
-from ansible.module_utils.vllm_edge.generation import committed, live, store
+from ansible.module_utils.vllm_edge.generation import live, store
+from ansible.module_utils.vllm_edge.generation.model import Generation
 from ansible.module_utils.vllm_edge.names import TARGET
 from ansible.module_utils.vllm_edge.switch import journal as journal_module
 from ansible.module_utils.vllm_edge.switch import run as switch_run
 from ansible.module_utils.vllm_edge.switch.history import read_course
-from ansible.module_utils.vllm_edge.switch.journal import history, read_journal
+from ansible.module_utils.vllm_edge.switch.journal import history, holder, read_journal
 from ansible.module_utils.vllm_edge.switch.model import (
     BACK_PHASES,
     HARMLESS,
@@ -31,7 +32,7 @@ from ansible.module_utils.vllm_edge.switch.model import (
     Result,
 )
 from ansible.module_utils.vllm_edge.system.systemd import Systemd
-from fake_host import Clock, FakeSystemctl, SmallDisk
+from fake_host import Clock, FakeSystemctl
 from switch_host import SwitchHost
 
 ROLLS_BACK = [phase for phase in PHASES[: PHASES.index(Phase.COMMIT) + 1] if phase not in HARMLESS]
@@ -120,48 +121,6 @@ def test_no_phase_acts_unjournalled(bench: SwitchHost, capsys: pytest.CaptureFix
 def test_without_room_for_the_ballast_nothing_begins(bench: SwitchHost) -> None:
     bench.monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=OSError(errno.ENOSPC, "")))
     assert "df -h" in bench.ends(Result.REFUSED).message and bench.log == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("phase", ACTIONS)
-@pytest.mark.parametrize("again", [False, True], ids=["once", "again and again"])
-def test_a_disk_that_really_fills_up(
-    tmp_path: Path, small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch, phase: Phase, again: bool
-) -> None:
-    """Journal, generations and live files on one disk. Filled once, before this phase acts, the ballast is enough for
-    all that has to be written. Filled before every action from then on, the ballast is eaten, too."""
-    bench = SwitchHost(small_disk.path / "host", monkeypatch)
-    world = bench.world
-    elsewhere = tmp_path / "host.json"  # units and containers are not on that disk
-    elsewhere.write_bytes(world.file.read_bytes())
-    world.file = elsewhere
-    actions: list[str] = []
-
-    def before(name: str, number: int | None) -> None:
-        if name != "commit" and (actions or name == phase):
-            if again or not actions:
-                small_disk.fill()
-            actions.append(name)
-
-    world.before = before
-    status = bench.switch()
-    now = committed.committed(bench.paths)
-    assert now is not None and bench.old is not None
-    serving = {1: bench.old, 2: bench.new}[now.generation]
-    if not again:
-        assert status == (Exit.OK if serving is bench.new else Exit.ROLLED_BACK)
-    if status in (Exit.OK, Exit.ROLLED_BACK, Exit.REFUSED):
-        assert bench.unlike(serving) == []
-    else:
-        # Where live files were overwritten already the old ones cannot come back on a full disk: e2b's alone.
-        others = [name for name in serving.engines if name != "e2b"]
-        assert [name for name in others if bench.units[name]["active"] != "active"] == []
-    small_disk.filler.unlink()
-    world.before = lambda name, number: None
-    assert bench.recover() == Exit.OK
-    if bench.unlike(serving):
-        assert bench.switch(serving) == Exit.OK
-    assert bench.unlike(serving) == []
 
 
 @pytest.mark.parametrize("phase", ACTIONS)
@@ -258,6 +217,41 @@ def recover_verified(bench: SwitchHost, result: Result) -> None:
         last = {entry: place for place, entry in enumerate(bench.log)}
         started = last[f"start@{serving.number}"]
         assert all(last[f"{action}@{serving.number}"] > started for action in ("canary", "measure"))
+
+
+def kill_by_signal(
+    bench: SwitchHost, program: Callable[[], int], action: str, towards: Generation | None, moment: str
+) -> None:
+    """SIGKILL, which runs no `finally`, in a process of its own; the host is a file that it leaves as it is."""
+    child = os.fork()
+    if child == 0:
+        try:
+            bench.at(action, lambda: os.kill(os.getpid(), signal.SIGKILL), towards, moment=moment)
+            program()
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    journal = read_journal(bench.paths)
+    assert journal is not None and journal.result is None, "it was killed too late"
+    assert holder(bench.paths) is None, "the kernel frees the lock"
+
+
+@pytest.mark.parametrize(
+    ("action", "number", "moment", "result"),
+    [
+        ("prepare", 2, "before", Result.REFUSED),
+        ("stop", 2, "after", Result.ROLLED_BACK),
+        ("commit", 2, "after", Result.COMMITTED),
+        ("healthy", 1, "before", Result.ROLLED_BACK),
+    ],
+)
+def test_a_switch_that_a_signal_kills(bench: SwitchHost, action: str, number: int, moment: str, result: Result) -> None:
+    if number == 1:
+        bench.fail("measure", "over budget")
+    kill_by_signal(bench, bench.switch, action, bench.old if number == 1 else bench.new, moment)
+    if action == "stop":
+        kill_by_signal(bench, bench.recover, "free", bench.old, "after")
+    recover_verified(bench, result)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

@@ -121,47 +121,6 @@ def test_a_gap_is_from_the_first_failure_to_the_first_good_answer() -> None:
     ]
 
 
-def phase(name: str, began_s: float, seconds: float, direction: str = "forward") -> dict[str, Any]:
-    return {"phase": name, "direction": direction, "began_s": began_s, "seconds": seconds}
-
-
-JOURNAL: dict[str, Any] = {
-    "id": "20261121T100000Z-2",
-    "boot_id": "here",
-    "began_monotonic_s": 100.0,
-    "seconds": 20.0,
-    "from_generation": 1,
-    "from_profile": "e2b-only",
-    "generation": 2,
-    "profile": "e2b-only",
-    "result": "committed",
-    "phases": [phase("stop", 1, 2), phase("healthy", 3, 14), phase("commit", 17, 1), phase("healthy", 18, 2, "back")],
-    "downtime": {"sentry": {"seconds": 14.9}},
-}
-
-
-def test_a_gap_is_shared_out_to_the_phases_of_the_switch() -> None:
-    gap = Gap("sentry", 102, 118.5, "", 3, "")
-    assert role_client.overlaps(gap, JOURNAL, 200) == {"stop": 1, "healthy": 14, "commit": 1, "back:healthy": 0.5}
-    assert role_client.overlaps(Gap("sentry", 119, None, "", 3, ""), JOURNAL, 200) == {"back:healthy": 1}
-
-
-def test_the_summary_puts_gaps_beside_the_phases_and_names_those_of_no_switch(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    lines: list[Any] = [{"boot_id": "here", "interval_s": 1.0, "timeout_s": 5.0}]
-    lines += [vars(asked(at, ok=not 102 <= at < 117)) for at in range(90, 125)]
-    lines += [vars(asked(at, "worker", ok=at != 60)) for at in range(50, 125)]
-    log.write_text("\n".join([json.dumps(line) for line in lines] + ['{"half']))
-    others = [{**JOURNAL, "boot_id": "another boot"}, {**JOURNAL, "began_monotonic_s": 20.0}]
-    text = "\n".join(role_client.summary(role_client.read(log), [JOURNAL, *others]))
-    assert text.count("e2b-only (generation 1) -> e2b-only (generation 2), committed, 20.0 s") == 1
-    rows = [" ".join(line.split()) for line in text.splitlines()]
-    assert "sentry 2.0 .. 17.2 15.2 s 14.9 s stop 1.0, healthy 14.0, commit 0.2" in rows
-    assert "outside of these switches" in text
-    assert "worker 10.0 .. 11.2 1.2 s - refused" in rows
-    assert "sentry 35 (15 failed), worker 75 (1 failed)" in text
-
-
 def test_a_log_of_two_boots_is_refused(tmp_path: Path) -> None:
     heading = {"interval_s": 1.0, "timeout_s": 5.0}
     log = tmp_path / "log"

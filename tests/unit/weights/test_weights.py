@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge.weights import progress, sources, survey, transfer
 from ansible.module_utils.vllm_edge.weights import record as weights_record
+from ansible.module_utils.vllm_edge.weights import sources, survey, transfer
 
 GIB = 1024**3
 
@@ -31,18 +31,6 @@ def test_selection_takes_what_vllm_reads() -> None:
     ):
         with pytest.raises(weights_record.WeightsError, match=why):
             transfer.select(listing(*refused), "o/n")
-
-
-@pytest.mark.parametrize(
-    ("have", "total", "text"),
-    [
-        (int(1.2 * GIB), int(10.2 * GIB), "e2b: 3 of 9 files, 11 %, 1.2 of 10.2 GiB, 35 s"),
-        (0, 3 * 1024**2, "e2b: 3 of 9 files, 0 %, 0.0 of 3.0 MiB, 35 s"),
-        (0, 0, "e2b: 3 of 9 files, 100 %, 0.0 of 0.0 MiB, 35 s"),
-    ],
-)
-def test_progress_line(have: int, total: int, text: str) -> None:
-    assert progress.format_progress("e2b: 3 of 9 files", have, total, 35.4) == text
 
 
 @pytest.mark.slow
@@ -89,22 +77,6 @@ def test_manifest_goes_by_names_and_contents_alone() -> None:
     assert same.manifest_sha256 == record().manifest_sha256
     other = record(files={"a.json": weights_record.RecordedFile(3, "3" * 64, 5, 6)})
     assert other.manifest_sha256 != record().manifest_sha256
-
-
-@pytest.mark.parametrize(
-    ("changed", "fits"),
-    [
-        ({}, True),
-        ({"revision": "a" * 40}, True),
-        ({"revision": "b" * 40}, False),
-        ({"revision": "v2"}, False),
-        ({"repo": "o/other"}, False),
-        ({"path": Path("/w/other")}, False),
-    ],
-)
-def test_record_answers_only_for_what_it_is_of(changed: dict[str, object], fits: bool) -> None:
-    data = {"model": "m", "repo": "o/n", "revision": "main", "path": Path("/w/m")}
-    assert weights_record.Wanted(**{**data, **changed}).is_recorded(record()) is fits  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -115,15 +115,6 @@ def test_slow_release_keeps_the_memory_of_the_dead_for_a_while(lab_gpu_root: Lab
     os.close(claim._descriptor)
 
 
-def test_memory_nobody_holds_counts_too(lab_gpu_root: LabRoot) -> None:
-    gpu = gpus.visible_gpus()[0]
-    assert gpus.fault(gpu, "orphan") is None
-    lab_gpu_root.set_fault(0, "orphan", "many")
-    assert gpus.used_mib(gpu) == 0, "half-written it is no number"
-    lab_gpu_root.set_fault(0, "orphan", 4096)
-    assert gpus.free_bytes(gpu) == 23_659_151_360 - 4096 * MIB
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [

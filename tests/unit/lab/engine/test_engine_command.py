@@ -75,20 +75,6 @@ def test_text_only_leaves_the_encoders_out(has_share: bool) -> None:
     assert (text.total == need.total) is has_share and (text.kv_cache == need.kv_cache) is not has_share
 
 
-def test_a_fault_can_ask_which_engine_it_is(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"_name_or_path": "google/gemma-4-E2B-it"}')
-    line = [str(tmp_path), "--served-model-name", "architect", "worker", "--max_model_len=4096", "--enforce-eager"]
-    known = command.identity([*line, "--tensor-parallel-size", "1"])
-    assert known == {
-        "model": ["google/gemma-4-E2B-it"],
-        "served_model_name": ["architect", "worker"],
-        "max_model_len": ["4096"],
-        "enforce_eager": [],
-        "tensor_parallel_size": ["1"],
-    }
-    assert command.identity(["/models/none"]) == {"model": ["/models/none"]}
-
-
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[str]:
     """The command line that replaces the wrapper."""
     executed: list[list[str]] = []

@@ -8,7 +8,6 @@ import http.client
 import io
 import json
 import threading
-import time
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,15 +92,6 @@ def test_metadata_names_sizes_and_hashes(world: World) -> None:
     assert plain.config == {"model_type": "gemma4_text"}
 
 
-def test_tree_lists_folders_and_pages_nothing_away(world: World) -> None:
-    flat = {entry.path: type(entry).__name__ for entry in world.api.list_repo_tree(REPOSITORY)}
-    assert flat == {"config.json": "RepoFile", "model.safetensors": "RepoFile", "extra": "RepoFolder"}
-    deep = [entry.path for entry in world.api.list_repo_tree(REPOSITORY, recursive=True)]
-    assert "extra/notes.txt" in deep
-    assert [entry.path for entry in world.api.list_repo_tree(REPOSITORY, path_in_repo="extra")] == ["extra/notes.txt"]
-    assert [info.path for info in world.api.get_paths_info(REPOSITORY, ["config.json"])] == ["config.json"]
-
-
 def test_resolve_says_what_the_client_verifies_by_and_a_download_is_resumed_where_it_stopped(world: World) -> None:
     commit = world.api.model_info(REPOSITORY).sha
     _, headers, _ = world.get(f"/{REPOSITORY}/resolve/main/model.safetensors")
@@ -149,43 +139,4 @@ def test_errors_are_told_apart(world: World, tmp_path: Path) -> None:
     assert world.get(f"/{REPOSITORY}/resolve/main/../../../../etc/passwd")[0] == 404
 
 
-def test_a_gated_repository_opens_to_its_token_only(world: World) -> None:
-    (world.state / "gated.json").write_text(json.dumps({REPOSITORY: "hf_right", "other/model": "hf_elsewhere"}))
-    assert world.api.model_info(REPOSITORY).gated == "manual"
-    tokens: list[dict[str, str]] = [{"Authorization": f"Bearer hf_{of}"} for of in ("right", "elsewhere", "nobody")]
-    asked = [world.get(f"/{REPOSITORY}/resolve/main/config.json", **token)[0] for token in [*tokens, {}]]
-    assert asked == [200, 403, 401, 401]
-
-
 # --- faults ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_fault_acts_on_its_requests_and_as_often_as_it_says(world: World) -> None:
-    path = f"/{REPOSITORY}/resolve/main/config.json"
-    fault = {"path": "*/config.json", "times": 1, "status": 503, "retry_after_s": 7}
-    world.set_faults(fault)
-    assert world.get(f"/{REPOSITORY}/resolve/main/extra/notes.txt")[0] == 200
-    status, headers, _ = world.get(path)
-    assert (status, headers["Retry-After"], world.get(path)[0]) == (503, "7", 200)
-    world.set_faults({"path": "/api/*", "method": "POST", "status": 500}, fault)
-    assert [world.get(path)[0] for _ in range(2)] == [503, 200], "written again is counted anew"
-    assert world.get(f"/api/models/{REPOSITORY}")[0] == 200
-
-
-def test_corrupt_bytes_keep_the_stated_hash_and_slow_ones_arrive(world: World) -> None:
-    path = f"/{REPOSITORY}/resolve/main/config.json"
-    world.set_faults({"path": "*/config.json", "corrupt": True, "bytes_per_second": 100})
-    begin = time.monotonic()
-    _, headers, body = world.get(path)
-    assert body[1:] == CONFIG[1:] and body[0] == CONFIG[0] ^ 0xFF
-    assert headers["ETag"] == f'"{hashlib.sha1(b"blob %d" % len(CONFIG) + bytes(1) + CONFIG).hexdigest()}"'
-    assert time.monotonic() - begin > 0.15
-
-
-def test_the_log_counts_the_bytes_that_went_out(world: World) -> None:
-    world.get(f"/{REPOSITORY}/resolve/main/config.json", Range="bytes=2-5")
-    deadline = time.monotonic() + 60
-    while not (text := world.hub.log.getvalue()) and time.monotonic() < deadline:
-        time.sleep(0.02)  # a line is written after its answer has reached us
-    said = {"path": f"/{REPOSITORY}/resolve/main/config.json", "status": 206, "bytes": 4, "range": "bytes=2-5"}
-    assert json.loads(text).items() >= (said | {"method": "GET"}).items()

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pynvml
 import pytest
 
 from lab.nvidia import compiler, testing
@@ -95,72 +94,6 @@ def test_the_compat_library_goes_with_older_branches(
     assert cuda(library=testing.build_cuda(tmp_path, "590.48.01", compat=True))["init"] == init
 
 
-def used_mib(gpu: int) -> int:
-    pynvml.nvmlInit()
-    info = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(gpu), version=pynvml.nvmlMemory_v2)
-    pynvml.nvmlShutdown()
-    return int(info.used) // 1024 // 1024
-
-
-RETAIN = "[c := ctypes.c_void_p(), cuda.cuDevicePrimaryCtxRetain(ctypes.byref(c), 2), cuda.cuCtxSetCurrent(c)][1:]"
-ALLOCATE = (
-    "[p := ctypes.c_ulonglong(), "
-    "(lambda size: cuda.cuMemAlloc_v2(ctypes.byref(p), ctypes.c_size_t(size)))({} * 2**20)][1]"
-)
-FREE = (
-    "(lambda f, t: (cuda.cuMemGetInfo_v2(ctypes.byref(f), ctypes.byref(t)), f.value >> 20))"
-    "(ctypes.c_size_t(), ctypes.c_size_t())"
-)
-
-
-def test_contexts_and_allocations_are_simulated_memory(
-    cuda: Callable[..., Any], gpus: testing.LabRoot, cuda_library: Path
-) -> None:
-    with gpus.claim(2, 20_000):
-        answers = cuda(
-            "cuda.cuDevicePrimaryCtxRelease_v2(2)",
-            RETAIN,
-            ALLOCATE.format(16),
-            FREE,
-            "cuda.cuMemFree_v2(p)",
-            ALLOCATE.format(3000),
-            FREE,
-            "cuda.cuDevicePrimaryCtxRelease_v2(2)",
-            ALLOCATE.format(1),
-        )[1:]
-    # 22,563 MiB, of which 20,000 are another process's and 200 the context's.
-    assert answers == [201, [0, 0], 0, (0, 2347), 0, 2, (0, 2363), 0, 201]
-    command = [sys.executable, "-c", PROBE]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=gpus.environment(cuda_library)
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(f"{RETAIN}\n")
-        process.stdin.flush()
-        process.stdout.readline()
-        assert process.stdout.readline() == "[0, 0]\n"
-        assert used_mib(2) == 200
-        process.kill()
-        process.wait()
-        assert used_mib(2) == 0
-
-
-def test_a_card_without_a_context(cuda: Callable[..., Any], gpus: testing.LabRoot) -> None:
-    gpus.set_fault(2, "cuda-context-fails")
-    assert cuda(RETAIN)[1][0] == 46
-    gpus.set_fault(2, "gpu-lost")
-    assert cuda(RETAIN)[1][0] == 999
-
-
-def test_cuda_and_nvml_name_the_same_cards(cuda: Callable[..., Any], gpus: testing.LabRoot) -> None:
-    gpus.set_nodes("nvidiactl", "nvidia-uvm", "nvidia1", "nvidia3")
-    (_, *uuids) = cuda(
-        *[f"[u := (ctypes.c_ubyte * 16)(), cuda.cuDeviceGetUuid_v2(u, {at}), bytes(u).hex()][1:]" for at in (0, 1, 2)]
-    )
-    assert uuids[:2] == [[0, testing.UUIDS[at].removeprefix("GPU-").replace("-", "")] for at in (1, 3)]
-    assert uuids[2][0] == 101
-
-
 @pytest.mark.skipif("os.geteuid() != 0", reason="others make nodes through a setuid program")
 def test_only_those_make_nodes_who_do_in_reality(
     cuda: Callable[..., Any],
@@ -191,33 +124,3 @@ def test_only_those_make_nodes_who_do_in_reality(
         (gpus.path / "dev" / name).unlink()
     assert cuda() == {"init": 0, "version": 13000, "count": 4}
     assert gpus.nodes() == cards | uvm, "on the host CUDA makes them itself"
-
-
-def test_a_module_in_use_by_another_stays(lab_gpu: Cuda, gpus: testing.LabRoot) -> None:
-    lab_gpu("module", "load", DRIVER_VERSION, "--name", "nvidia_uvm")
-    assert "in use. (by nvidia_uvm)" in lab_gpu("module", "unload").stderr
-    lab_gpu("fault", "set", "module-not-loaded")
-    assert not (gpus.path / "sys" / "nvidia_uvm").exists()
-    lab_gpu("fault", "clear")
-    assert (gpus.path / "sys" / "nvidia_uvm" / "version").read_text() == f"{DRIVER_VERSION}\n"
-    assert lab_gpu("module", "unload", "--name", "nvidia_uvm").returncode == 0
-    assert lab_gpu("module", "unload").returncode == 0
-
-
-def test_the_module_may_load_late(lab_gpu: Cuda, gpus: testing.LabRoot) -> None:
-    gpus.set_module(None)
-    assert "needs a value" in lab_gpu("fault", "set", "module-loads-late").stderr
-    assert lab_gpu("fault", "set", "module-loads-late=3600").returncode == 0
-    assert lab_gpu("fault", "list").stdout == "host: module-loads-late=3600\n"
-    assert (
-        "could not insert 'nvidia_uvm': No such device"
-        in lab_gpu("module", "load", DRIVER_VERSION, "--name", "nvidia_uvm").stderr
-    )
-    with pytest.raises(pynvml.NVMLError_DriverNotLoaded):
-        pynvml.nvmlInit()
-    lab_gpu("fault", "set", "module-loads-late=1")
-    # As udev does it: at boot, when the card turns up.
-    assert lab_gpu("module", "load", DRIVER_VERSION, "--boot").returncode == 0
-    assert (gpus.path / "module").read_text() == f"{DRIVER_VERSION}\n"
-    lab_gpu("fault", "clear")
-    assert lab_gpu("fault", "list").stdout == ""

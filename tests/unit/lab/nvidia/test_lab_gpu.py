@@ -69,44 +69,6 @@ def test_refused_faults(lab_gpu: Run, arguments: tuple[str, ...], said: str) -> 
     assert said in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("fault", "error", "module", "cleared"),
-    [
-        ("library-mismatch=570.86.15", pynvml.NVMLError_LibRmVersionMismatch, "570.86.15\n", ["library-mismatch"]),
-        ("module-not-loaded", pynvml.NVMLError_DriverNotLoaded, None, []),
-    ],
-)
-def test_a_fault_of_the_module_and_back(
-    lab_gpu: Run, gpus: testing.LabRoot, fault: str, error: type[Exception], module: str | None, cleared: list[str]
-) -> None:
-    lab_gpu("fault", "set", fault)
-    with pytest.raises(error):
-        pynvml.nvmlInit()
-    if module is not None:
-        assert (gpus.path / "module").read_text() == module
-        assert "clear it first" in lab_gpu("fault", "set", "module-not-loaded").stderr
-    lab_gpu("fault", "clear", *cleared)
-    pynvml.nvmlInit()
-    pynvml.nvmlShutdown()
-
-
-def test_what_is_loaded_stays_loaded(lab_gpu: Run, gpus: testing.LabRoot) -> None:
-    assert lab_gpu("module", "load", "590.48.01").returncode == 0
-    assert (gpus.path / "module").read_text().strip() == DRIVER_VERSION
-    assert lab_gpu("module", "unload").returncode == 0
-    assert (gpus.path / "module").read_text() == ""
-    lab_gpu("module", "load", "590.48.01")
-    assert (gpus.path / "module").read_text().strip() == "590.48.01"
-    with gpus.claim(0, 100) as pid:
-        result = lab_gpu("module", "unload")
-    assert (result.returncode, result.stderr) == (1, f"modprobe: FATAL: Module nvidia is in use. (by {pid})\n")
-    assert (gpus.path / "module").read_text() != ""
-    gpus.set_module(None)
-    (gpus.path / "gpus").rename(gpus.path / "away")
-    result = lab_gpu("module", "load", DRIVER_VERSION)
-    assert result.returncode == 1 and "No such device" in result.stderr
-
-
 def test_a_foreign_process_is_a_process_of_its_own(nvml: ModuleType, lab_gpu: Run, gpus: testing.LabRoot) -> None:
     started = lab_gpu("foreign", "start", "--gpu", "2", "--mib", "1234")
     assert started.returncode == 0, started.stderr
@@ -149,13 +111,3 @@ def test_an_orphan_is_a_process_of_the_engines_user(nvml: ModuleType, lab_gpu: R
         if Path(f"/proc/{pid}").exists():
             os.kill(pid, signal.SIGKILL)
     assert "no user 'vllm-edge'" in lab_gpu("orphan-process", "start", "--gpu", "1", "--mib", "1").stderr
-
-
-def test_setting_slow_release_forgets_former_claims(nvml: ModuleType, lab_gpu: Run, gpus: testing.LabRoot) -> None:
-    with gpus.claim(0, 800):
-        pass
-    lab_gpu("fault", "set", "--gpu", "0", "slow-release=60")
-    assert used_mib(0) == 0
-    with gpus.claim(0, 300):
-        pass
-    assert used_mib(0) == 300

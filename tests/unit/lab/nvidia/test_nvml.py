@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import ModuleType
 
-import pynvml
 import pytest
 
 from lab.nvidia import compiler, testing
-from lab.nvidia.versions import DRIVER_VERSION
 
 MIB = 1024 * 1024
 
@@ -55,21 +52,6 @@ def test_four_l4_in_the_order_of_their_bus_ids(nvml: ModuleType) -> None:
     assert {nvml.nvmlDeviceGetCudaComputeCapability(handle) for handle in handles} == {(8, 9)}
 
 
-def test_a_card_that_is_not_there_moves_the_indices(gpus: testing.LabRoot) -> None:
-    gpus.gpu(0).rename(gpus.path / "taken-out")
-    pynvml.nvmlInit()
-    try:
-        assert pynvml.nvmlDeviceGetCount() == 3
-        first = pynvml.nvmlDeviceGetHandleByIndex(0)
-        assert (pynvml.nvmlDeviceGetUUID(first), pynvml.nvmlDeviceGetMinorNumber(first)) == (testing.UUIDS[1], 1)
-        with pytest.raises(pynvml.NVMLError_NotFound):
-            pynvml.nvmlDeviceGetHandleByUUID(testing.UUIDS[0])
-        with pytest.raises(pynvml.NVMLError_InvalidArgument):
-            pynvml.nvmlDeviceGetHandleByIndex(3)
-    finally:
-        pynvml.nvmlShutdown()
-
-
 def test_a_claim_counts_for_its_process_and_ends_with_it(nvml: ModuleType, gpus: testing.LabRoot) -> None:
     with gpus.claim(1, 16000) as pid:
         assert v1(nvml, 1) == (23034, 16470, 6564)
@@ -99,13 +81,6 @@ def test_a_holder_in_another_pid_namespace_is_not_listed_but_counts(gpus: testin
     assert seen.stdout.split() == ["5470", "0"]
 
 
-def test_nothing_answers_before_init(gpus: testing.LabRoot, nvml_library: Path) -> None:
-    library = ctypes.CDLL(str(nvml_library))
-    count = ctypes.c_uint()
-    assert library.nvmlDeviceGetCount_v2(ctypes.byref(count)) == pynvml.NVML_ERROR_UNINITIALIZED
-    assert library.nvmlShutdown() == pynvml.NVML_ERROR_UNINITIALIZED
-
-
 @pytest.mark.slow
 def test_slow_release_starts_anew_for_a_claim_made_again(nvml: ModuleType, gpus: testing.LabRoot) -> None:
     gpus.set_fault(0, "slow-release", 1)
@@ -117,23 +92,6 @@ def test_slow_release_starts_anew_for_a_claim_made_again(nvml: ModuleType, gpus:
         assert used(nvml) == 0
 
 
-def test_queries_of_the_system_and_an_idle_card(nvml: ModuleType) -> None:
-    assert nvml.nvmlSystemGetDriverVersion() == DRIVER_VERSION == "580.173.02"
-    assert nvml.nvmlSystemGetNVMLVersion() == "13.580.173.02"
-    assert nvml.nvmlSystemGetCudaDriverVersion() == 13000
-    assert (v1(nvml), v2(nvml)) == ((23034, 470, 22564), (23034, 470, 0, 22564))
-    card = nvml.nvmlDeviceGetHandleByIndex(0)
-    assert nvml.nvmlDeviceGetEccMode(card) == [1, 1]
-    with pytest.raises(nvml.NVMLError_NotSupported):
-        nvml.nvmlDeviceGetMigMode(card)
-    assert nvml.nvmlDeviceGetPowerManagementLimit(card) == 72000
-    assert nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU) == 36
-    assert nvml.nvmlDeviceGetUtilizationRates(card).gpu == 0
-    assert nvml.nvmlDeviceGetMaxPcieLinkGeneration(card) == 4
-    assert nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_SM) == 2040
-    assert nvml.nvmlDeviceGetGraphicsRunningProcesses(card) == []
-
-
 def test_binaries_run_on_the_oldest_system(
     nvml_library: Path, smi_program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,26 +99,3 @@ def test_binaries_run_on_the_oldest_system(
     monkeypatch.setattr(compiler, "OLDEST_GLIBC", (2, 3))
     with pytest.raises(RuntimeError, match="needs glibc 2"):
         compiler.check_glibc(nvml_library)
-
-
-def test_energy_is_power_times_time(nvml: ModuleType, gpus: testing.LabRoot) -> None:
-    handle = nvml.nvmlDeviceGetHandleByIndex(0)
-    times = [time.monotonic()]
-    before = nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-    times.append(time.monotonic())
-    time.sleep(0.5)
-    times.append(time.monotonic())
-    joules = (nvml.nvmlDeviceGetTotalEnergyConsumption(handle) - before) / 1000
-    times.append(time.monotonic())
-    watts = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
-    # Each was read at some moment of its call.
-    assert 0.8 * watts * (times[2] - times[1]) < joules < 1.2 * watts * (times[3] - times[0])
-
-
-def test_a_throttled_card_says_why_and_has_half_of_its_clock(nvml: ModuleType, gpus: testing.LabRoot) -> None:
-    handle = nvml.nvmlDeviceGetHandleByIndex(1)
-    clock = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
-    assert nvml.nvmlDeviceGetCurrentClocksEventReasons(handle) == nvml.nvmlClocksEventReasonGpuIdle
-    gpus.set_fault(1, "throttled", "hw_thermal_slowdown")
-    assert nvml.nvmlDeviceGetCurrentClocksEventReasons(handle) == nvml.nvmlClocksThrottleReasonHwThermalSlowdown
-    assert nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM) == clock // 2

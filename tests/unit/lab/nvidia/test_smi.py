@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,27 +15,6 @@ from lab.nvidia import testing
 pytestmark = pytest.mark.slow
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def rows(text: str) -> list[list[str]]:
-    return [line.split(", ") for line in text.splitlines()]
-
-
-FIELDS = "index,uuid,pci.bus_id,memory.total,memory.reserved,memory.used,memory.free,mig.mode.current,driver_version"
-
-
-def test_cards_and_processes_as_csv(smi: Run, gpus: testing.LabRoot) -> None:
-    with gpus.claim(2, 20900) as pid:
-        table = rows(smi(f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits").stdout)
-        result = smi("--query-compute-apps=pid,used_memory,gpu_uuid,process_name", "--format=csv,noheader")
-        gpus.set_fault(2, "no-process-memory")
-        unknown = smi("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
-    card = ["2", testing.UUIDS[2], "00000000:B1:00.0", "23034", "470", "20900", "1664", "[N/A]", "580.173.02"]
-    assert table[2] == card
-    assert [row[5] for row in table] == ["0", "0", "20900", "0"]
-    ((*found, name),) = rows(result.stdout)
-    assert found == [str(pid), "20900 MiB", testing.UUIDS[2]] and "python" in name
-    assert unknown.stdout == f"{pid}, [N/A]\n"
 
 
 def test_table_and_memory_details(smi: Run, gpus: testing.LabRoot) -> None:
@@ -93,12 +70,3 @@ def test_answers(
     # A text with a line break is all of it.
     assert result.stdout == text if text.endswith("\n") else text in result.stdout
     assert result.returncode == status
-
-
-def test_no_library(smi_program: Path, gpus: testing.LabRoot, tmp_path: Path) -> None:
-    environment = {**os.environ, "LAB_GPU_ROOT": str(gpus.path), "LD_LIBRARY_PATH": str(tmp_path)}
-    result = subprocess.run([smi_program], capture_output=True, text=True, env=environment)
-    if result.returncode == 0:
-        pytest.skip("this machine has a libnvidia-ml.so.1 of its own")
-    assert "couldn't find libnvidia-ml.so library" in result.stdout
-    assert result.returncode == 12

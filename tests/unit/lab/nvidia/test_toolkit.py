@@ -12,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import yaml
 from helpers import load_file
 
 from lab.nvidia import testing
@@ -122,54 +121,6 @@ def test_a_specification_lists_what_the_host_has_at_the_moment(
             (tmp_path / name).write_text("9\n")
 
 
-def test_yaml_means_what_was_meant(ctk: ModuleType) -> None:
-    strings = ["0", "0755", "no", "1e3", "a: b", "", "- x", "libcuda.so.1::/lib/libcuda.so", "null"]
-    for value in (ctk.specification(VERSION, GPUS), *({"key": [text]} for text in strings)):
-        assert yaml.safe_load(ctk.yaml(value)) == value
-
-
-def run_ctk(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, str(NVIDIA / "toolkit" / "nvidia-ctk"), *arguments]
-    return subprocess.run(program, capture_output=True, text=True, env=environment)
-
-
-@pytest.mark.slow
-def test_generate_and_list_over_nvml(
-    ctk: ModuleType, gpus: testing.LabRoot, nvml_library: Path, tmp_path: Path
-) -> None:
-    # The program that the package installs: only its version is filled in.
-    program = tmp_path / "nvidia-ctk"
-    program.write_text((NVIDIA / "toolkit" / "nvidia-ctk").read_text().replace("@VERSION@", "1.18.2"))
-    output = tmp_path / "cdi" / "nvidia.yaml"
-    environment = {**gpus.environment(nvml_library), "NVIDIA_CTK_CDI_OUTPUT_FILE_PATH": str(output)}
-    subprocess.run([sys.executable, program, "cdi", "generate"], check=True, env=environment)
-    assert stat.S_IMODE(output.stat().st_mode) == 0o644
-    assert [device["name"] for device in yaml.safe_load(output.read_text())["devices"]][4:8] == list(testing.UUIDS)
-    listed = run_ctk(environment, "cdi", "list", "--spec-dir", str(output.parent))
-    assert listed.stdout.split() == sorted(
-        f"nvidia.com/gpu={name}" for name in ("0", "1", "2", "3", "all", *testing.UUIDS)
-    )
-    assert "Found 9 CDI devices" in listed.stderr
-    output.unlink()
-    gpus.set_module("570.211.01")
-    refused = run_ctk(environment, "cdi", "generate")
-    assert refused.returncode == 1 and not output.exists()
-    assert "failed to initialize NVML: Driver/library version mismatch" in refused.stderr
-
-
-@pytest.mark.slow
-def test_docker_entry_is_merged(gpus: testing.LabRoot, nvml_library: Path, tmp_path: Path) -> None:
-    config = tmp_path / "daemon.json"
-    config.write_text('{"data-root": "/data/docker", "runtimes": {"other": {"path": "x"}}}')
-    environment = gpus.environment(nvml_library)
-    run_ctk(environment, "runtime", "configure", "--runtime=docker", f"--config={config}", "--enable-cdi")
-    assert json.loads(config.read_text()) == {
-        "data-root": "/data/docker",
-        "features": {"cdi": True},
-        "runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}, "other": {"path": "x"}},
-    }
-
-
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     """An OCI bundle whose root has what a container image has."""
@@ -202,17 +153,6 @@ def test_a_link_never_leaves_the_container(bundle: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("in_image", "used"), [("610.43.02", True), ("580.82.07", False), (None, False)])
-def test_forward_compatibility_only_for_a_newer_branch(bundle: Path, in_image: str | None, used: bool) -> None:
-    if in_image:
-        compat = bundle / "rootfs/usr/local/cuda/compat"
-        compat.mkdir(parents=True)
-        (compat / f"libcuda.so.{in_image}").touch()
-    assert run_hook(bundle, "enable-cuda-compat", f"--host-driver-version={VERSION}").returncode == 0
-    assert bool(list((bundle / "rootfs/etc").glob("ld.so.conf.d/00-compat-*.conf"))) is used
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "arguments", "text"),
     [
@@ -232,16 +172,3 @@ def test_a_root_that_cannot_be_written_or_found_is_an_error(
     (bundle / "rootfs/etc").touch()
     result = run_hook(bundle / place, *arguments)
     assert result.returncode == 1 and text in result.stderr
-
-
-@pytest.mark.slow
-def test_chmod_and_params(bundle: Path) -> None:
-    (bundle / "rootfs/dev").mkdir()
-    assert run_hook(bundle, "chmod", "--mode", "755", "--path", "/dev", "--path", "/gone").returncode == 0
-    assert stat.S_IMODE((bundle / "rootfs/dev").stat().st_mode) == 0o755
-    assert run_hook(bundle, "disable-device-node-modification").returncode == 0
-    for name in ("nvidia0", "nvidia3", "nvidiactl"):
-        (bundle / "rootfs/dev" / name).touch()
-    assert run_hook(bundle, "update-application-profile").returncode == 0
-    profile = bundle / "rootfs/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
-    assert json.loads(profile.read_text())["profiles"][0]["settings"] == ["EGLVisibleDGPUDevices", 0b1001]

@@ -264,18 +264,6 @@ def sharding(found: Model, name: str) -> set[tuple[str, Sharding, int | None]]:
     return {(part.kind, part.sharding, part.kv_heads) for part in components(found, name)}
 
 
-def test_what_becomes_of_the_tensors_of_a_dense_model() -> None:
-    found = model(LLAMA)
-    assert sharding(found, "embed_tokens") == {("embeddings", Sharding.VOCABULARY, None)}
-    assert sharding(found, "lm_head") == {("embeddings", Sharding.VOCABULARY, None)}
-    assert sharding(found, "q_proj") == {("attention", Sharding.SHARDED, None)}
-    assert sharding(found, "k_proj") == sharding(found, "v_proj") == {("attention", Sharding.KV_HEADS, 8)}
-    assert sharding(found, "down_proj") == {("mlp", Sharding.SHARDED, None)}
-    assert sharding(found, "norm") == {("norms", Sharding.REPLICATED, None)}
-    (table,), (head,) = components(found, "embed_tokens"), components(found, "lm_head")
-    assert (table.read_per_token, head.read_per_token) == (1 / 128256, 1.0)
-
-
 def test_a_tied_head_is_read_and_not_loaded_again() -> None:
     found = with_tensor(GEMMA, "lm_head.weight", "BF16", (262144, 5376))
     assert sharding(found, "lm_head") == {("embeddings", Sharding.NOT_LOADED, None)}
