@@ -132,8 +132,6 @@ options:
 seealso:
   - module: edge.vllm_edge.serving_plan
     description: Predict whether the engines fit, and compute O(budgets_mib).
-  - module: edge.vllm_edge.serving_report
-    description: Render the journal of the switch.
 """
 
 EXAMPLES = r"""
