@@ -6,6 +6,7 @@ group_vars/all/wiring.yml calls them, and says which variable is made of what.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -227,6 +228,13 @@ def report_engines(
     ]
 
 
+def render_report(report: Entry) -> list[str]:
+    """Return what playbooks/tasks/report.yml has collected as lines for the terminal, of at most 100 columns."""
+    from ..module_utils.vllm_edge.status.tables import render
+
+    return render(json.loads(json.dumps(report, default=dict)))  # plain data: Ansible's texts have types of their own
+
+
 def unit_word(value: object, name: str) -> str:
     """Return a value as one word of a systemd unit, in which systemd expands nothing.
 
@@ -294,6 +302,7 @@ class FilterModule:
             list_mount_units,
             find_release,
             report_engines,
+            render_report,
             locate_reports,
             find_reports_fault,
             find_new_records,
