@@ -97,8 +97,8 @@ def start_warm_python() -> str:
 
 
 def load_file(path: Path, name: str = "") -> ModuleType:
-    """A Python file as a module, whatever its name ends in."""
-    loader = importlib.machinery.SourceFileLoader(name or path.stem.replace("-", "_"), str(path))
+    """A Python file as a module, whatever its name ends in, and under no name of a package that others import."""
+    loader = importlib.machinery.SourceFileLoader(name or f"file_{path.stem.replace('-', '_')}", str(path))
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
