@@ -42,7 +42,6 @@ def host(tmp_path: Path) -> FakeHost:
         found.unit(unit)
     found.answers = {
         "timedatectl": Ran(0, "yes\n"),
-        "systemctl show --property=LoadState,LimitNOFILE": Ran(0, "LoadState=loaded\nLimitNOFILE=infinity\n"),
         "modinfo": Ran(0, "Example key\n"),
         "runc --version": Ran(0, "runc version 1.1.15+ds1\ncommit: 1.1.15+ds1-2\nspec: 1.2.0\ngo: go1.24.4\n"),
         "dockerd --version": Ran(0, "Docker version 28.1.1, build 01f442b\n"),

@@ -286,7 +286,6 @@ NO_DOCKER = (
 )
 DEBIAN = "http://deb.example.org/debian trixie/non-free amd64 Packages"
 DKMS, PREBUILT = "nvidia-kernel-open-dkms", "linux-modules-nvidia-580-server-open-generic"
-LIMIT = "systemctl show --property=LoadState,LimitNOFILE"
 RUNNING = "runtime.docker-running"
 REFRESH = "nvidia-cdi-refresh.path"
 
@@ -299,7 +298,7 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (package("iU 2.41-12", "libc6"), "fail system.dpkg", "libc6", "dpkg --audit"),
     (lock, "warn system.apt-lock", "unattended-upgr (pid 4711)", "Let it finish"),
     (answer("timedatectl", "no\n"), "warn system.time", "not synchronised", "set-ntp"),
-    (answer(LIMIT, "LoadState=loaded\nLimitNOFILE=1024\n"), "warn system.file-limits", "1024", "LimitNOFILE"),
+    (docker(LimitNOFILE="1024"), "warn system.file-limits", "1024", "LimitNOFILE"),
     # The driver.
     (package(f"iF {DRIVER}-1", DKMS), "fail system.dpkg driver.half-installed", DKMS, "make.log"),
     (no_driver, WITHOUT_DRIVER, "no package of a driver", "playbooks/host.yml"),

@@ -171,7 +171,7 @@ def sort_packages(wanted: Wanted, packages: Packages) -> dict[str, Any]:
         "unheld": sorted(name for name in hold & packages.keys() if not packages[name]["held"]),
         "held": sorted({name for name in (*drivers, *kernel) if packages[name]["held"]}),
         "of_the_driver": drivers,
-        "other_branch": dpkg.find_other_branches(drivers, str(wanted.branch)),  # a number in YAML,
+        "other_branch": dpkg.find_other_branches(drivers, str(wanted.branch)),  # YAML may say a number
     }
 
 

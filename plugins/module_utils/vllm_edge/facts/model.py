@@ -47,8 +47,6 @@ class System:
     dpkg_interrupted: bool | Unread
     locks: tuple[HeldLock, ...] | Unread
     synchronized: bool | Unread
-    files_limit: int | Unread | None
-    """Maximum of open files of a process in a container, from docker.service; None is no limit."""
     accounts: tuple[str, ...] = ()
     """People of /etc/passwd: users above 1000 with a shell. A directory service may know more."""
 

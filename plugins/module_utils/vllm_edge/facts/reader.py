@@ -108,7 +108,7 @@ class Reader(RuntimeReader):
     """Reads the facts of a host, or of a directory that looks like one.
 
         read() -> Facts
-          system()    os-release, dpkg-query, /proc/locks, timedatectl, docker.service
+          system()    os-release, dpkg-query, /proc/locks, timedatectl
           driver()    versions of libraries and module, apt-cache, modinfo, kernels, Secure Boot
           gpus()      PCI bus, nvidia-smi, recorded slots, who uses the GPUs
           runtime()   dockerd, runc, daemon.json, CDI specifications and their unit, GPUs of running containers
@@ -165,7 +165,6 @@ class Reader(RuntimeReader):
             dpkg_interrupted=self.dpkg_interrupted(),
             locks=self.locks(),
             synchronized=self.synchronized(),
-            files_limit=self.files_limit(),
             accounts=self.accounts(),
         )
 
@@ -218,19 +217,6 @@ class Reader(RuntimeReader):
             return ran
         word = ran.out.strip()
         return word == "yes" if word in ("yes", "no") else Unread(f"timedatectl: {ran.err or 'it said nothing'}")
-
-    def files_limit(self) -> int | Unread | None:
-        """Return LimitNOFILE of docker.service; None is no limit."""
-        ran = self.ask("systemctl", "show", "--property=LoadState,LimitNOFILE", "docker.service")
-        if isinstance(ran, Unread):
-            return ran
-        shown = dict(line.split("=", 1) for line in ran.out.splitlines() if "=" in line)
-        if shown.get("LoadState") != "loaded":
-            return Unread("systemd knows no docker.service")
-        value = shown.get("LimitNOFILE", "")
-        if value == "infinity":
-            return None
-        return int(value) if value.isdigit() else Unread("systemd names no limit of docker.service")
 
     def gpus(
         self, rows: Sequence[Sequence[str]], problem: str, engines: Sequence[Engine], expected: Expectation

@@ -29,6 +29,7 @@ PROPERTIES = (
     "MainPID",
     "Job",
     "TimeoutStopUSec",
+    "LimitNOFILE",
 )
 """Properties of a unit that `Systemd.show` reads."""
 ASK_S = 20.0
@@ -141,6 +142,8 @@ class Unit:
     """Whether a job for the unit is queued or running. A unit about to start is `inactive` until its job runs."""
     stop_timeout_s: float | None = 90.0
     """TimeoutStopSec; None if systemd waits without a limit."""
+    files_limit: int | None = None
+    """How many files a process of a service may open (LimitNOFILE); None if there is no limit."""
 
     @property
     def loaded(self) -> bool:
@@ -183,6 +186,7 @@ def build_unit(shown: Mapping[str, str]) -> Unit:
         main_pid=int(shown.get("MainPID") or 0),
         job=shown.get("Job", "0") not in ("", "0"),
         stop_timeout_s=parse_timespan(shown.get("TimeoutStopUSec", "1min 30s")),
+        files_limit=int(files) if (files := shown.get("LimitNOFILE", "")).isdigit() else None,
     )
 
 

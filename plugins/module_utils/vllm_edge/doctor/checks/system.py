@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from ...facts.model import Facts
-from ..contract import Verdict, fail, good, known, warn
+from ..contract import NotKnown, Verdict, fail, good, known, warn
 from .helpers import listed
 
 # vLLM raises its limit of open files to this when it starts, as far as it may (set_ulimit in vllm/utils).
@@ -68,7 +68,10 @@ def check_system_time(facts: Facts) -> Verdict:
 
 
 def check_system_file_limits(facts: Facts) -> Verdict:
-    limit = known(facts.system.files_limit)
+    docker = known(facts.runtime.docker)
+    limit = docker.files_limit
+    if not docker.loaded:
+        raise NotKnown("systemd knows no docker.service")
     if limit is None or limit >= FILES_WANTED:
         return good(f"containers may open {'any number of' if limit is None else limit} files")
     return warn(
