@@ -195,10 +195,6 @@ class Gap:
     answered_from_s: float | None = None
     """When the question that ended it was asked: to answer it may take an engine that has just begun many seconds."""
 
-    @property
-    def seconds(self) -> float | None:
-        return None if self.to_s is None else self.to_s - self.from_s
-
 
 @dataclass(frozen=True)
 class Recorded:

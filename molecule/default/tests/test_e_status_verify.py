@@ -7,14 +7,12 @@ Whatever profile is active. One engine is stopped once, and status is asked whil
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import INVENTORY, INVENTORY_HOST, ROOT, Controller, Machine
+from conftest import INVENTORY_HOST, Machine
 from neighbours import Watched, watched
 
 __all__ = ["watched"]  # a fixture
@@ -96,46 +94,6 @@ def test_status_in_tables(watched: Watched, status: dict[str, Any], profile: str
     told = " ".join(play.output.split())
     route = f"{newest['generation']} {newest['profile']} {newest['result'].replace('_', ' ')}"
     assert f"{newest['started_at']} " in told and route in told
-
-
-@pytest.mark.thorough
-def test_status_as_one_json_object(controller: Controller, status: dict[str, Any], profile: str) -> None:
-    """In check mode, alone on standard output, and in a file."""
-    words = ["ansible-playbook", f"--inventory={INVENTORY}", profile, "--check", "-e", "format=json"]
-    done = subprocess.run(
-        [*words, "playbooks/status.yml"],
-        cwd=ROOT,
-        env=controller.environment | {"ANSIBLE_STDOUT_CALLBACK": "community.general.null", "PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    found = json.loads(done.stdout)
-    assert found == json.loads((INVENTORY / "reports" / f"{INVENTORY_HOST}-status.json").read_text())
-    assert (found["host"], found["problems"]) == (INVENTORY_HOST, [])
-    assert found["active_profile"] == status["active_profile"]
-    assert lives(found) == lives(status)
-
-
-def test_status_without_docker_and_with_a_lost_gpu(machine: Machine, watched: Watched, status: dict[str, Any]) -> None:
-    """Nothing that is away keeps the rest from being said; containers live on (live-restore)."""
-    gpu = status["gpus"][0]["uuid"]
-    machine.run("systemctl", "stop", "docker.socket", "docker.service")
-    try:
-        machine.run("lab-gpu", "fault", "set", "--gpu", gpu, "gpu-lost")
-        found = ask(machine)
-    finally:
-        machine.clear_faults()
-        machine.run("systemctl", "start", "docker.socket", "docker.service")
-    told = " ".join(found["problems"])
-    assert "docker.service is not running" in told and "has fallen off the bus" in told
-    others = [board["uuid"] for board in status["gpus"] if board["uuid"] != gpu]
-    assert [board["uuid"] for board in found["gpus"]] == others, "one that is lost hides no other"
-    assert {engine["container_state"] for engine in found["engines"]} == {"unknown"}
-    assert {engine["active_state"] for engine in found["engines"]} == {"active"}
-    watched.before["docker"] = watched.neighbours.look()["docker"]
-    watched.unharmed()
 
 
 # ---- switches, on the host itself -------------------------------------------------------------------------------

@@ -252,8 +252,8 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
         arguments = [f"{SOCKETS}/{engine}/api.sock/v1/chat/completions", json.dumps(question), str(seconds)]
         return int(json.loads(self.run("python3", "-c", default.ASK, *arguments))[0])
 
-    def serves(self, number: int) -> str:
-        """Just this generation serves, all of it, and nothing is left of another; in words for the table."""
+    def serves(self, number: int) -> None:
+        """Just this generation serves, all of it, and nothing is left of another."""
         status = self.status()
         active = status["active_profile"]
         assert active["generation"] == number, (active, (self.last() or {}).get("message"))
@@ -276,7 +276,6 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
         assert last is not None and last["result"] is not None
         assert self.history()[0]["id"] == last["id"], "the history lacks the last switch"
         assert self.host.run(f"ls {STATE}/.switch.ballast").rc != 0, "the journal's ballast was left over"
-        return f"generation {number} ({active['profile']})"
 
     def ask_gateway(self, role: str) -> str:
         """The engine that answered a client of the gateway, on the machine that runs the lab."""

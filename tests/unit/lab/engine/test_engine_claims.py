@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -94,53 +93,3 @@ def test_what_does_not_fit_is_refused_in_the_words_of_torch(lab_gpu_root: LabRoo
         )
         assert (gpu.path / "claims" / "mine").read_text().strip() == "1000"
         os.close(claim._descriptor)
-
-
-def test_slow_release_keeps_the_memory_of_the_dead_for_a_while(lab_gpu_root: LabRoot) -> None:
-    gpu = gpus.visible_gpus()[0]
-    lab_gpu_root.set_fault(0, "slow-release", 60)
-    with holder("engine", 7000) as process:
-        assert said(process) == "held"
-    assert gpus.used_mib(gpu) == 7000
-    claim = gpus.Claim(gpu, "next")
-    assert gpus.used_mib(gpu, claim.path) == 7000, "the next claim must not sweep away what the fault still counts"
-    lab_gpu_root.set_fault(0, "slow-release", 0)
-    assert gpus.used_mib(gpu, claim.path) == 0
-    os.close(claim._descriptor)
-    lab_gpu_root.clear_fault(0, "slow-release")
-    with holder("dead", 100) as process:
-        assert said(process) == "held"
-    claim = gpus.Claim(gpu, "last")
-    assert [path.name for path in (gpu.path / "claims").iterdir()] == ["last"], "without the fault it sweeps"
-    os.close(claim._descriptor)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("", ""),
-        ("30", "30"),
-        ("30,max_model_len=4096", "30"),
-        ("max_model_len=4096", ""),
-        ("max_model_len=2048", None),
-        ("30,max_model_len=2048", None),
-        ("served_model_name=worker,model=google/gemma-4-E2B-it", ""),
-        ("served_model_name=worker,model=google/gemma-4-E4B-it", None),
-        ("port=8000", None),
-    ],
-)
-def test_a_fault_may_be_meant_for_one_engine(
-    lab_gpu_root: LabRoot, monkeypatch: pytest.MonkeyPatch, text: str, value: str | None
-) -> None:
-    engine = {
-        "model": ["google/gemma-4-E2B-it"],
-        "served_model_name": ["architect", "worker"],
-        "max_model_len": ["4096"],
-    }
-    monkeypatch.setenv(gpus.IDENTITY, json.dumps(engine))
-    lab_gpu_root.set_fault(1, "engine-slow-load", text)
-    assert gpus.fault(gpus.visible_gpus()[1], "engine-slow-load") == value
-    assert gpus.fault_of(gpus.visible_gpus(), "engine-slow-load") == value
-    monkeypatch.delenv(gpus.IDENTITY)
-    unconditional = value if "=" not in text else None
-    assert gpus.fault(gpus.visible_gpus()[1], "engine-slow-load") == unconditional, "outside of an engine"

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from vllm_edge_lab import command, encoders, gpus, physics
+from vllm_edge_lab import command, gpus
 
 from lab.nvidia.testing import LabRoot, create_root
 
@@ -35,25 +35,6 @@ def test_only_what_the_cpu_build_cannot_take_is_changed(given: list[str], run: l
 
 
 @pytest.mark.parametrize(
-    ("repository", "given", "tokens"),
-    [
-        ("google/gemma-4-31B-it", [], ["2496"]),
-        ("google/gemma-4-31B-it", ["--max-num-batched-tokens", "512"], ["512"]),
-        ("google/gemma-4-31B-it", ["--max-num-batched-tokens", "8192"], ["8192"]),
-        ("google/gemma-4-E2B-it", [], ["2048"]),
-        ("google/gemma-4-31B-it", ['--limit-mm-per-prompt={"image": 0, "video": 0, "audio": 0}'], ["2048"]),
-        ("google/gemma-4-31B-it", ["--limit-mm-per-prompt", '{"image": 0, "audio": {"count": 0}}'], ["2496"]),
-    ],
-)
-def test_a_batch_holds_a_video_where_the_real_model_sees_it_both_ways(
-    tmp_path: Path, repository: str, given: list[str], tokens: list[str]
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"_name_or_path": repository}))
-    run = command.rewrite([str(tmp_path), *given])
-    assert [run[place + 1] for place, word in enumerate(run) if word == "--max-num-batched-tokens"] == tokens
-
-
-@pytest.mark.parametrize(
     ("card", "sequences", "tokens"),
     [("L4", 256, 2048), ("A100", 256, 2048), ("H100", 1024, 8192), ("NVIDIA B200:183359:10.0", 1024, 16384)],
 )
@@ -64,15 +45,6 @@ def test_defaults_of_a_batch_are_those_of_the_gpu(
     monkeypatch.setenv("LAB_GPU_ROOT", str(tmp_path))
     defaults = ["--max-num-seqs", str(sequences), "--max-num-batched-tokens", str(tokens)]
     assert command.rewrite(["/models/x"]) == ["/models/x", *defaults, *WORKER]
-
-
-@pytest.mark.parametrize("has_share", [True, False])
-def test_text_only_leaves_the_encoders_out(has_share: bool) -> None:
-    """550 million parameters of the 31B in bf16, and one video's output; a share of the GPU stays as large."""
-    need = physics.Need(context=1, weights=16 << 30, profile=1 << 30, kv_cache=1 << 30, graphs=1)
-    text = encoders.leave_out(need, "nvidia/Gemma-4-31B-IT-NVFP4", has_share=has_share)
-    assert (need.weights - text.weights, need.profile - text.profile) == (1_100_000_000, 2496 * 5376 * 2)
-    assert (text.total == need.total) is has_share and (text.kv_cache == need.kv_cache) is not has_share
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[str]:

@@ -85,14 +85,6 @@ def test_overheads_differ_between_cards_and_hosts_and_never_between_starts() -> 
     assert len({need(E31B, uuid, **NVFP4).kv_cache for uuid in UUIDS}) == 1
 
 
-def test_what_is_given_wins_over_the_fraction() -> None:
-    given, free = need(E2B, kv_cache_memory_bytes=2**30, gpu_memory_utilization=0.5), need(E2B)
-    assert given.kv_cache == 2**30 and free.total - given.total == free.kv_cache - 2**30
-    outside, inside = need(E31B, **NVFP4), need(E31B, **NVFP4, graphs_in_fraction=True)
-    assert outside.kv_cache - inside.kv_cache == outside.graphs == 1505 * MIB
-    assert need(E31B, **NVFP4, enforce_eager=True).graphs == 0
-
-
 def test_known_failures_of_the_reference_fail() -> None:
     assert need(E31B).weights > L4
     assert need("google/gemma-4-31B-it", tensor_parallel_size=2).weights > L4

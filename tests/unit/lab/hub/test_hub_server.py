@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import io
 import json
@@ -76,41 +75,6 @@ def test_main_is_a_commit_that_follows_from_the_content(world: World) -> None:
     (world.state / "example" / "late" / "config.json").write_bytes(CONFIG)
     assert [file.rfilename for file in world.api.model_info("example/late").siblings or []] == ["config.json"]
     assert world.api.model_info(REPOSITORY).sha == after
-
-
-def test_metadata_names_sizes_and_hashes(world: World) -> None:
-    info = world.api.model_info(REPOSITORY, files_metadata=True)
-    siblings = {file.rfilename: file for file in info.siblings or []}
-    assert set(siblings) == {"config.json", "model.safetensors", "extra/notes.txt"}
-    weights, config = siblings["model.safetensors"], siblings["config.json"]
-    assert weights.size == len(WEIGHTS)
-    assert weights.lfs is not None and weights.lfs.sha256 == hashlib.sha256(WEIGHTS).hexdigest()
-    assert config.lfs is None
-    assert config.blob_id == hashlib.sha1(b"blob %d\0" % len(CONFIG) + CONFIG).hexdigest()
-    plain = world.api.model_info(REPOSITORY)
-    assert all(file.size is None for file in plain.siblings or [])
-    assert plain.config == {"model_type": "gemma4_text"}
-
-
-def test_resolve_says_what_the_client_verifies_by_and_a_download_is_resumed_where_it_stopped(world: World) -> None:
-    commit = world.api.model_info(REPOSITORY).sha
-    _, headers, _ = world.get(f"/{REPOSITORY}/resolve/main/model.safetensors")
-    digest = hashlib.sha256(WEIGHTS).hexdigest()
-    assert headers["X-Repo-Commit"] == commit
-    assert (headers["X-Linked-ETag"], headers["X-Linked-Size"]) == (f'"{digest}"', str(len(WEIGHTS)))
-    assert headers["Content-Length"] == "0" and "X-Xet-Hash" not in headers
-    place = headers["Location"]
-    _, stored, body = world.get(place)
-    assert (stored["Accept-Ranges"], body) == ("bytes", WEIGHTS) and digest not in stored["ETag"]
-    status, headers, body = world.get(place, Range="bytes=1000-")
-    assert (status, body) == (206, WEIGHTS[1000:])
-    assert headers["Content-Range"] == f"bytes 1000-{len(WEIGHTS) - 1}/{len(WEIGHTS)}"
-    assert world.get(place, Range="bytes=0-9")[2] == WEIGHTS[:10]
-    assert world.get(place, Range="bytes=-10")[2] == WEIGHTS[-10:]
-    assert world.get(place, Range=f"bytes={len(WEIGHTS)}-")[0] == 416
-    world.hub.xet = True
-    _, headers, _ = world.get(f"/{REPOSITORY}/resolve/main/model.safetensors")
-    assert len(headers["X-Xet-Hash"]) == 64 and "/xet-read-token/" in headers["Link"]
 
 
 def test_large_files_are_elsewhere_for_those_whom_the_hub_sent(world: World) -> None:

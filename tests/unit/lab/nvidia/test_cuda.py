@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lab.nvidia import compiler, testing
+from lab.nvidia import testing
 from lab.nvidia.versions import DRIVER_VERSION
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,6 @@ print(said, flush=True)
 for line in sys.stdin:
     print(eval(line), flush=True)
 """
-Cuda = Callable[..., subprocess.CompletedProcess[str]]
 ALL = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidia1", "nvidia2", "nvidia3")
 
 
@@ -92,35 +91,3 @@ def test_the_compat_library_goes_with_older_branches(
 ) -> None:
     gpus.set_module(module)
     assert cuda(library=testing.build_cuda(tmp_path, "590.48.01", compat=True))["init"] == init
-
-
-@pytest.mark.skipif("os.geteuid() != 0", reason="others make nodes through a setuid program")
-def test_only_those_make_nodes_who_do_in_reality(
-    cuda: Callable[..., Any],
-    gpus: testing.LabRoot,
-    lab_gpu: Cuda,
-    smi: Cuda,
-    nvml_library: Path,
-    tmp_path: Path,
-) -> None:
-    cards = {"nvidiactl", "nvidia0", "nvidia1", "nvidia2", "nvidia3"}
-    uvm = {"nvidia-uvm", "nvidia-uvm-tools"}
-    gpus.set_module(None)
-    gpus.set_nodes(on_host=True)
-    assert lab_gpu("module", "load", DRIVER_VERSION).returncode == 0
-    assert gpus.nodes() == set(), "loading the module makes no node"
-    assert smi("-L").stdout.count("NVIDIA L4") == 4
-    assert gpus.nodes() == cards, "NVML makes those that it needs"
-    assert cuda()["init"] == 999, "the module nvidia-uvm is not loaded"
-    assert lab_gpu("module", "load", DRIVER_VERSION, "--name", "nvidia_uvm").returncode == 0
-    assert gpus.nodes() == cards
-    run = {"env": gpus.environment(nvml_library), "check": True}
-    modprobe = compiler.modprobe_program(tmp_path / "nvidia-modprobe")
-    subprocess.run([modprobe, "-u"], **run)
-    assert gpus.nodes() == cards, "-u alone loads the module"
-    subprocess.run([modprobe, "-c0", "-u"], **run)
-    assert gpus.nodes() == cards | uvm
-    for name in uvm:
-        (gpus.path / "dev" / name).unlink()
-    assert cuda() == {"init": 0, "version": 13000, "count": 4}
-    assert gpus.nodes() == cards | uvm, "on the host CUDA makes them itself"

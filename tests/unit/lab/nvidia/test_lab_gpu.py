@@ -69,27 +69,6 @@ def test_refused_faults(lab_gpu: Run, arguments: tuple[str, ...], said: str) -> 
     assert said in result.stderr
 
 
-def test_a_foreign_process_is_a_process_of_its_own(nvml: ModuleType, lab_gpu: Run, gpus: testing.LabRoot) -> None:
-    started = lab_gpu("foreign", "start", "--gpu", "2", "--mib", "1234")
-    assert started.returncode == 0, started.stderr
-    pid = int(started.stdout)
-    try:
-        assert used_mib(2) == 1234
-        with gpus.claim(3, 77, name="e2b") as holder:
-            text = lab_gpu("status").stdout
-        assert text.startswith(f"module: {DRIVER_VERSION}\n") and "77 of 22564 MiB claimed" in text
-        assert f"77 MiB by {holder} (e2b)" in text and f"1234 MiB by {pid}" in text
-        (process,) = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByIndex(2))
-        assert process.pid == pid
-        assert Path(f"/proc/{pid}/cmdline").read_text().startswith("foreign-cuda-job")
-        assert lab_gpu("foreign", "stop", str(pid)).returncode == 0
-        assert used_mib(2) == 0
-        assert lab_gpu("foreign", "stop", str(pid)).returncode == 1
-    finally:
-        if Path(f"/proc/{pid}").exists():
-            os.kill(pid, signal.SIGKILL)
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts a process of another user")
 def test_an_orphan_is_a_process_of_the_engines_user(nvml: ModuleType, lab_gpu: Run, gpus: testing.LabRoot) -> None:
     # Another user reaches the boards, as it does on the host.

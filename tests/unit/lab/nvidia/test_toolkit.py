@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -66,59 +65,6 @@ def test_a_device_for_each_index_uuid_and_all_brings_its_node_and_its_memory(ctk
     mounted = [mount["hostPath"] for mount in edits["mounts"]]
     assert f"{ctk.LIBRARIES}/libnvidia-ml.so.{VERSION}" in mounted
     assert all("ro" in mount["options"] and "rw" not in mount["options"] for mount in edits["mounts"])
-
-
-@pytest.mark.parametrize(
-    ("toolkit", "cdi"), [("1.18.2", "0.5.0"), ("1.19.0", "0.5.0"), ("1.20.0", "0.7.0"), ("1.20.0+8269969f", "0.7.0")]
-)
-def test_newer_toolkits_write_a_newer_specification(ctk: ModuleType, toolkit: str, cdi: str) -> None:
-    ctk.VERSION = toolkit  # type: ignore[attr-defined]
-    spec = ctk.specification(VERSION, GPUS)
-    assert spec["cdiVersion"] == cdi
-    hooks = [hook["args"][1] for hook in spec["containerEdits"]["hooks"]]
-    assert ("update-application-profile" in hooks) is (cdi == "0.7.0")
-
-
-def test_control_nodes_are_made_of_loaded_modules_alone(
-    ctk: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[str] = []
-
-    def mknod(path: Path, mode: int, device: int) -> None:
-        assert stat.S_ISCHR(mode) and os.major(device) == (508 if "uvm" in path.name else 195)
-        made.append(path.name)
-        path.touch()
-
-    monkeypatch.setattr(ctk, "SYS_MODULE", tmp_path / "module")
-    monkeypatch.setattr(os, "mknod", mknod)
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "module" / "nvidia").mkdir(parents=True)
-    with pytest.raises(ctk.Failed, match="create device node nvidia-uvm: failed to determine major"):
-        ctk.create_control_nodes(str(tmp_path))
-    assert made == ["nvidiactl", "nvidia-modeset"]
-    (tmp_path / "module" / "nvidia_uvm").mkdir()
-    for _ in range(2):
-        ctk.create_control_nodes(str(tmp_path))
-    assert made == ["nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools"]
-    assert stat.S_IMODE((tmp_path / "dev" / "nvidia-uvm").stat().st_mode) == 0o666
-
-
-def test_a_specification_lists_what_the_host_has_at_the_moment(
-    ctk: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Control nodes; and the files that make a host a lesser CPU and one with other overheads."""
-    monkeypatch.setattr(ctk, "LAB_GPU_ROOT", tmp_path)
-    files: set[str] = set()
-    for there in ({"/dev/nvidiactl"}, {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}):
-        with monkeypatch.context() as patch:
-            patch.setattr(ctk.os.path, "exists", there.__contains__)
-            edits = ctk.specification(VERSION, GPUS)["containerEdits"]
-        assert {node["path"] for node in edits["deviceNodes"]} == there
-        mounts = {Path(mount["containerPath"]) for mount in edits["mounts"]}
-        assert {path.name for path in mounts if path.parent == tmp_path} == files
-        files = {"cpu", "seed"}
-        for name in files:
-            (tmp_path / name).write_text("9\n")
 
 
 @pytest.fixture
