@@ -322,7 +322,6 @@ class Teller:
 
 
 def _describe_asker(choice: Choice, command: str) -> str:
-    """Return who asked: what the caller named, otherwise the command and the user."""
     if choice.asked_by:
         return choice.asked_by
     return f"vllm-edge {command} by {os.environ.get('SUDO_USER') or get_user_name(os.getuid())}"

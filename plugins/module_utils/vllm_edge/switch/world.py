@@ -235,11 +235,9 @@ class HostWorld(HostView):
         return requests.warm_up(configs, wanted.limits, ask=self.ask, clock=self.clock)
 
     def canary(self, wanted: Generation) -> Done:
-        """Run the canary for every served name of every engine; its rows are `data["canary"]`."""
         return requests.run_canary(wanted, self.paths, self.docker, ask=self.ask, clock=self.clock)
 
     def ask_suite(self, wanted: Generation, moves: Moves) -> Done:
-        """Ask the engines that were started the quality suite; the rows are `data["quality"]`."""
         return requests.ask_suite(wanted, moves.start, self.paths, ask=self.ask, clock=self.clock)
 
     def measure(self, wanted: Generation, *, accept: bool = False) -> Done:
@@ -315,7 +313,6 @@ class HostWorld(HostView):
         return gpu_memory.Release(self, needed, kept).run(wanted.limits.free_timeout_s)
 
     def clean_up(self, wanted: Generation, former: Generation | None) -> Done:
-        """Write, enable and start the target of `wanted`, remove files of other engines, and prune old generations."""
         return cleanup.clean_up(self, wanted)
 
     def what_runs(self, wanted: Generation) -> str:
@@ -346,7 +343,6 @@ class HostWorld(HostView):
         return "is active and does not answer" if state and state.phase == EnginePhase.UNHEALTHY else "serves"
 
     def preflight(self, wanted: Generation, moves: Moves) -> Done:
-        """Check everything that can be known to fail, without changing anything."""
         return preflight.check_host(self, wanted, moves)
 
     def prepare(self, wanted: Generation, moves: Moves) -> Done:

@@ -32,7 +32,6 @@ WARM_UP_TOKENS = 8
 
 
 def _count_requests(config: EngineConfig, timeout_s: float, ask: Ask) -> tuple[int | None, str]:
-    """Return how many requests an engine has, or None and why it does not say."""
     answer = ask(config.url, "/metrics", timeout_s)
     if not answer.ok:
         return None, answer.words()

@@ -122,7 +122,6 @@ def ask_version(config: EngineConfig) -> str:
 
 
 def read_driver() -> str | None:
-    """Return the version of the loaded kernel module; None if none is loaded."""
     with contextlib.suppress(OSError):
         return Path("/sys/module/nvidia/version").read_text().strip()
     return None
