@@ -162,7 +162,7 @@ def test_a_switch_another_run_and_an_engine_that_does_not_serve_are_refused(
     assert "a switch began" in capsys.readouterr().err
     with LongRun(world.paths.run, "bench").alone():
         assert bench(world) == 2
-    assert "Another benchmark runs on this host" in capsys.readouterr().err
+    assert "`vllm-edge bench` runs on this host already" in capsys.readouterr().err
     assert bench(world, engine=("31b",)) == 2
     assert "31b is no engine of profile p, which serves now; it has e2b" in capsys.readouterr().err
     assert list_files(world.paths) == []
