@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from .options import add_options, read_options
 from .paths import ETC, STATE, HostPaths, host_paths
-from .system.attendance import LongRun, refusing
+from .system.long_run import LongRun, refusing
 from .text import make_printable
 
 Options = argparse.Namespace

@@ -27,7 +27,7 @@ from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch.model import PhaseFailed
 from ansible.module_utils.vllm_edge.switch.steps.requests import ask_suite
 from ansible.module_utils.vllm_edge.switch.view import HostView
-from ansible.module_utils.vllm_edge.system.attendance import LongRun
+from ansible.module_utils.vllm_edge.system.long_run import LongRun
 from engine_files import CONFIG
 from generations import activate, engine, put, rendered
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.engine.config import load_engine
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.system.attendance import CommandRefused, LongRun
+from ansible.module_utils.vllm_edge.system.long_run import CommandRefused, LongRun
 from ansible.module_utils.vllm_edge.trials import reference_run, reference_script
 from ansible.module_utils.vllm_edge.trials.reference import (
     Answer,

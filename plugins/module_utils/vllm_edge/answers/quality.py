@@ -19,9 +19,9 @@ from ..generation.model import Generation, GenerationError
 from ..generation.store import load_committed
 from ..paths import HostPaths
 from ..redaction import redact
-from ..system.attendance import CommandRefused, LongRun, refusing
 from ..system.files import write_durably
 from ..system.http import call_in_parallel, request
+from ..system.long_run import CommandRefused, LongRun, refusing
 from ..system.records import RecordError
 from ..text import print_result, table, wrapped
 from .checks import Ask, CheckFailedError, Client, EngineSilentError

@@ -26,11 +26,11 @@ from ..generation.committed import committed
 from ..generation.model import CHAT_FILE, GenerationError
 from ..gpu import slots
 from ..paths import HostPaths
-from ..system.attendance import CommandRefused, LongRun, refusing
 from ..system.docker import DockerEngine
 from ..system.files import write_durably
 from ..system.host import available_bytes
 from ..system.http import request
+from ..system.long_run import CommandRefused, LongRun, refusing
 from ..system.nvml import NvmlFailure, open_nvml
 from ..system.records import parse_json
 from ..text import nearest, print_result, shown, table, wrapped

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from ...paths import HostPaths
-from ...system.attendance import LongRun, refusing
 from ...system.docker import DockerEngine
+from ...system.long_run import LongRun, refusing
 from ...text import print_result, table, wrapped
 from .cases import Options
 from .compare import fails_gate

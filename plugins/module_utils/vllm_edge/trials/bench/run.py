@@ -29,9 +29,9 @@ from ...paths import HostPaths
 from ...redaction import redact
 from ...switch.journal import holder
 from ...switch.steps.gpu_memory import load_slots
-from ...system.attendance import CommandRefused, LongRun
 from ...system.docker import Container, DockerAway, DockerEngine, DockerRefused
 from ...system.http import request
+from ...system.long_run import CommandRefused, LongRun
 from ...weights.record import WeightsError, load_record
 from ..companion import Companion, CompanionError, run_companion
 from . import program
