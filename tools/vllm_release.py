@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from plugins.module_utils.vllm_edge.engine import metrics
-from plugins.module_utils.vllm_edge.inventory import risks, vllm_arguments
+from plugins.module_utils.vllm_edge.inventory import risks, vllm_arguments, vllm_changes
 from plugins.module_utils.vllm_edge.inventory.engine_arguments import KEY_OF_OPTION, OURS
 from plugins.module_utils.vllm_edge.planning.checkpoint import model_classes
 from tools import vllm_source
@@ -51,10 +51,13 @@ HEAD = '''# SPDX-License-Identifier: Apache-2.0
 
 `options` has the names of the options without `--`, with their aliases, by what follows them: `none`, `one`, `many` or
 `optional` values of the kind `text`, `int` or `float`. A `switch` takes no value and has a `--no-` form. `metrics` are
-those that the project reads, without `vllm:` and the `_total` of counters. VERSION is the release of vllm_image_base.
+those that the project reads, without `vllm:` and the `_total` of counters. A release after the first has what it
+changed (vllm_changes.py). VERSION is the release of vllm_image_base.
 """
 
 from typing import Any
+
+from .vllm_changes import apply_changes
 
 '''
 
@@ -147,11 +150,12 @@ def is_read(name: str) -> bool:
 
 def render(releases: Mapping[str, Mapping[str, Any]], default: str) -> str:
     """Return the text of vllm_arguments.py, the releases in their order."""
-    ordered = {version: releases[version] for version in sorted(releases, key=Version)}
-    lines = [f'{HEAD}VERSION = "{default}"', "RELEASES: dict[str, dict[str, Any]] = {"]
-    for version, entry in ordered.items():
+    lines = [f'{HEAD}VERSION = "{default}"', "CHANGES: dict[str, dict[str, Any]] = {"]
+    before: Mapping[str, Any] = {}
+    for version in sorted(releases, key=Version):
+        changes, before = vllm_changes.find_changes(before, releases[version]), releases[version]
         lines.append(f'    "{version}": {{')
-        for key, value in entry.items():
+        for key, value in changes.items():
             if isinstance(value, dict):
                 lines.append(f'        "{key}": {{')
                 lines += [f'            "{name}": {_quote(text)},' for name, text in value.items()]
@@ -159,7 +163,7 @@ def render(releases: Mapping[str, Mapping[str, Any]], default: str) -> str:
             else:
                 lines.append(f'        "{key}": {_quote(value) if isinstance(value, str) else repr(value)},')
         lines.append("    },")
-    return "\n".join([*lines, "}", ""])
+    return "\n".join([*lines, "}", "RELEASES = apply_changes(CHANGES)", ""])
 
 
 def _quote(text: str) -> str:

@@ -107,10 +107,10 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.vllm_edge.planning.apart import read_apart
 from ..module_utils.vllm_edge.planning.checkpoint import families, hub, model_facts, recorded_facts, recording
 from ..module_utils.vllm_edge.planning.checkpoint.headers import FactsError
 from ..module_utils.vllm_edge.planning.contract import UnknownArchitecture
+from ..module_utils.vllm_edge.planning.separate_process import read_apart
 from ..module_utils.vllm_edge.weights.access import Secrets
 
 ARGUMENT_SPEC: dict[str, Any] = {

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.system.attendance import LongRun, interruptible
 from ansible.module_utils.vllm_edge.system.docker import DockerEngine
+from ansible.module_utils.vllm_edge.system.long_run import LongRun, interruptible
 from ansible.module_utils.vllm_edge.trials.companion import (
     Companion,
     CompanionError,

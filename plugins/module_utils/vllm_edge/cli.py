@@ -14,14 +14,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from .options import add_options, read_options
 from .paths import ETC, STATE, HostPaths, host_paths
+from .system.long_run import LongRun, refusing
 from .text import make_printable
-
-if TYPE_CHECKING:
-    from .system.attendance import LongRun
 
 Options = argparse.Namespace
 HOST_PACKAGES = ("docker", "pynvml")
@@ -287,6 +284,7 @@ def _add_quality_options(parser: argparse.ArgumentParser) -> None:
     reference.set_defaults(run=_run_reference)
 
 
+@refusing
 def _run_quality(options: Options, paths: HostPaths) -> int:
     from .answers import quality as run
 
@@ -297,14 +295,8 @@ def _run_quality(options: Options, paths: HostPaths) -> int:
         return run.run_list(paths, output=options.format)
     if options.compare:
         return run.run_compare(paths, options.compare, output=options.format)
-    try:
-        cases = run.read_suite_file(options.suite)
-    except run.QualityRefused as refused:
-        print(refused, file=sys.stderr)
-        return 2
-    wanted = run.Options(
-        cases, engines=tuple(options.engine), repeats=options.repeats, timeout_s=options.timeout, note=options.note
-    )
+    cases, engines = run.read_suite_file(options.suite), tuple(options.engine)
+    wanted = run.Options(cases, engines, options.repeats, options.timeout, note=options.note)
     return run.run_quality(paths, wanted, long_run, output=options.format)
 
 
@@ -375,8 +367,6 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _describe_long_run(name: str, options: Options, paths: HostPaths) -> LongRun:
-    from .system.attendance import LongRun
-
     return LongRun(paths.run, name, options.attended, echo=options.format == "text")
 
 

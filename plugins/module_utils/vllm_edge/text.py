@@ -125,3 +125,8 @@ def cut_line(line: str) -> str:
 def make_sort_key(text: str) -> list[tuple[int, str]]:
     """A key that sorts 6.12 behind 6.2."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text) if part]
+
+
+def print_result(output: str, data: Any, lines: Sequence[str]) -> None:
+    """Print a result as JSON if `output` is `json`, otherwise its lines."""
+    print(json.dumps(data, indent=2, ensure_ascii=False) if output == "json" else "\n".join(lines))

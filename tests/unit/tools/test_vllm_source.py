@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible.module_utils.vllm_edge.inventory import vllm_arguments
+from ansible.module_utils.vllm_edge.inventory.vllm_changes import apply_changes, find_changes
 
 from tools import vllm_release
 from tools.vllm_source import (
@@ -251,10 +252,21 @@ def test_a_record_is_python_with_the_releases_in_order(tmp_path: Path) -> None:
     assert entry["gpu_memory_utilization"] == 0.9 and entry["choices"] == {"kinds": "a b"}
     assert entry["tool_call_parsers"] == "hermes pythonic" and entry["metrics"] == "num_requests_running"
     assert vllm_release.render(vllm_arguments.RELEASES, vllm_arguments.VERSION) == vllm_release.RECORD.read_text()
-    known: dict[str, Any] = {}
-    exec(vllm_release.render({"0.10.0": entry, "0.9.0": {**entry, "metrics": "long " * 40}}, "0.9.0"), known)
+    long = [f"long{number}" for number in range(40)]
+    former = {**entry, "metrics": " ".join(long), "choices": {"kinds": "a c", "other": "b"}, "options": {}}
+    known: dict[str, Any] = {"__package__": vllm_arguments.__package__}
+    text = vllm_release.render({"0.10.0": entry, "0.9.0": former}, "0.9.0")
+    exec(text, known)
     assert list(known["RELEASES"]) == ["0.9.0", "0.10.0"] and known["VERSION"] == "0.9.0"
-    assert known["RELEASES"]["0.10.0"] == entry and known["RELEASES"]["0.9.0"]["metrics"].split() == ["long"] * 40
+    assert known["RELEASES"]["0.10.0"] == {**entry, "choices": {"kinds": "a b"}}
+    assert known["RELEASES"]["0.9.0"]["metrics"].split() == long
+    assert '"kinds": "b -c",' in text and "tool_call_parsers" not in text.partition('"0.10.0"')[2]
+
+
+def test_an_option_with_another_alias_replaces_the_one_before() -> None:
+    releases = {"1": {"options": {"switch": "a b|-x c"}}, "2": {"options": {"switch": "a|-y b|-x d"}}}
+    changes = {"1": releases["1"], "2": find_changes(releases["1"], releases["2"])}
+    assert changes["2"] == {"options": {"switch": "a|-y d -c"}} and apply_changes(changes) == releases
 
 
 @pytest.mark.parametrize(

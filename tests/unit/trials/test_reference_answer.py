@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.engine.config import load_engine
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.system.attendance import LongRun
+from ansible.module_utils.vllm_edge.system.long_run import CommandRefused, LongRun
 from ansible.module_utils.vllm_edge.trials import reference_run, reference_script
 from ansible.module_utils.vllm_edge.trials.reference import (
     Answer,
@@ -215,15 +215,15 @@ def test_everything_is_read_before_anything_starts(host: HostPaths, serves: None
 def test_what_cannot_be_is_refused_with_the_reason(
     host: HostPaths, serves: None, options: dict[str, str], told: str
 ) -> None:
-    with pytest.raises(reference_run.ReferenceRefusedError, match=told.replace("?", r"\?")):
+    with pytest.raises(CommandRefused, match=told.replace("?", r"\?")):
         reference_run.prepare(Options(**options), host)
 
 
 def test_an_engine_that_does_not_serve_is_refused(host: HostPaths, tmp_path: Path) -> None:
-    with pytest.raises(reference_run.ReferenceRefusedError, match=r"Engine e2b does not serve: no answer to GET"):
+    with pytest.raises(CommandRefused, match=r"Engine e2b does not serve: no answer to GET"):
         reference_run.prepare(Options("e2b", device="cpu"), host)
     empty = HostPaths(etc=tmp_path / "none", state=tmp_path)
-    with pytest.raises(reference_run.ReferenceRefusedError, match="This host has no engine"):
+    with pytest.raises(CommandRefused, match="This host has no engine"):
         reference_run.prepare(Options("e2b"), empty)
 
 
@@ -231,7 +231,7 @@ def test_a_file_of_prompts_is_read_strictly() -> None:
     good = [{"case": "a", "messages": [{"role": "user", "content": "hi"}]}]
     assert reference_run.parse_prompts(json.dumps(good), "f") == tuple(good)
     for wrong in ([], [{"case": "a"}], good * 2, {"a": 1}, [{"case": "a", "messages": []}]):
-        with pytest.raises(reference_run.ReferenceRefusedError, match="f: a list of 1 to 100 objects"):
+        with pytest.raises(CommandRefused, match="f: a list of 1 to 100 objects"):
             reference_run.parse_prompts(json.dumps(wrong), "f")
 
 
@@ -245,7 +245,9 @@ def test_one_reference_at_a_time(
         assert reference_run.run_reference(Options("e2b"), host, long_run, output="text") == 2
         long_run.follow()
     said = capsys.readouterr()
-    assert "Another reference" in said.err and said.out == "computes\n", "the first one's progress stays"
+    assert "`vllm-edge quality reference` runs on this host already" in said.err and said.out == "computes\n", (
+        "the first one's progress stays"
+    )
 
 
 def test_the_engine_is_asked_for_the_tokens_of_prompt_and_answer(host: HostPaths) -> None:

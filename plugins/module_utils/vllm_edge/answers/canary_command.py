@@ -28,6 +28,7 @@ from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused
 from ..system.files import write_durably
 from ..system.http import Answer, request
 from ..system.records import read_record
+from ..text import print_result
 from .checks import (
     NAMES,
     QUESTION,
@@ -276,9 +277,6 @@ def run_canary(engine: str, paths: HostPaths, *, output: str, timeout_s: float, 
         return 1
     results = (canary_unless_passed if unless_passed else full_canary)(config, paths, DockerEngine(), timeout_s)
     good = all(result.ok for result in results)
-    if output == "json":
-        answer = {"engine": engine, "ok": good, "results": [asdict(result) for result in results]}
-        print(json.dumps(answer, indent=2, ensure_ascii=False))
-    else:
-        print("\n".join(render_result(result) for result in results))
+    answer = {"engine": engine, "ok": good, "results": [asdict(result) for result in results]}
+    print_result(output, answer, [render_result(result) for result in results])
     return 0 if good else 1

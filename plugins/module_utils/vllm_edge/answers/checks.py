@@ -110,7 +110,6 @@ def error_text(answer: Answer) -> str:
 
 
 def quote(text: str, limit: int = 100) -> str:
-    """Return a model's text on one line of a terminal, quoted and cut to `limit` characters."""
     line = " ".join(text.split())
     return repr(line if len(line) <= limit else line[: limit - 1] + "…")
 

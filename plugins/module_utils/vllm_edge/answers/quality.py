@@ -19,11 +19,11 @@ from ..generation.model import Generation, GenerationError
 from ..generation.store import load_committed
 from ..paths import HostPaths
 from ..redaction import redact
-from ..system.attendance import AlreadyRuns, LongRun, interruptible
 from ..system.files import write_durably
 from ..system.http import call_in_parallel, request
+from ..system.long_run import CommandRefused, LongRun, refusing
 from ..system.records import RecordError
-from ..text import table, wrapped
+from ..text import print_result, table, wrapped
 from .checks import Ask, CheckFailedError, Client, EngineSilentError
 from .model import KEPT, MODE, Answered, CaseResult, Record, Verdict, compare, find_run, list_files, read_suites
 from .suite import Case, build_prompt, judge, read_cases
@@ -33,10 +33,6 @@ TIMEOUT_S = 300.0
 """Seconds of one answer: 1,500 tokens at 5 tok/s."""
 LIMIT_S = 3600.0
 LISTED = 20
-
-
-class QualityRefused(Exception):
-    """The suite is not run. The text says why and what to do."""
 
 
 class OutOfTime(Exception):
@@ -178,25 +174,26 @@ def render(record: Record) -> list[str]:
 
 
 def read_suite_file(path: str) -> tuple[Case, ...]:
-    """Read the cases from a JSON file, `-` for standard input. Raises QualityRefused."""
+    """Read the cases from a JSON file, `-` for standard input. Raises CommandRefused."""
     try:
         cases = read_cases(json.loads(sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecordError) as error:
-        raise QualityRefused(f"--suite {path} cannot be used: {error}. playbooks/quality.yml writes it.") from error
+        raise CommandRefused(f"--suite {path} cannot be used: {error}. playbooks/quality.yml writes it.") from error
     if not cases:
-        raise QualityRefused(f"--suite {path} has no case; quality_suite and quality_cases have them.")
+        raise CommandRefused(f"--suite {path} has no case; quality_suite and quality_cases have them.")
     return cases
 
 
 def choose(generation: Generation, names: Sequence[str]) -> list[EngineConfig]:
-    """Return the engines to ask. Raises QualityRefused."""
+    """Return the engines to ask. Raises CommandRefused."""
     unknown = sorted(set(names) - set(generation.engines))
     if unknown:
         known = ", ".join(generation.engines)
-        raise QualityRefused(f"{', '.join(unknown)} is no engine of profile {generation.profile}; it has {known}.")
+        raise CommandRefused(f"{', '.join(unknown)} is no engine of profile {generation.profile}; it has {known}.")
     return [generation.engines[name].config for name in names or generation.engines]
 
 
+@refusing
 def run_quality(paths: HostPaths, options: Options, long_run: LongRun, *, output: str) -> int:
     """Run the suite, print it, and return the exit status.
 
@@ -208,59 +205,47 @@ def run_quality(paths: HostPaths, options: Options, long_run: LongRun, *, output
         return "nobody follows it any more" if long_run.is_lost() else ""
 
     try:
-        with interruptible(), long_run.alone():
+        with long_run.alone():
             generation, began_at = load_committed(paths), stamp()
             if generation is None:
-                raise QualityRefused("No profile is active on this host, so there is nobody to ask. Run site.yml.")
+                raise CommandRefused("No profile is active on this host, so there is nobody to ask. Run site.yml.")
             configs = choose(generation, options.engines)
             results = Suite(options, go_on=go_on, say=long_run.say).run(configs)
             record = build_record(generation, options, results, began_at)
             path = write_record(record, paths)
-    except AlreadyRuns:
-        print("The suite runs on this host already; wait until it has ended.", file=sys.stderr)
-        return 2
-    except (QualityRefused, GenerationError) as refused:
-        print(refused, file=sys.stderr)
-        return 2
+    except GenerationError as refused:
+        raise CommandRefused(str(refused)) from refused
     except OutOfTime as ended:
-        print(f"The suite was ended: {ended}. Nothing was recorded.", file=sys.stderr)
-        return 2
+        raise CommandRefused(f"The suite was ended: {ended}. Nothing was recorded.") from ended
     except OSError as error:
-        print(f"Progress or record of the suite cannot be written: {error}.", file=sys.stderr)
-        return 2
+        raise CommandRefused(f"Progress or record of the suite cannot be written: {error}.") from error
     lines = render(record)
-    if output == "json":
-        print(json.dumps({"path": str(path), "lines": lines, **asdict(record)}, ensure_ascii=False))
-    else:
-        print("\n".join(lines))
+    print_result(output, {"path": str(path), "lines": lines, **asdict(record)}, lines)
     return 0 if record.passed == len(record.cases) else 1
 
 
+@refusing
 def run_compare(paths: HostPaths, names: Sequence[str], *, output: str) -> int:
     """Print how two runs differ, and return the exit status: 2 if one is not there."""
     found = [find_run(paths, name) for name in names]
     missing = [name for name, record in zip(names, found, strict=True) if record is None]
     if missing:
         known = ", ".join(dict.fromkeys(record.profile for record in read_suites(paths))) or "none"
-        print(
+        raise CommandRefused(
             f"No run of {' and '.join(missing)} is recorded on this host; recorded are runs of: {known}. "
-            "playbooks/quality.yml records one of the profile that serves.",
-            file=sys.stderr,
+            "playbooks/quality.yml records one of the profile that serves."
         )
-        return 2
     one, other = (record for record in found if record is not None)
     lines = [f"{one.run} ({one.passed} of {len(one.cases)} passed)"]
     lines += [f"{other.run} ({other.passed} of {len(other.cases)} passed)", ""]
     lines += [line for text in compare(one, other) or ["Verdicts and texts are equal."] for line in wrapped(text)]
-    print(json.dumps({"lines": lines}, ensure_ascii=False) if output == "json" else "\n".join(lines))
+    print_result(output, {"lines": lines}, lines)
     return 0
 
 
 def run_list(paths: HostPaths, *, output: str) -> int:
     records = list(read_suites(paths))[:LISTED][::-1]
-    if output == "json":
-        print(json.dumps([asdict(record) for record in records], ensure_ascii=False))
-        return 0
     rows = [[one.run, str(one.passed), str(one.failed), str(one.unsteady)] for one in records]
-    print("\n".join(table(("run", "passed", "failed", "unsteady"), rows) if rows else ["no run is recorded"]))
+    lines = table(("run", "passed", "failed", "unsteady"), rows) if rows else ["no run is recorded"]
+    print_result(output, [asdict(record) for record in records], lines)
     return 0

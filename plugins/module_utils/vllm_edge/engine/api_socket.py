@@ -67,7 +67,6 @@ def open_to_gateway(socket: Path) -> None:
 
 
 def find_gateway_group() -> int:
-    """Return the id of the gateway's group; 0 where there is none."""
     try:
         return grp.getgrnam(GATEWAY_USER).gr_gid
     except KeyError:

@@ -107,7 +107,6 @@ class Engine:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The GPUs that the container is given by CDI: `<name>` of each --device=nvidia.com/gpu=<name>."""
         option = "--device=nvidia.com/gpu="
         return tuple(word.removeprefix(option) for word in self.container if word.startswith(option))
 
@@ -116,7 +115,6 @@ class Engine:
         return int(self.get_option("--user").partition(":")[0])
 
     def get_option(self, option: str) -> str:
-        """Return the first value of an option of `docker create`; empty if the container has none."""
         return next((word.partition("=")[2] for word in self.container if word.startswith(f"{option}=")), "")
 
 
@@ -217,7 +215,6 @@ def parse_engine(text: str, source: str) -> EngineConfig:
 
 
 def add_labels(arguments: Sequence[str], generation: int, input_hash: str) -> list[str]:
-    """Return arguments of `docker create` with two more labels, after the label of the engine."""
     place = next((at for at, word in enumerate(arguments, 1) if word.startswith(f"--label={LABEL_ENGINE}=")), 0)
     labels = (f"--label={LABEL_GENERATION}={generation}", f"--label={LABEL_INPUT_HASH}={input_hash}")
     return [*arguments[:place], *labels, *arguments[place:]]

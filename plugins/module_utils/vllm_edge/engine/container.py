@@ -58,7 +58,6 @@ class ContainerControl:
     _live_restore: bool | None = None
 
     def explain_unreachable(self, timeout_s: float = PING_S) -> str | None:
-        """Return None if Docker answers, else why not."""
         return explain_unreachable_docker(self.docker.ping, self.unit(), timeout_s)
 
     def ask(self, question: Callable[[], T]) -> T:

@@ -293,7 +293,6 @@ class Supervision:
         return Reaction(ready, watchdog, status, extend, changed, say, give_up, probe)
 
     def _end_phase(self, now: float) -> None:
-        """Add the seconds since the last change of the phase to those of the phase that ends."""
         self.load_phases[self.phase] = round(self.load_phases.get(self.phase, 0.0) + now - self._phase_at, 1)
         self._phase_at = now
 
@@ -406,5 +405,4 @@ class Supervision:
         return explain_hang(self.get_unanswered_s(now), self.unhealthy_answer or "no answer")
 
     def get_unanswered_s(self, now: float) -> float:
-        """Return the seconds since the last good answer, or since the start if there was none."""
         return now - (self.started if self.last_ok is None else self.last_ok)

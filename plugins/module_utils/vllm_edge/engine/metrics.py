@@ -105,7 +105,6 @@ class Advance:
     _figures: tuple[str, ...] = ()
 
     def on_metrics(self, metrics: str, now: float) -> None:
-        """Process the text of /metrics; empty if it could not be read."""
         self.in_work = requests_in_work(metrics)
         figures = read_figures(metrics)
         if self.in_work is not None and figures != self._figures:
@@ -133,7 +132,6 @@ class Advance:
         return still if still >= self.limit_s else None
 
     def get_still_s(self, now: float) -> float:
-        """Return the seconds since the engine last made progress, or since it was asked for a token."""
         return now - max(self.moved_at, self.probed_at or self.moved_at)
 
     def describe_work(self) -> str:

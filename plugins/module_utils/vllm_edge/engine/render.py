@@ -261,7 +261,6 @@ def compute_memory_gib(engine: Mapping[str, Any], model: Mapping[str, Any], sett
 
 
 def _read_gib(size: str, name: str) -> float:
-    """Return a size in the syntax of Docker in GiB."""
     unit = _check(size, name)[-1].lower()
     return int(size.rstrip("bkmgBKMG")) * {"k": 2**-20, "m": 2**-10, "g": 1.0}.get(unit, 2**-30)
 

@@ -27,7 +27,6 @@ def name_link(served: str, place: int) -> str:
 
 
 def name_server(link: str) -> str:
-    """Return `backend/server` of HAProxy for a name that `name_link` returned."""
     backend, _, place = link.partition("+")
     return f"{PREFIX}{backend}/{SERVER}{f'-{place}' if place else ''}"
 

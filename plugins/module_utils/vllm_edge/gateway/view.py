@@ -47,7 +47,6 @@ class Role:
 
     @property
     def links(self) -> dict[str, str]:
-        """Target of each link of the role, by `name_link`; none while it is away."""
         engines = () if self.state == "away" else self.engines
         return {name_link(self.name, place): f"../engines/{name}/api.sock" for place, name in enumerate(engines)}
 
@@ -66,7 +65,6 @@ class View:
 
     @property
     def links(self) -> dict[str, str]:
-        """Target of each link in the directory of roles, by its file name."""
         return {f"{place}.sock": target for role in self.roles for place, target in role.links.items()}
 
 

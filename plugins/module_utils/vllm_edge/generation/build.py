@@ -27,7 +27,6 @@ ADDED_LATER = ("progress_timeout_s", "idle_probe_s", "secrets_hash")
 
 
 def join_lines(arguments: Iterable[str]) -> str:
-    """Return arguments of `docker create` as people read them, one per line."""
     return "".join(f"{argument}\n" for argument in arguments)
 
 
@@ -51,7 +50,6 @@ def input_hash(
 
 
 def with_unit_section(unit: str, other: str) -> str:
-    """Return the text of a unit with everything before its section [Service] taken from another unit."""
     return other.partition("[Service]")[0] + "".join(unit.partition("[Service]")[1:])
 
 

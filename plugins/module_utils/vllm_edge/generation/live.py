@@ -239,7 +239,6 @@ def record_difference(
 
 
 def would(generation: Generation, moves: Mapping[str, Iterable[str]]) -> str:
-    """Return a sentence on what a switch would do, given the engines to `stop`, `start`, `wait` for and `keep`."""
     words = {"stop": "stop", "start": "start", "wait": "wait for", "keep": "keep"}
     parts = [f"{verb} {', '.join(moves[key])}" for key, verb in words.items() if moves[key]]
     head = f"would go to generation {generation.number} ({generation.profile})"

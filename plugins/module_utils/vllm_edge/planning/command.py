@@ -19,11 +19,11 @@ from . import inputs, planner, render
 from .advice import model as advice_model
 from .advice import render as advice_render
 from .advice import search
-from .apart import read_apart
 from .checkpoint import families, hub, model_facts, recording
 from .checkpoint.headers import INDEX, MAX_HEADER_BYTES, FactsError, read_json
 from .contract import Facts, Gpu, Model, Plan, Verdict
 from .fixes import TENSOR_PARALLEL_SIZES
+from .separate_process import read_apart
 
 FITS, DOES_NOT_FIT, CANNOT_SAY = 0, 1, 2
 """Exit status of `plan` and `advise`."""

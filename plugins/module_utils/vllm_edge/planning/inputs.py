@@ -9,11 +9,11 @@ from typing import Any
 
 from ..gpu import models
 from . import planner
-from .apart import read_apart
 from .checkpoint import families, model_facts
 from .checkpoint.headers import FactsError
 from .checkpoint.inferred import is_approximate
 from .contract import Facts, Gpu, Model
+from .separate_process import read_apart
 
 UNKNOWN_RESERVE = 1 - 22563 / 23034
 """The fraction of a GPU that the driver keeps on an L4, used for GPUs whose CUDA total was never read."""

@@ -66,7 +66,6 @@ class Host:
         return {"model": str(self.models.get(str(engine.get("model")), {}).get("repo", "")), **given}
 
     def describe_gpus(self, engine: Mapping[str, Any]) -> str:
-        """Return the model of the GPUs of an engine; several are joined with `+`."""
         return " + ".join(sorted({self.gpus[slot] for slot in engine.get("gpus") or () if slot < len(self.gpus)}))
 
     def find(self, engine: Mapping[str, Any], known: Iterable[Observation]) -> Observation | None:

@@ -353,7 +353,6 @@ def mib(size: int) -> str:
 
 
 def _describe_shortage(what: str, missing: int) -> str:
-    """Return a reason with how much is missing, in MiB if that is less than a GiB."""
     return to_sentence(f"{what}: {mib(missing) if missing < GIB else _gib(missing)} too little")
 
 

@@ -31,7 +31,7 @@ from .memory.vllm_versions import (
     set_gpu_defaults,
 )
 from .outcome import Engine, Outcome, compute_outcome, compute_requested_bytes, derive_kv_cache_bytes, mib, to_sentence
-from .uncounted import find_uncounted, judge, judge_generic
+from .uncounted_arguments import find_uncounted, judge, judge_generic
 
 MARGIN_MIB = 512
 TOLERANCE_MIB = 300

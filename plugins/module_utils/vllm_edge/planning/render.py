@@ -26,7 +26,6 @@ HEADINGS = ("weights", "activ.", "warm-up", "context", "graphs", "KV", "free")
 
 
 def document(plan: Plan) -> dict[str, Any]:
-    """Return the plan as plain data: keys are texts, enums are their values."""
     found: dict[str, Any] = _plain(dataclasses.asdict(plan))
     return found | {"verdict": plan.verdict.value}
 
@@ -207,7 +206,6 @@ def _wrapped(head: str, text: str) -> list[str]:
 
 
 def wrap(text: str, indent: str = "") -> list[str]:
-    """Wrap a paragraph to WIDTH columns; the indent is that of every line but the first."""
     return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 

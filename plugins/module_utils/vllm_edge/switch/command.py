@@ -8,7 +8,6 @@ killed or the operator presses Ctrl-C, only the following ends; the switch conti
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
@@ -22,7 +21,7 @@ from ..names import SWITCH_UNIT
 from ..paths import ETC, GATEWAY_RUN, RUN, STATE, UNITS, HostPaths
 from ..system.process import get_user_name
 from ..system.systemd import Run, Systemd, SystemdError, run_command
-from ..text import wrapped
+from ..text import print_result, wrapped
 from .history import describe_names, list_loading_engines
 from .journal import Busy, holder, read_journal, to_json
 from .model import EXITS, Exit, Journal, Moves, PhaseFailed
@@ -322,7 +321,6 @@ class Teller:
 
 
 def _describe_asker(choice: Choice, command: str) -> str:
-    """Return who asked: what the caller named, otherwise the command and the user."""
     if choice.asked_by:
         return choice.asked_by
     return f"vllm-edge {command} by {os.environ.get('SUDO_USER') or get_user_name(os.getuid())}"
@@ -373,10 +371,7 @@ def _start_and_follow(
             file=sys.stderr,
         )
         return Exit.FAILED
-    if output == "json":
-        print(json.dumps(to_json(journal), indent=2, ensure_ascii=False))
-    else:
-        print("\n".join(render_result(to_json(journal))))
+    print_result(output, to_json(journal), render_result(to_json(journal)))
     return EXITS[journal.result]
 
 
@@ -444,9 +439,6 @@ def run_check(wanted: str, paths: HostPaths, *, output: str) -> int:
         return _refused(error)
     except PhaseFailed as failure:
         return _refused(Refused(failure.text))
-    if output == "json":
-        data = {"generation": generation.number, "profile": generation.profile, "moves": asdict(moves)}
-        print(json.dumps(data, indent=2, ensure_ascii=False))
-    else:
-        print("\n".join(moves_lines(generation, moves)))
+    data = {"generation": generation.number, "profile": generation.profile, "moves": asdict(moves)}
+    print_result(output, data, moves_lines(generation, moves))
     return Exit.OK

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ from ..generation.model import GenerationError
 from ..names import unit_name
 from ..paths import HostPaths
 from ..system.systemd import ask_units
-from ..text import wrapped
+from ..text import print_result, wrapped
 from .journal import DAMAGED, explain_unreadable, history, holder, read_journal, to_json
 from .model import HARMLESS, ONWARD, PHASES, Journal, Phase, Result
 from .render import render_switches
@@ -83,10 +82,7 @@ def run_history(paths: HostPaths, *, output: str) -> int:
     if _is_hidden(paths, "history"):
         return 1
     journals = history(paths)
-    if output == "json":
-        print(json.dumps([to_json(journal) for journal in journals], indent=2, ensure_ascii=False))
-    else:
-        print("\n".join(render_history(journals)))
+    print_result(output, [to_json(journal) for journal in journals], render_history(journals))
     return 0
 
 

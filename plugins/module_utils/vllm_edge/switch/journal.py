@@ -46,7 +46,6 @@ class JournalDamaged(ValueError):
 
 
 def to_json(journal: Journal) -> dict[str, Any]:
-    """Return the journal as it is written to the file; enums are their values."""
     return asdict(journal)
 
 

@@ -79,11 +79,9 @@ class PhaseRunner:
         return self.file.journal
 
     def now(self) -> float:
-        """Return the seconds since the switch began."""
         return round(self.world.monotonic() - self.began, 3)
 
     def warn(self, text: str) -> None:
-        """Print a warning and add it to the journal, unless it is there already."""
         if text not in self.journal.warnings:
             complain(f"warning: {text}")
             self.file.journal = replace(self.journal, warnings=(*self.journal.warnings, text))
@@ -161,7 +159,6 @@ class PhaseRunner:
             return False  # if it does shut down, the rollback fails, and the boot ends it
 
     def decide(self, generation: Generation) -> Moves | Failed:
-        """Return what has to change for `generation`, or the failure if that cannot be read."""
         outcome = self.attempt("Looking at what runs", lambda: self.world.moves(generation), shielded=False)
         return outcome if isinstance(outcome, Moves) else Failed(None, to_sentence(outcome.text))
 

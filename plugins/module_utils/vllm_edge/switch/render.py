@@ -49,7 +49,6 @@ def render_head(journal: Row) -> list[str]:
 
 
 def switch_moves(journal: Row) -> list[str]:
-    """Return which engines were kept, stopped and started, on one line if it fits."""
     parts = [f"{words} {', '.join(journal[key])}" for words, key in MOVED.items() if journal.get(key)]
     return wrapped("; ".join(parts)) if parts else []
 
@@ -151,7 +150,6 @@ def complain(text: str) -> None:
 
 
 def to_sentence(text: str) -> str:
-    """Strip the text and end it with a full stop."""
     text = text.strip()
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
@@ -161,7 +159,6 @@ def name_generation(generation: Generation | None) -> str:
 
 
 def describe_over_budget(generation: Generation, journal: Journal, words: str) -> str:
-    """Return that a generation `is` (or `is still`) over its budget, and the paragraph of each GPU."""
     return f"{capitalize(name_generation(generation))} {words} over its budget. {' '.join(journal.over_budget)}"
 
 

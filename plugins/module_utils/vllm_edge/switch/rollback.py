@@ -251,7 +251,6 @@ def _find_difference(change: PhaseRunner, generation: Generation) -> Failed | No
 
 
 def _serves_again(failures: Sequence[Failed]) -> bool:
-    """Return whether the generation serves and is verified in spite of these failures."""
     return all(failure.phase in UNVERIFIED for failure in failures)
 
 

@@ -232,15 +232,13 @@ class HostWorld(HostView):
 
     def warm_up(self, wanted: Generation, moves: Moves) -> Done:
         configs = [wanted.engines[name].config for name in (*moves.start, *moves.wait)]
-        return requests.warm_up(configs, wanted.limits, ask=self.ask, clock=self.clock)
+        return requests.warm_up(self, configs, wanted.limits)
 
     def canary(self, wanted: Generation) -> Done:
-        """Run the canary for every served name of every engine; its rows are `data["canary"]`."""
-        return requests.run_canary(wanted, self.paths, self.docker, ask=self.ask, clock=self.clock)
+        return requests.run_canary(self, wanted)
 
     def ask_suite(self, wanted: Generation, moves: Moves) -> Done:
-        """Ask the engines that were started the quality suite; the rows are `data["quality"]`."""
-        return requests.ask_suite(wanted, moves.start, self.paths, ask=self.ask, clock=self.clock)
+        return requests.ask_suite(self, wanted, moves.start)
 
     def measure(self, wanted: Generation, *, accept: bool = False) -> Done:
         """Compare the VRAM of every GPU with its budget and the plan: rows are `data["gpus"]` and `data["drift"]`.
@@ -299,7 +297,7 @@ class HostWorld(HostView):
 
     def drain(self, moves: Moves, limits: Limits) -> Done:
         """Wait until the engines in `moves.stop` have no request, or `limits.drain_timeout_s` has passed."""
-        return requests.drain(self._configs(moves.stop), limits, ask=self.ask, clock=self.clock, sleep=self.sleep)
+        return requests.drain(self, self._configs(moves.stop), limits)
 
     def free(self, wanted: Generation, moves: Moves) -> Done:
         """Wait until no process of ours uses the GPUs of `moves.start`, except engines that stay.
@@ -315,7 +313,6 @@ class HostWorld(HostView):
         return gpu_memory.Release(self, needed, kept).run(wanted.limits.free_timeout_s)
 
     def clean_up(self, wanted: Generation, former: Generation | None) -> Done:
-        """Write, enable and start the target of `wanted`, remove files of other engines, and prune old generations."""
         return cleanup.clean_up(self, wanted)
 
     def what_runs(self, wanted: Generation) -> str:
@@ -346,7 +343,6 @@ class HostWorld(HostView):
         return "is active and does not answer" if state and state.phase == EnginePhase.UNHEALTHY else "serves"
 
     def preflight(self, wanted: Generation, moves: Moves) -> Done:
-        """Check everything that can be known to fail, without changing anything."""
         return preflight.check_host(self, wanted, moves)
 
     def prepare(self, wanted: Generation, moves: Moves) -> Done:

@@ -89,7 +89,6 @@ def parse_script_answers(data: Any) -> tuple[ScriptAnswers, dict[str, Answer]]:
 
 
 def find_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """Return the first position at which two lists differ, one of which may end there; None if they are equal."""
     for at, (one, other) in enumerate(zip(left, right, strict=False)):
         if one != other:
             return at

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -27,14 +26,14 @@ from ..generation.committed import committed
 from ..generation.model import CHAT_FILE, GenerationError
 from ..gpu import slots
 from ..paths import HostPaths
-from ..system.attendance import AlreadyRuns, LongRun, interruptible
 from ..system.docker import DockerEngine
 from ..system.files import write_durably
 from ..system.host import available_bytes
 from ..system.http import request
+from ..system.long_run import CommandRefused, LongRun, refusing
 from ..system.nvml import NvmlFailure, open_nvml
 from ..system.records import parse_json
-from ..text import nearest, shown, table, wrapped
+from ..text import nearest, print_result, shown, table, wrapped
 from ..weights.record import Record, load_record
 from .companion import Companion, CompanionError, run_companion
 from .reference import (
@@ -75,10 +74,6 @@ REQUEST_S = 300.0
 SCRIPT = Path(__file__).with_name("reference_script.py")
 
 
-class ReferenceRefusedError(Exception):
-    """No reference answer can be computed; the text says why, and what to do."""
-
-
 @dataclass(frozen=True)
 class Plan:
     engine: Engine
@@ -96,7 +91,7 @@ class Plan:
 
 
 def read_checkpoint(name: str, path: str, precision: str = "") -> Checkpoint:
-    """Read what a directory says of its model. Raises ReferenceRefusedError."""
+    """Read what a directory says of its model. Raises CommandRefused."""
     directory = Path(path)
     try:
         config = parse_json((directory / "config.json").read_bytes())
@@ -104,9 +99,9 @@ def read_checkpoint(name: str, path: str, precision: str = "") -> Checkpoint:
         quantization = find_quantization(config, parse_json(modelopt.read_bytes()) if modelopt.exists() else None)
         size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     except (OSError, ValueError, AttributeError) as error:
-        raise ReferenceRefusedError(f"{directory} holds no readable model: {error}.") from error
+        raise CommandRefused(f"{directory} holds no readable model: {error}.") from error
     if not size:
-        raise ReferenceRefusedError(f"{directory} has no *.safetensors, so there are no weights to load.")
+        raise CommandRefused(f"{directory} has no *.safetensors, so there are no weights to load.")
     return Checkpoint(name, str(directory), precision, -(-size // 2**20), config, quantization)
 
 
@@ -116,7 +111,7 @@ def list_records(paths: HostPaths) -> dict[str, Record]:
 
 
 def find_reference(options: Options, engine: Engine, paths: HostPaths) -> tuple[Checkpoint, bool]:
-    """Return the checkpoint of the reference, and whether it is the engine's own. Raises ReferenceRefusedError."""
+    """Return the checkpoint of the reference, and whether it is the engine's own. Raises CommandRefused."""
     config = engine.config
     own = read_checkpoint(config.model, config.weights_path, config.precision)
     records = list_records(paths)
@@ -127,21 +122,21 @@ def find_reference(options: Options, engine: Engine, paths: HostPaths) -> tuple[
     elif options.model in records:
         reference = read_checkpoint(options.model, records[options.model].path)
     else:
-        raise ReferenceRefusedError(
+        raise CommandRefused(
             f"The weights of model {shown(options.model)} are not on this host; {nearest(options.model, records)} "
             "`ansible-playbook playbooks/weights.yml -e serving_profile=<a profile with it>` installs them."
         )
     known = []
     for name, record in records.items():
-        with contextlib.suppress(ReferenceRefusedError):  # a damaged model is no suggestion
+        with contextlib.suppress(CommandRefused):  # a damaged model is no suggestion
             known.append(read_checkpoint(name, record.path))
     if why := find_refusal(reference, own, known):
-        raise ReferenceRefusedError(why)
+        raise CommandRefused(why)
     return reference, Path(reference.path).resolve() == Path(own.path).resolve()
 
 
 def parse_prompts(text: str, source: str) -> tuple[Mapping[str, Any], ...]:
-    """Return the prompts of a file: a JSON list of objects with `case` and `messages`. Raises ReferenceRefusedError."""
+    """Return the prompts of a file: a JSON list of objects with `case` and `messages`. Raises CommandRefused."""
     wanted = f"{source}: a list of 1 to {MOST_PROMPTS} objects with `case` (a name) and `messages` (role, content)"
     try:
         data = parse_json(text)
@@ -153,10 +148,10 @@ def parse_prompts(text: str, source: str) -> tuple[Mapping[str, Any], ...]:
             for item in data
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise ReferenceRefusedError(f"{wanted} is expected: {error}.") from error
+        raise CommandRefused(f"{wanted} is expected: {error}.") from error
     names = [case["case"] for case in cases]
     if not 1 <= len(cases) <= MOST_PROMPTS or len(set(names)) < len(names) or not all(c["messages"] for c in cases):
-        raise ReferenceRefusedError(f"{wanted}, each name once, is expected.")
+        raise CommandRefused(f"{wanted}, each name once, is expected.")
     return cases
 
 
@@ -164,7 +159,7 @@ def _read_text(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ReferenceRefusedError(f"{path} cannot be read: {error}.") from error
+        raise CommandRefused(f"{path} cannot be read: {error}.") from error
 
 
 def read_arguments(engine: Engine) -> dict[str, str]:
@@ -173,7 +168,7 @@ def read_arguments(engine: Engine) -> dict[str, str]:
 
 
 def read_template(options: Options, given: Mapping[str, str], paths: HostPaths) -> str | None:
-    """Return the chat template of the reference, None for that of the checkpoint. Raises ReferenceRefusedError."""
+    """Return the chat template of the reference, None for that of the checkpoint. Raises CommandRefused."""
     if options.chat_template:
         return _read_text(options.chat_template)
     return _read_text(str(paths.engine_dir(options.engine) / CHAT_FILE)) if given.get("--chat-template") else None
@@ -193,17 +188,17 @@ def read_free_gpus(paths: HostPaths) -> dict[str, int]:
 
 
 def prepare(options: Options, paths: HostPaths) -> Plan:
-    """Check everything and return what will run. Raises ReferenceRefusedError."""
+    """Check everything and return what will run. Raises CommandRefused."""
     names = list_engine_names(paths)
     if not names:
-        raise ReferenceRefusedError("This host has no engine; site.yml starts the engines of a profile.")
+        raise CommandRefused("This host has no engine; site.yml starts the engines of a profile.")
     if options.engine not in names:
-        raise ReferenceRefusedError(f"There is no engine {shown(options.engine)}; {nearest(options.engine, names)}")
+        raise CommandRefused(f"There is no engine {shown(options.engine)}; {nearest(options.engine, names)}")
     try:
         engine = load_engine(options.engine, paths)
         gpus = read_free_gpus(paths)
     except EngineConfigError as error:
-        raise ReferenceRefusedError(str(error)) from error
+        raise CommandRefused(str(error)) from error
     reference, same = find_reference(options, engine, paths)
     cases = parse_prompts(_read_text(options.prompts), options.prompts) if options.prompts else PROMPTS
     given = read_arguments(engine)
@@ -214,10 +209,10 @@ def prepare(options: Options, paths: HostPaths) -> Plan:
     top = min(TOP_LOGPROBS, most) if most >= 0 else TOP_LOGPROBS  # -1 is no limit
     place = choose_place(options.device, reference.weights_mib, available_bytes() // 2**20, gpus)
     if isinstance(place, str):
-        raise ReferenceRefusedError(place)
+        raise CommandRefused(place)
     _, problem = ask_models(engine.config, engine.config.health_timeout_s)
     if problem is not None:
-        raise ReferenceRefusedError(f"Engine {options.engine} does not serve: {problem}.")
+        raise CommandRefused(f"Engine {options.engine} does not serve: {problem}.")
     limit_s = START_S + reference.weights_mib / LOAD_MIB_S + len(cases) * options.timeout
     return Plan(engine, reference, quantized, top, cases, template, arguments, place, limit_s)
 
@@ -228,7 +223,7 @@ def run_script(
     """Compute the answers of transformers, which also rates the tokens of the engine.
 
     Raises:
-        ReferenceRefusedError: the container could not run, or its program failed
+        CommandRefused: the container could not run, or its program failed
         KeyboardInterrupt: Ctrl-C or a signal
     """
     directory = Path(plan.reference.path)
@@ -264,14 +259,14 @@ def run_script(
             attended=lambda: not long_run.is_lost(),
         )
     except CompanionError as error:
-        raise ReferenceRefusedError(str(error)) from error
+        raise CommandRefused(str(error)) from error
     if ended.status != 0:
         last = " ".join(ended.lines[-3:]) or "it printed nothing"
-        raise ReferenceRefusedError(f"transformers could not compute the reference (status {ended.status}): {last}")
+        raise CommandRefused(f"transformers could not compute the reference (status {ended.status}): {last}")
     try:
         return parse_script_answers(parse_json(ended.output["answers.json"]))
     except (KeyError, ValueError) as error:
-        raise ReferenceRefusedError(f"The script in the container wrote no answers: {error}.") from error
+        raise CommandRefused(f"The script in the container wrote no answers: {error}.") from error
 
 
 def ask_engine(client: Client, case: Mapping[str, Any], tokens: int, top: int) -> Answer:
@@ -315,7 +310,7 @@ def build_decoder(client: Client) -> Callable[[Sequence[int]], str]:
 
 
 def run_plan(plan: Plan, options: Options, paths: HostPaths, long_run: LongRun) -> tuple[ScriptAnswers, list[Compared]]:
-    """Request the answers of the engine, compute those of transformers and compare. Raises ReferenceRefusedError."""
+    """Request the answers of the engine, compute those of transformers and compare. Raises CommandRefused."""
     client = Client(plan.engine.config, plan.engine.config.served_names[0], REQUEST_S, request)
     try:
         long_run.say(f"requests {len(plan.cases)} prompts from {options.engine}")
@@ -329,9 +324,9 @@ def run_plan(plan: Plan, options: Options, paths: HostPaths, long_run: LongRun) 
             for name, answer in engine.items()
         ]
     except KeyError as missing:
-        raise ReferenceRefusedError(f"The script in the container wrote no answer to prompt {missing}.") from missing
+        raise CommandRefused(f"The script in the container wrote no answer to prompt {missing}.") from missing
     except (CheckFailedError, EngineSilentError) as error:
-        raise ReferenceRefusedError(f"Engine {options.engine} did not answer: {error}.") from error
+        raise CommandRefused(f"Engine {options.engine} did not answer: {error}.") from error
 
 
 def build_record(
@@ -387,6 +382,7 @@ def render(record: Mapping[str, Any]) -> list[str]:
     return lines + [line for one in record["cases"] for line in wrapped(one["text"])]
 
 
+@refusing
 def run_reference(options: Options, paths: HostPaths, long_run: LongRun, *, output: str) -> int:
     """Run the command, print the result as `output` (`json` or text), and return the exit status.
 
@@ -394,34 +390,19 @@ def run_reference(options: Options, paths: HostPaths, long_run: LongRun, *, outp
         0: all prompts are equal or tie. 1: there is a finding. 2: nothing can be said.
     """
     if os.geteuid() != 0:
-        print("A reference is computed by root: sudo vllm-edge quality reference ...", file=sys.stderr)
-        return 2
+        raise CommandRefused("A reference is computed by root: sudo vllm-edge quality reference ...")
     began = datetime.now(UTC)
     try:
-        with interruptible(), long_run.alone():
+        with long_run.alone():
             plan = prepare(options, paths)
             script, compared = run_plan(plan, options, paths, long_run)
         record = build_record(plan, options, paths, began, script, compared)
         path = paths.quality / f"{record['run']}.json"
         write_durably(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n", 0o640)
-    except AlreadyRuns:
-        print(
-            "Another reference is being computed on this host; `vllm-edge quality reference --progress` shows it.",
-            file=sys.stderr,
-        )
-        return 2
-    except ReferenceRefusedError as refused:
-        print(refused, file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("Interrupted. Nothing was recorded.", file=sys.stderr)
-        return 2
+    except KeyboardInterrupt as asked:
+        raise CommandRefused("Interrupted. Nothing was recorded.") from asked
     except OSError as error:
-        print(f"The record cannot be written: {error}.", file=sys.stderr)
-        return 2
+        raise CommandRefused(f"The record cannot be written: {error}.") from error
     lines = [*render(record), f"Recorded in {path}."]
-    if output == "json":
-        print(json.dumps({"path": str(path), "lines": lines, **record}, ensure_ascii=False))
-    else:
-        print("\n".join(lines))
+    print_result(output, {"path": str(path), "lines": lines, **record}, lines)
     return choose_status(compared)

@@ -28,14 +28,12 @@ def choose_device(wanted: str, has_cuda: bool, gpus: int) -> str:
 
 
 def name_finish(tokens: Sequence[int], ends: Sequence[int], most: int) -> str:
-    """Return why generation ended: `stop` by a token that ends an answer, `length`, or `time`."""
     if tokens and tokens[-1] in ends:
         return "stop"
     return "length" if len(tokens) >= most else "time"
 
 
 def list_ends(configured: int | Sequence[int] | None) -> list[int]:
-    """Return the token ids that end an answer, from `eos_token_id` of the generation's configuration."""
     if configured is None:
         return []
     return [configured] if isinstance(configured, int) else list(configured)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.planning import apart, inputs
+from ansible.module_utils.vllm_edge.planning import inputs, separate_process
 from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts
 from ansible.module_utils.vllm_edge.planning.checkpoint.headers import FactsError
 from ansible.module_utils.vllm_edge.planning.contract import Facts
@@ -142,7 +142,7 @@ def test_a_large_one_is_refused_within_256_mib(case: str, tmp_path: Path, monkey
     used = [
         int(line.split()[1]) * 1024 for line in Path("/proc/self/status").read_text().splitlines() if "VmSize" in line
     ]
-    monkeypatch.setattr(apart, "MEMORY_BYTES", used[0] + 256 * MIB)
+    monkeypatch.setattr(separate_process, "MEMORY_BYTES", used[0] + 256 * MIB)
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
 
     def read() -> Facts:
@@ -150,7 +150,7 @@ def test_a_large_one_is_refused_within_256_mib(case: str, tmp_path: Path, monkey
         raise AssertionError
 
     with pytest.raises(FactsError, match=sentence):
-        apart.read_apart(str(tmp_path), read)
+        separate_process.read_apart(str(tmp_path), read)
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 2.0
 
 
@@ -169,7 +169,7 @@ def test_what_happens_to_the_reader_is_a_sentence(harm: Callable[[], object], se
         raise AssertionError
 
     with pytest.raises(FactsError, match=sentence):
-        apart.read_apart("/data/model", read)
+        separate_process.read_apart("/data/model", read)
 
 
 def test_facts_come_back_whole_and_without_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,10 +178,10 @@ def test_facts_come_back_whole_and_without_root(tmp_path: Path, monkeypatch: pyt
     model = {"repo": "o/n", "dir": tmp_path.name, "revision": "abc"}
     assert inputs.facts_of("m", model, tmp_path.parent, "files") == direct
     if os.geteuid() == 0:
-        monkeypatch.setattr(apart, "ENGINE_USER", "nobody")
+        monkeypatch.setattr(separate_process, "ENGINE_USER", "nobody")
         (tmp_path / "config.json").chmod(0o600)
         with pytest.raises(FactsError, match=r"config\.json cannot be read: Permission denied"):
-            apart.read_apart("x", lambda: model_facts.read(tmp_path))
+            separate_process.read_apart("x", lambda: model_facts.read(tmp_path))
 
 
 def test_code_of_a_repository_is_named() -> None:

@@ -17,8 +17,8 @@ import pytest
 from ansible.module_utils.vllm_edge.engine.metrics import Totals, read_totals
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch.journal import Lock
-from ansible.module_utils.vllm_edge.system.attendance import LongRun
 from ansible.module_utils.vllm_edge.system.http import Answer
+from ansible.module_utils.vllm_edge.system.long_run import LongRun
 from ansible.module_utils.vllm_edge.system.nvml import StateReading, open_nvml
 from ansible.module_utils.vllm_edge.trials.bench import command, program, run, sampling
 from ansible.module_utils.vllm_edge.trials.bench.cases import Options
@@ -162,7 +162,7 @@ def test_a_switch_another_run_and_an_engine_that_does_not_serve_are_refused(
     assert "a switch began" in capsys.readouterr().err
     with LongRun(world.paths.run, "bench").alone():
         assert bench(world) == 2
-    assert "Another benchmark runs on this host" in capsys.readouterr().err
+    assert "`vllm-edge bench` runs on this host already" in capsys.readouterr().err
     assert bench(world, engine=("31b",)) == 2
     assert "31b is no engine of profile p, which serves now; it has e2b" in capsys.readouterr().err
     assert list_files(world.paths) == []
@@ -201,7 +201,7 @@ def test_a_run_that_nobody_follows_ends(world: World, monkeypatch: pytest.Monkey
     def play(tell: Callable[[str], None], attended: Callable[[], bool]) -> None:
         assert LongRun(world.paths.run, "bench").follow() == 0
         assert attended()
-        monkeypatch.setattr("ansible.module_utils.vllm_edge.system.attendance.time", SimpleNamespace(time=lambda: 1e12))
+        monkeypatch.setattr("ansible.module_utils.vllm_edge.system.long_run.time", SimpleNamespace(time=lambda: 1e12))
         assert not attended()
         raise CompanionError("nobody waits for it")
 

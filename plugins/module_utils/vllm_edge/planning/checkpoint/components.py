@@ -148,7 +148,6 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool,
 
 
 def _split_name(name: str) -> tuple[str, str]:
-    """Return a name without the model's prefix, the layer and the leaf, and the leaf."""
     path = re.sub(r"^(?:(?:model|language_model)\.)*(?:layers\.\*\.)?", "", name)
     suffix = _SUFFIX.search(path)
     return (path[: suffix.start()], suffix["leaf"]) if suffix else (path, "")

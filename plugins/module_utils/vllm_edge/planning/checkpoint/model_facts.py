@@ -34,7 +34,6 @@ name."""
 
 
 def count_tensors(tensor: Tensor) -> int:
-    """Return how many tensors of the checkpoint `tensor` stands for."""
     return tensor.count * (1 if tensor.layers is None else len(tensor.layers))
 
 
@@ -44,7 +43,6 @@ def parameters(facts: Facts) -> int:
 
 
 def checkpoint_bytes(facts: Facts) -> int:
-    """Return the bytes of all tensors in the files."""
     return sum(compute_bytes(tensor) * count_tensors(tensor) for tensor in facts.tensors)
 
 
@@ -184,7 +182,6 @@ def parse_record(repo: str, record: Any, where: str) -> Facts:
 
 
 def _group_layers(counts: Mapping[int | None, int]) -> Iterator[tuple[tuple[int, ...] | None, int]]:
-    """Yield layers that have the same number of such tensors, and that number."""
     if None in counts:
         yield None, counts[None]
     for count in sorted({counts[layer] for layer in counts if layer is not None}):

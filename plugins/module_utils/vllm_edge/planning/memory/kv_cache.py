@@ -246,7 +246,6 @@ class _Rank:
         return sum(group.blocks(tokens, self.in_flight_tokens) for group in self.groups)
 
     def needed_bytes(self, tokens: int) -> int:
-        """Return the bytes of a request, with the reserved blocks."""
         return (self.request_blocks(tokens) + self.reserved_blocks) * self.block_bytes
 
     def longest_request(self, available_bytes: int, limit_tokens: int) -> int:

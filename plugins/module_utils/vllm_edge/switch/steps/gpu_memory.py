@@ -145,7 +145,6 @@ class Occupied:
         return f"GPU {self.gpu.index} ({self.gpu.name}, {self.gpu.uuid})"
 
     def left_mib(self) -> int:
-        """Return how many MiB an engine could allocate now."""
         return self.gpu.total_mib - (self.gpu.reserved_mib or 0) - self.engine_mib - self.foreign_mib
 
 

@@ -26,7 +26,6 @@ LIMIT_S = 180.0
 
 
 def list_weight_files(config: EngineConfig) -> list[tuple[Path, int]]:
-    """Return the weight files of an engine's model with their sizes in bytes; empty if the model has no record."""
     record = load_record(Path(config.weights_record)) if config.weights_record else None
     if record is None:
         return []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...answers.canary_command import FindsContainers, Result, full_canary
+from ...answers.canary_command import Result, full_canary
 from ...answers.checks import Ask, error_text
 from ...answers.quality import Options, OutOfTime, Suite, build_record, write_record
 from ...answers.quality import describe_failures as describe_suite_failures
@@ -16,9 +16,9 @@ from ...engine.config import EngineConfig
 from ...engine.metrics import requests_in_work
 from ...engine.state import stamp
 from ...generation.model import Generation, Limits
-from ...paths import HostPaths
 from ...system.http import call_in_parallel, request, takes_work
 from ..model import Done, PhaseFailed
+from ..view import HostView
 
 METRICS_S = 3.0
 DRAIN_POLL_S = 0.5
@@ -32,7 +32,6 @@ WARM_UP_TOKENS = 8
 
 
 def _count_requests(config: EngineConfig, timeout_s: float, ask: Ask) -> tuple[int | None, str]:
-    """Return how many requests an engine has, or None and why it does not say."""
     answer = ask(config.url, "/metrics", timeout_s)
     if not answer.ok:
         return None, answer.words()
@@ -68,14 +67,7 @@ class _Draining:
         return f"{self.config.engine} {how}"
 
 
-def drain(
-    configs: Sequence[EngineConfig],
-    limits: Limits,
-    *,
-    ask: Ask = request,
-    clock: Callable[[], float],
-    sleep: Callable[[float], None],
-) -> Done:
+def drain(host: HostView, configs: Sequence[EngineConfig], limits: Limits) -> Done:
     """Wait until no request runs, or `limits.drain_timeout_s` has passed.
 
     An engine that does not report its requests, or finishes them itself when it is stopped, is not waited for. Requests
@@ -85,14 +77,14 @@ def drain(
         The number of requests left of each engine in `data["left"]`.
     """
     engines = [_Draining(config) for config in configs]
-    began = clock()
+    began = host.clock()
     while True:
-        call_in_parallel(lambda engine: engine.look(ask), [engine for engine in engines if not engine.over])
+        call_in_parallel(lambda engine: engine.look(host.ask), [engine for engine in engines if not engine.over])
         waiting = [engine for engine in engines if not engine.over]
-        if not waiting or clock() - began >= limits.drain_timeout_s:
+        if not waiting or host.clock() - began >= limits.drain_timeout_s:
             break
-        sleep(DRAIN_POLL_S)
-    seconds = clock() - began
+        host.sleep(DRAIN_POLL_S)
+    seconds = host.clock() - began
     warnings = tuple(
         f"{engine.config.engine} still had {engine.left} requests after {seconds:.0f} s: they end with it. A larger "
         "vllm_engine_drain_timeout_s waits longer."
@@ -150,22 +142,16 @@ def _build_work(config: EngineConfig) -> tuple[list[_Work], list[_Work]]:
     )
 
 
-def warm_up(
-    configs: Sequence[EngineConfig],
-    limits: Limits,
-    *,
-    ask: Ask = request,
-    clock: Callable[[], float],
-) -> Done:
+def warm_up(host: HostView, configs: Sequence[EngineConfig], limits: Limits) -> Done:
     """Send the first requests to new engines, in parallel, so that what they allocate is there when memory is measured.
 
     `limits.canary_timeout_s` is the patience with one request. Raises PhaseFailed if an engine does not answer.
     """
-    began = clock()
+    began = host.clock()
 
     def problem_of(work: _Work) -> str | None:
         config = work.config
-        answer = ask(
+        answer = host.ask(
             config.url,
             "/v1/chat/completions",
             limits.canary_timeout_s,
@@ -204,29 +190,22 @@ def warm_up(
     if not names:
         return Done("no engine is new")
     return Done(
-        f"{names}: 3 requests each, the longest of {max(map(count_words, configs))} words; {clock() - began:.1f} s"
+        f"{names}: 3 requests each, the longest of {max(map(count_words, configs))} words; {host.clock() - began:.1f} s"
     )
 
 
-def run_canary(
-    wanted: Generation,
-    paths: HostPaths,
-    docker: FindsContainers,
-    *,
-    ask: Ask = request,
-    clock: Callable[[], float],
-) -> Done:
+def run_canary(host: HostView, wanted: Generation) -> Done:
     """Run the canary for every served name of every engine, the engines in parallel.
 
     For each engine it is recorded which run of its container has passed. The rows are `data["canary"]`.
 
     Raises PhaseFailed if a served name fails a check.
     """
-    began = clock()
+    began = host.clock()
     configs = [engine.config for engine in wanted.engines.values()]
 
     def ask_one(config: EngineConfig) -> list[Result]:
-        return full_canary(config, paths, docker, wanted.limits.canary_timeout_s, ask)
+        return full_canary(config, host.paths, host.docker, wanted.limits.canary_timeout_s, host.ask)
 
     results = [result for group in call_in_parallel(ask_one, configs) for result in group]
     rows: list[Mapping[str, Any]] = [asdict(result) for result in results]
@@ -235,12 +214,10 @@ def run_canary(
         raise PhaseFailed(
             " ".join(describe_failures(failed)), engines=dict.fromkeys(r.engine for r in failed), data={"canary": rows}
         )
-    return Done(f"{len(results)} served names answer; {clock() - began:.1f} s", data={"canary": rows})
+    return Done(f"{len(results)} served names answer; {host.clock() - began:.1f} s", data={"canary": rows})
 
 
-def ask_suite(
-    wanted: Generation, started: Sequence[str], paths: HostPaths, *, ask: Ask = request, clock: Callable[[], float]
-) -> Done:
+def ask_suite(host: HostView, wanted: Generation, started: Sequence[str]) -> Done:
     """Ask the engines that were started the quality suite of the generation, if it has one.
 
     The answers are kept in a record of the suite. The rows are `data["quality"]`: case, name, engine and verdict.
@@ -254,14 +231,14 @@ def ask_suite(
     options = Options(
         read_cases(gate["cases"]), repeats=int(gate["repeats"]), timeout_s=float(gate["timeout_s"]), note="switch"
     )
-    began, began_at = clock(), stamp()
+    began, began_at = host.clock(), stamp()
     try:
-        results = Suite(options, ask=ask, clock=clock).run(configs)
+        results = Suite(options, ask=host.ask, clock=host.clock).run(configs)
     except OutOfTime as error:
         raise PhaseFailed(f"The quality suite was ended: {error}.", engines=started) from error
     record = build_record(wanted, options, results, began_at)
     try:
-        kept = f" All answers are in {write_record(record, paths)}."
+        kept = f" All answers are in {write_record(record, host.paths)}."
     except OSError as error:
         kept = f" The answers could not be kept: {error}."
     keys = ("case", "served_name", "engine", "verdict")
@@ -271,9 +248,8 @@ def ask_suite(
         engines = dict.fromkeys(one.engine for one in results if one.verdict != "passed")
         text = f"The quality suite was not passed (quality_gate: fail). {' '.join(said)}{kept}"
         raise PhaseFailed(text, engines=engines, data={"quality": rows})
-    seconds = f"{clock() - began:.1f} s"
     return Done(
-        f"{record.passed} of {len(results)} quality cases passed; {seconds}",
+        f"{record.passed} of {len(results)} quality cases passed; {host.clock() - began:.1f} s",
         data={"quality": rows},
         warnings=tuple(f"Quality: {text}" for text in said),
     )

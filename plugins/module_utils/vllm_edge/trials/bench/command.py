@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from ...paths import HostPaths
-from ...system.attendance import AlreadyRuns, LongRun, interruptible
 from ...system.docker import DockerEngine
-from ...text import table, wrapped
+from ...system.long_run import LongRun, refusing
+from ...text import print_result, table, wrapped
 from .cases import Options
 from .compare import fails_gate
 from .model import End, Measurement, Percentiles, Recorded, list_files, read_runs
-from .run import BenchRefused, prepare
+from .run import prepare
 
 LISTED = 20
 """Former runs that are listed, newest last."""
@@ -84,37 +82,26 @@ def render(recorded: Recorded) -> list[str]:
 
 def run_list(paths: HostPaths, output: str) -> int:
     runs = read_runs(list_files(paths)[-LISTED:])
-    if output == "json":
-        print(json.dumps([asdict(one) for one in runs], ensure_ascii=False))
-        return 0
     rows = [
         [one.run.run, one.run.profile, str(len(one.measurements)), one.end.verdict if one.end else "-"] for one in runs
     ]
-    print("\n".join(table(("run", "profile", "measurements", "verdict"), rows) if rows else ["no run is recorded"]))
+    lines = table(("run", "profile", "measurements", "verdict"), rows) if rows else ["no run is recorded"]
+    print_result(output, [asdict(one) for one in runs], lines)
     return 0
 
 
+@refusing
 def run_bench(paths: HostPaths, options: Options, long_run: LongRun, *, output: str) -> int:
     """Run the benchmark, print it, and return the exit status.
 
     Returns:
         0: it was complete. 1: it ended early, or a finding is a failure and the gate is `fail`. 2: it was refused.
     """
-    try:
-        with interruptible(), long_run.alone():
-            bench = prepare(paths, options, DockerEngine(), long_run)
-            run, end = bench.run()
-    except AlreadyRuns:
-        print("Another benchmark runs on this host; `vllm-edge bench --progress` follows it.", file=sys.stderr)
-        return 2
-    except BenchRefused as refused:
-        print(refused, file=sys.stderr)
-        return 2
+    with long_run.alone():
+        bench = prepare(paths, options, DockerEngine(), long_run)
+        run, end = bench.run()
     recorded = Recorded(run, tuple(bench.measurements), end)
     lines = [*render(recorded), *(line for text in bench.incomparable for line in wrapped(text))]
-    if output == "json":
-        path = str(bench.file.path) if bench.file else ""
-        print(json.dumps({"path": path, "lines": lines, **asdict(recorded)}, ensure_ascii=False))
-    else:
-        print("\n".join(lines))
+    path = str(bench.file.path) if bench.file else ""
+    print_result(output, {"path": path, "lines": lines, **asdict(recorded)}, lines)
     return 1 if end.error or fails_gate(end.findings, options.gate) else 0

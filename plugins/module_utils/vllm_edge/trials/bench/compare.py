@@ -239,7 +239,6 @@ def _compare_reference(
 
 
 def _key(one: Measurement) -> tuple[object, ...]:
-    """Return what two measurements have in common that may be compared."""
     return one.through, one.case, one.concurrency, one.input_tokens, one.output_tokens
 
 

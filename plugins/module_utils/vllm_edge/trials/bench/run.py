@@ -29,9 +29,9 @@ from ...paths import HostPaths
 from ...redaction import redact
 from ...switch.journal import holder
 from ...switch.steps.gpu_memory import load_slots
-from ...system.attendance import LongRun
 from ...system.docker import Container, DockerAway, DockerEngine, DockerRefused
 from ...system.http import request
+from ...system.long_run import CommandRefused, LongRun
 from ...weights.record import WeightsError, load_record
 from ..companion import Companion, CompanionError, run_companion
 from . import program
@@ -60,15 +60,11 @@ PREVIOUS = 20
 """Former runs that a run is compared with, newest first."""
 
 
-class BenchRefused(Exception):
-    """The benchmark does not run. The text says why and what to do."""
-
-
 def choose_engines(generation: Generation, names: Sequence[str]) -> dict[str, Engine]:
-    """Return the engines to measure. Raises BenchRefused if one is not in the committed generation."""
+    """Return the engines to measure. Raises CommandRefused if one is not in the committed generation."""
     unknown = sorted(set(names) - set(generation.engines))
     if unknown:
-        raise BenchRefused(
+        raise CommandRefused(
             f"{', '.join(unknown)} is no engine of profile {generation.profile}, which serves now; it has "
             f"{', '.join(generation.engines)}."
         )
@@ -76,14 +72,14 @@ def choose_engines(generation: Generation, names: Sequence[str]) -> dict[str, En
 
 
 def check_idle(engines: Mapping[str, Engine], *, allow_load: bool) -> None:
-    """Raise BenchRefused if an engine does not answer, or serves requests while that is not allowed."""
+    """Raise CommandRefused if an engine does not answer, or serves requests while that is not allowed."""
     for name, engine in engines.items():
         answer = request(engine.config.url, "/metrics", ASK_S)
         if not answer.ok:
-            raise BenchRefused(f"Engine {name} does not serve ({answer.words()}); `vllm-edge status` says why.")
+            raise CommandRefused(f"Engine {name} does not serve ({answer.words()}); `vllm-edge status` says why.")
         busy = requests_in_work(answer.body.decode("utf-8", "replace"))
         if busy and not allow_load:
-            raise BenchRefused(
+            raise CommandRefused(
                 f"Engine {name} works on {busy} requests of clients. A benchmark would slow them down, and they would "
                 "spoil its figures. Run it when they have ended, or with --allow-load (bench_allow_load=true)."
             )
@@ -122,7 +118,6 @@ def ask_version(config: EngineConfig) -> str:
 
 
 def read_driver() -> str | None:
-    """Return the version of the loaded kernel module; None if none is loaded."""
     with contextlib.suppress(OSError):
         return Path("/sys/module/nvidia/version").read_text().strip()
     return None
@@ -132,11 +127,11 @@ def read_driver() -> str | None:
 def relay_to_gateway(paths: HostPaths) -> Iterator[Path]:
     """Relay a socket in a directory of its own to the gateway, and yield the directory.
 
-    Raises BenchRefused: the gateway has no address that this host reaches.
+    Raises CommandRefused: the gateway has no address that this host reaches.
     """
     addresses = list_addresses((paths.gateway / CONFIGURATION).read_text(encoding="utf-8"))
     if not addresses:
-        raise BenchRefused("The gateway listens on no address; serving_gateway_listen names them.")
+        raise CommandRefused("The gateway listens on no address; serving_gateway_listen names them.")
     parts = urlsplit(min(addresses, key=lambda url: (not url.startswith("http://"), addresses.index(url))))
     host = parts.hostname or ""
     if host in ("*", str(ipaddress.IPv4Address(0)), str(ipaddress.IPv6Address(0))):
@@ -416,21 +411,25 @@ def describe(measurement: Measurement) -> str:
 
 
 def prepare(paths: HostPaths, options: Options, docker: DockerEngine, long_run: LongRun) -> Bench:
-    """Check that the benchmark may run, and return it. Raises BenchRefused."""
+    """Check that the benchmark may run, and return it. Raises CommandRefused."""
     try:
         reference = read_reference(json.loads(Path(options.reference).read_text()) if options.reference else [])
     except (OSError, ValueError) as error:
-        raise BenchRefused(f"The table of reference measurements (bench_reference) cannot be used: {error}.") from error
+        raise CommandRefused(
+            f"The table of reference measurements (bench_reference) cannot be used: {error}."
+        ) from error
     if os.geteuid() != 0:
-        raise BenchRefused("The benchmark starts containers and opens the engines' sockets, which only root may: sudo.")
+        raise CommandRefused(
+            "The benchmark starts containers and opens the engines' sockets, which only root may: sudo."
+        )
     try:
         generation = load_committed(paths)
     except GenerationError as error:
-        raise BenchRefused(f"The committed generation cannot be read: {error}") from error
+        raise CommandRefused(f"The committed generation cannot be read: {error}") from error
     if generation is None:
-        raise BenchRefused("No profile is active on this host, so there is nothing to measure. Run site.yml.")
+        raise CommandRefused("No profile is active on this host, so there is nothing to measure. Run site.yml.")
     bench = Bench(paths, options, generation, docker, long_run, reference)
     if not bench.may_go_on():
-        raise BenchRefused(f"The benchmark does not run, because {bench.stopped}. Wait until it has ended.")
+        raise CommandRefused(f"The benchmark does not run, because {bench.stopped}. Wait until it has ended.")
     check_idle(bench.engines, allow_load=options.allow_load)
     return bench

@@ -77,7 +77,6 @@ class Sampler:
             return list(self.samples)
 
     def get_still_s(self) -> float:
-        """Return the seconds since the engine last advanced with requests, or a stretch began or ended."""
         return time.monotonic() - self._moved_at
 
 

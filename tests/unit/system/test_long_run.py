@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge.system.attendance import LongRun
+from ansible.module_utils.vllm_edge.system.long_run import LongRun
 
 
 def test_threads_may_tell_their_progress_at_the_same_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

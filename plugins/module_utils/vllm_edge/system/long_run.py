@@ -9,14 +9,16 @@ a while.
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import ParamSpec
 
 from .files import LockHeld, hold_lock, write_durably
 
@@ -26,8 +28,25 @@ AFTER_S = 90.0
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class AlreadyRuns(Exception):
-    """Another process runs the same command."""
+P = ParamSpec("P")
+
+
+class CommandRefused(Exception):
+    """A command does nothing. The text says why and what to do."""
+
+
+def refusing(run: Callable[P, int]) -> Callable[P, int]:
+    """Print why a command was refused, and return 2 as its exit status."""
+
+    @functools.wraps(run)
+    def run_or_say(*args: P.args, **given: P.kwargs) -> int:
+        try:
+            return run(*args, **given)
+        except CommandRefused as refused:
+            print(refused, file=sys.stderr)
+            return 2
+
+    return run_or_say
 
 
 @contextlib.contextmanager
@@ -68,15 +87,21 @@ class LongRun:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the lock of the command, and remove its line of progress in the end. Raises AlreadyRuns, OSError."""
+        """Hold the lock of the command, and remove its line of progress in the end; a signal raises KeyboardInterrupt.
+
+        Raises CommandRefused, OSError.
+        """
         try:
-            with hold_lock(self._path("lock")):
+            with interruptible(), hold_lock(self._path("lock")):
                 try:
                     yield
                 finally:
                     self._path("progress").unlink(missing_ok=True)
         except LockHeld as error:
-            raise AlreadyRuns from error
+            command = f"vllm-edge {'quality reference' if self.name == 'reference' else self.name}"
+            raise CommandRefused(
+                f"`{command}` runs on this host already; `{command} --progress` follows it."
+            ) from error
 
     def say(self, line: str) -> None:
         """Replace the line of progress; several threads may do so. Raises OSError."""
