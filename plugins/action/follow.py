@@ -113,9 +113,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 shown = now
                 self._show(options, now - began, variables)
         try:
-            self._execute_module(
-                module_name=STATUS_MODULE, module_args={**asked, "mode": "cleanup"}, task_vars=variables
-            )
+            self._low_level_execute_command(f"rm -f {shlex.quote(job['results_file'])}")
         except AnsibleConnectionFailure:
             self._reset()  # a leftover file on the host is harmless, a lost result is not
         result = dict(status)

@@ -19,7 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from ..module_utils.vllm_edge.answers import suite
-from ..module_utils.vllm_edge.inventory import gateway, pins, profiles, reports, variables
+from ..module_utils.vllm_edge.inventory import gateway, measuring, pins, profiles, reports, variables
 from ..module_utils.vllm_edge.inventory.engine_inputs import find_secret_fault
 from ..module_utils.vllm_edge.text import shown
 from ..module_utils.vllm_edge.weights import access
@@ -59,7 +59,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
-        _spec, options = self.validate_argument_spec(argument_spec={"profile": {"type": "str"}})
+        _spec, options = self.validate_argument_spec(
+            argument_spec={
+                "profile": {"type": "str"},
+                "playbook": {"type": "str", "choices": list(measuring.PLAYS)},
+            }
+        )
         self._variables = task_vars or {}
         self._profile: str | None = options["profile"]
         project = variables.load(PROJECT)
@@ -75,6 +80,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             found += filter(None, [reports.find_fault(str(directory), sources, INVENTORY_IGNORE_PATTERNS)])
         if not self._read("model_weights_source_directory"):
             found += access.find_access_mistakes(**hub)
+        if not found and options["playbook"]:
+            found = self._find_play_mistakes(options["playbook"])
         if not found:
             return {"changed": False}
         # Ansible prints a text with several lines unchanged, but quotes and folds the elements of a list.
@@ -84,6 +91,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "msg": f"{count} in the variables, see 'mistakes'; no host was touched.",
             "mistakes": "".join(f"{number}. {sentence}\n" for number, sentence in enumerate(found, 1)),
         }
+
+    def _find_play_mistakes(self, playbook: str) -> list[str]:
+        """Return what is wrong with the variables of one playbook; the engines and models are valid."""
+        names, find = measuring.PLAYS[playbook]
+        # As plain data: texts of Ansible have a type of their own.
+        given = json.loads(json.dumps({name: self._read(name) for name in names}, default=str))
+        active = {engine["name"]: engine["model"] for engine in self._read("serving_active_engines")}
+        return [*find(given, list(self._read("serving_expanded")["engines"]), active, list(self._read("vllm_models")))]
 
     def _find_quality_mistakes(self) -> list[str]:
         found = []

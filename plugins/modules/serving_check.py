@@ -24,6 +24,10 @@ options:
   profile:
     description: Profile to check as the chosen one. If it is not set, C(serving_profile) is.
     type: str
+  playbook:
+    description: Playbook whose own variables are checked too.
+    type: str
+    choices: [bench, quality]
 """
 
 EXAMPLES = r"""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Iterator
 
@@ -46,8 +47,9 @@ def reason(play: Play) -> str:
     """The message of the task that ended the play; one paragraph, and no traceback anywhere."""
     assert play.rc != 0, play.output[-4000:]
     assert "Traceback" not in play.output, play.output[-4000:]
-    end = play.output.rindex("FAILED! => ") + len("FAILED! => ")
-    message = str(json.JSONDecoder().raw_decode(play.output[end:])[0]["msg"])
+    # An entry of a loop is `failed: [host] (item=name) => {...}`.
+    (*_, start) = re.finditer(r"^(?:fatal|failed): \[[^]]+\].*? => (?=\{)", play.output, re.MULTILINE)
+    message = str(json.JSONDecoder().raw_decode(play.output[start.end() :])[0]["msg"])
     assert "\n" not in message.strip(), message
     return message
 

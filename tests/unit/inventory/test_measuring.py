@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variables of the benchmark and of the quality suite, as `-e` passes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from ansible.module_utils.vllm_edge.bench import model
+from ansible.module_utils.vllm_edge.inventory import measuring
+from helpers import ROOT
+
+DEFAULTS = yaml.safe_load((ROOT / "group_vars/all/switches.yml").read_text())
+ENGINES, ACTIVE, MODELS = ["31b", "e2b", "e4b"], {"31b": "31b-nvfp4", "e2b": "e2b"}, ["31b-nvfp4", "31b-bf16", "e2b"]
+
+
+def find(play: str, **changed: Any) -> list[str]:
+    names, finder = measuring.PLAYS[play]
+    return [*finder({name: DEFAULTS[name] for name in names} | changed, ENGINES, ACTIVE, MODELS)]
+
+
+def test_the_cases_are_those_of_the_program() -> None:
+    assert measuring.CASES == model.CASES
+
+
+def test_defaults_and_texts_are_taken() -> None:
+    assert find("bench") == [] and find("quality") == []
+    assert find("bench", bench_engines="e2b, 31b", bench_soak_minutes="0.5", bench_output_tokens=[16, "32"]) == []
+    texts = {"quality_reference_tokens": "9", "quality_reference_timeout_s": "30", "quality_engines": "e2b"}
+    assert find("quality", quality_reference="e2b", quality_compare="a,b", **texts) == []
+    # Another precision of the same model has no engine of its own.
+    assert find("quality", quality_reference="31b-bf16", quality_reference_engine="31b") == []
+
+
+@pytest.mark.parametrize(
+    ("play", "changed", "words"),
+    [
+        ("bench", {"bench_limit_minutes": "60", "bench_soak_minutes": 30}, "(30 for each of 2), such as 120."),
+        ("bench", {"bench_reference": [{"engine": "e2b", "output_tokens": 1}]}, "each row has engine, output_tokens"),
+        ("bench", {"bench_reference": "none"}, "bench_reference: 'none'; each row"),
+        ("quality", {"quality_engines": "e3"}, "quality_engines: 'e3'; name engines of the inventory: 31b, e2b, e4b."),
+        ("quality", {"quality_compare": ["one"]}, "such as nvfp4-tp2,bf16-tp4."),
+        ("quality", {"quality_reference": "31b-bf16"}, "serves 31b-bf16 itself, so name the one to compare: -e qua"),
+        ("quality", {"quality_reference_engine": "e4b"}, "'e4b'; no active engine has this name"),
+        ("quality", {"quality_reference_chat_template": "/none.jinja"}, "this machine has no such file"),
+        ("quality", {"quality_reference_device": "tpu"}, "'tpu'; choose auto"),
+        ("quality", {"quality_reference_tokens": "many"}, "'many'; a whole number from 1 to 9999"),
+        ("quality", {"quality_reference_timeout_s": 0}, "0; seconds from 1 to 99999"),
+        ("quality", {"quality_reference": "e3b", "quality_reference_engine": "e2b"}, "'e3b'; the models of vllm_mod"),
+    ],
+)
+def test_what_cannot_be_used_is_named(play: str, changed: dict[str, Any], words: str) -> None:
+    (sentence,) = find(play, **({"quality_reference": "e2b"} if play == "quality" else {}) | changed)
+    assert words in sentence
