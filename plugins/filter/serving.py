@@ -17,6 +17,7 @@ from ansible.errors import AnsibleFilterError
 from ..module_utils.vllm_edge.gateway.names import backend_name
 from ..module_utils.vllm_edge.inventory import profiles, replicas, reports
 from ..module_utils.vllm_edge.planning import model_facts, recording
+from ..module_utils.vllm_edge.status import tables
 from ..module_utils.vllm_edge.text import shown
 
 Entry = Mapping[str, Any]
@@ -226,6 +227,10 @@ def report_engines(
     ]
 
 
+def render_report(report: Mapping[str, Any]) -> list[str]:
+    return tables.render(report)
+
+
 def unit_word(value: object, name: str) -> str:
     """Return a value as one word of a systemd unit, in which systemd expands nothing.
 
@@ -293,6 +298,7 @@ class FilterModule:
             list_mount_units,
             find_release,
             report_engines,
+            render_report,
             locate_reports,
             find_reports_fault,
             find_new_records,

@@ -23,8 +23,8 @@ attributes:
 options:
   report:
     description:
-      - Exactly one of O(report) and O(index) is required. As for M(edge.vllm_edge.serving_report), with C(plan), the
-        C(engines) that M(edge.vllm_edge.serving_plan) returns, and C(note), a sentence about the host.
+      - Exactly one of O(report) and O(index) is required. As for the filter C(render_report), with
+        C(plan), the C(engines) that M(edge.vllm_edge.serving_plan) returns, and C(note), a sentence about the host.
     type: dict
   index:
     description: The values of RV(row) of several hosts, for which C(index.html) is written, and nothing else.

@@ -25,9 +25,7 @@ ABOVE = {
     "serving_page": "it runs on the controller",
     "model_facts": "it interprets checkpoints as the planner does",
     "engine_secrets": "the program is installed",
-    **{
-        f"serving_{name}": "the program is installed" for name in ("advise", "observations", "plan", "report", "switch")
-    },
+    **{f"serving_{name}": "the program is installed" for name in ("advise", "observations", "plan", "switch")},
 }
 """Modules that import more than the lowest layers of the package, and why they may."""
 WRITERS = ("ansible.builtin.copy", "ansible.builtin.file", "ansible.builtin.template", "community.general.archive")
