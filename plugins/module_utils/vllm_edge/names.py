@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 ENGINE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 """Names of engines, clients and cases: lower-case letters, digits and "-", at most 63 characters."""
+VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+"""Names of environment variables."""
 ENGINE_USER = "vllm-edge"
 GATEWAY_USER = "vllm-edge-gateway"
 """User and group of the gateway, the only ones beside root who may open the sockets of engines."""

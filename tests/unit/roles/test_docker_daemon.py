@@ -11,7 +11,7 @@ import pytest
 from helpers import ROOT, load_file, write_program
 from role_cases import Cases, Played, Run, Steps
 
-docker = load_file(ROOT / "plugins/filter/docker.py")
+daemon = load_file(ROOT / "plugins/filter/docker_daemon.py")
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,9 @@ docker = load_file(ROOT / "plugins/filter/docker.py")
 )
 def test_merge(current: Any, wanted: Any, expected: Any) -> None:
     before = json.dumps(current)
-    assert docker.merge(current, wanted) == expected
+    assert daemon.merge(current, wanted) == expected
     assert json.dumps(current) == before
-    assert docker.merge(expected, wanted) == expected
+    assert daemon.merge(expected, wanted) == expected
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_merge(current: Any, wanted: Any, expected: Any) -> None:
     ],
 )
 def test_cdi_is_written_only_where_it_would_be_off(version: str, config: dict[str, Any], written: bool) -> None:
-    plan = docker.plan_docker_daemon(json.dumps(config), {}, version)
+    plan = daemon.plan_docker_daemon(json.dumps(config), {}, version)
     assert plan["differs"] == (["features"] if written else [])
     if written:
         assert json.loads(plan["content"])["features"]["cdi"] is True
@@ -66,12 +66,12 @@ ON = {"CDISpecDirs": ["/etc/cdi"], "LiveRestoreEnabled": True}
 def test_the_daemon_is_disturbed_no_more_than_needed(
     changed: tuple[str, ...], live_restore: bool, info: dict[str, Any], expected: list[str]
 ) -> None:
-    assert docker.list_actions({*changed}, live_restore, info) == expected
+    assert daemon.list_actions({*changed}, live_restore, info) == expected
 
 
 @pytest.mark.parametrize(("like", "indent"), [('{\n    "a": 1\n}', "    "), ('{\n\t"a": 1\n}', "\t"), ("{}", "  ")])
 def test_indentation_is_kept(like: str, indent: str) -> None:
-    assert f'\n{indent}"b": 1' in docker.plan_docker_daemon(like, {"b": 1}, "29.0.0")["content"]
+    assert f'\n{indent}"b": 1' in daemon.plan_docker_daemon(like, {"b": 1}, "29.0.0")["content"]
 
 
 # -- the role, over programs that keep the daemon's state in files: config (what the daemon runs with), ps, down.

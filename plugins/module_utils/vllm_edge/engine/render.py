@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..names import ENGINE_NAME, ENGINE_USER, LABEL_ENGINE, unit_name
+from ..names import ENGINE_NAME, ENGINE_USER, LABEL_ENGINE, VARIABLE_NAME, unit_name
 from ..paths import HostPaths
 from ..text import shown
 from . import policy
@@ -235,7 +235,7 @@ def _list_options(
     if "PYTHONPATH" in own:  # a risk that the engine accepts
         environment["PYTHONPATH"] = f"{policy.DIRECTORY}:{own['PYTHONPATH']}"
     for key, value in environment.items():
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(key)):
+        if not re.fullmatch(VARIABLE_NAME, str(key)):
             raise EngineConfigError(f"{shown(key)} is no name of an environment variable: letters, digits and _")
         yield f"--env={key}={_check_line(value, f'extra_env.{key}' if key in own else f'{key}')}"
     yield from ("--log-driver=json-file", "--log-opt=max-size=16m", "--log-opt=max-file=2")

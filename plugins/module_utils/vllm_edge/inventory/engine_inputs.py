@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ..names import VARIABLE_NAME
 from ..redaction import find_secrets
 from ..text import describe_invalid_choice, nearest, shown
 
@@ -111,7 +112,7 @@ FORMS["serving_gateway_url"] = Form(
     r"https?://([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(:\d{1,5})?", "write scheme, host and port, such as https://llm:8443"
 )
 FORMS["accept_risk"] = Form(
-    r"--?[A-Za-z][A-Za-z0-9_.-]*|[A-Za-z_][A-Za-z0-9_]*",
+    rf"--?[A-Za-z][A-Za-z0-9_.-]*|{VARIABLE_NAME}",
     "write the name of an option or an environment variable, such as --trust-remote-code",
 )
 
@@ -360,7 +361,7 @@ def _find_environment_errors(where: str, value: Any) -> Iterator[str]:
 
 def _find_name_error(where: str, name: Any) -> str:
     """Return why a name cannot be that of an environment variable of an engine; empty if it can."""
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+    if not isinstance(name, str) or not re.fullmatch(VARIABLE_NAME, name):
         return (
             f"{where}: {shown(name)} cannot be the name of an environment variable; write letters, digits and _, "
             f"such as VLLM_LOGGING_LEVEL."

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..names import VARIABLE_NAME
 from ..text import nearest, shown
 from .engine_arguments import Argument, parse_arguments, quote, read_spellings
 from .engine_inputs import NO_SECRET, OUR_ENVIRONMENT, SECRET
@@ -174,7 +175,7 @@ def find_risks(engine: Mapping[str, Any], version: str = VERSION) -> dict[str, s
         environment = engine.get(key)
         for name in environment if isinstance(environment, dict) else ():
             # What is no name of a variable is refused by engine_inputs.
-            named = isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is not None
+            named = isinstance(name, str) and re.fullmatch(VARIABLE_NAME, name) is not None
             if not named or name in OUR_ENVIRONMENT:
                 continue
             # In extra_env such a name is refused in any case; a secret of a store may have any name of this kind.

@@ -212,6 +212,15 @@ def render_drift_table(rows: Sequence[Row], index: Mapping[str, Any]) -> list[st
 
 
 def render(report: Mapping[str, Any]) -> list[str]:
+    """Return the report of a run as lines.
+
+    Args:
+        report: `host`, `profile` and `generation`; `engines` of the filter `report_engines`; `completions`,
+            results of `vllm-edge canary`; `gpus` of the module vram_budget; `problems`, `drift`, `memory_warnings`,
+            `load_warnings`, `gateway` and `last_switch` of `vllm-edge status --format json`; `switch`, the journal of
+            this run's switch, if any; `overrides`, why the plan rejected engines that serve; `versions` by name;
+            `pins`, lines for the inventory.
+    """
     lines = [
         f"{report['host']}: profile {report['profile']}, generation {report['generation']}",
         "",

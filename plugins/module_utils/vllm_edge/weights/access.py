@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from ..names import VARIABLE_NAME
 from ..text import shown
 from .record import WeightsError
 
@@ -170,7 +171,7 @@ def parse_secrets(data: Any) -> Secrets:
     environment = {}
     for name, value in data.get("environment", {}).items():
         where = f"model_weights_environment: {shown(name)}"
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        if not re.fullmatch(VARIABLE_NAME, name):
             raise WeightsError(f"{where} is not the name of an environment variable.")
         if name in TOKEN_VARIABLES:
             raise WeightsError(f"{where}: give the token by model_weights_token or model_weights_token_file.")
