@@ -53,17 +53,15 @@ options:
       recorded: The facts recorded for the repository, even if the files exist.
     default: files
   recorded:
-    description: Recorded facts of the inventory by repository, as C(plan_recorded_facts). They take precedence over
-      those that the project ships.
+    description: Recorded facts of the inventory by repository, as C(plan_recorded_facts).
     type: dict
     default: {}
   observations:
     description:
-      - Measured values that replace the predicted ones, as in C(plan_observations). A mapping from the name of an
-        engine to a mapping with C(weights_bytes), C(overhead_bytes), C(context_bytes) and C(graphs_bytes), in bytes.
-      - M(edge.vllm_edge.serving_plan) applies them to the engine of that name. M(edge.vllm_edge.serving_advise) applies
-        them to engines with the same model and parallelism. It uses C(overhead_bytes) and C(graphs_bytes) only if
-        C(max_num_seqs) and C(max_num_batched_tokens) are the same, too.
+      - Measured values that replace the predicted ones, as C(plan_observations). A mapping from the name of an engine
+        to a mapping with C(weights_bytes), C(overhead_bytes), C(context_bytes) and C(graphs_bytes), in bytes.
+      - M(edge.vllm_edge.serving_advise) applies them to engines with the same model and parallelism, and
+        C(overhead_bytes) and C(graphs_bytes) only if C(max_num_seqs) and C(max_num_batched_tokens) are the same, too.
     type: dict
     default: {}
   margin_mib:

@@ -42,32 +42,27 @@ options:
     type: raw
     default: tok_s
   choose:
-    description: Rank of the profile to render, as in C(advise_choose). V(1) is the best.
+    description: Rank of the profile to render, as C(advise_choose).
     type: raw
     default: 1
   only:
-    description: Names of the models to consider, as in C(advise_models). If it is empty, all models are considered.
+    description: Names of the models to consider, as C(advise_models). An empty list is all of them.
     type: list
     elements: str
     default: []
   min_context:
-    description: Minimum context length of every engine in tokens, as in C(advise_min_context).
+    description: Minimum context length of every engine in tokens, as C(advise_min_context).
     type: raw
     default: 8192
   main:
-    description: >-
-      Model of the main engine, as in C(advise_main). If it is not set, every precision of the largest model that fits
-      is considered.
+    description: Model of the main engine, as C(advise_main).
     type: str
   min_tok_s:
-    description: >-
-      Least estimated speed of one request in tokens per second, as in C(advise_min_tok_s), either one number for all
-      O(roles) or a mapping with a number for some of them. Profiles in which a role is slower are not considered; if
-      the largest model is too slow for that, a smaller one becomes the main engine.
+    description: Least estimated speed of one request in tokens per second, as C(advise_min_tok_s). If the largest model
+      is too slow for that, a smaller one becomes the main engine.
     type: raw
   max_num_seqs:
-    description: Values of C(max_num_seqs) to consider, as in C(advise_max_num_seqs), a number or a list. V(16) if it is
-      not set, and with O(by=together) also eight for each of the O(roles).
+    description: Values of C(max_num_seqs) to consider, as C(advise_max_num_seqs).
     type: raw
 """
 

@@ -2,7 +2,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-def missing_required_lib(library: str, reason: str | None = None, url: str | None = None) -> str: ...
 def env_fallback(*args: str, **kwargs: Any) -> Any: ...
 
 class AnsibleModule:
