@@ -17,7 +17,6 @@ from ansible.module_utils.vllm_edge.system.nvml import (
     NvmlFailure,
     ProcessReading,
     bus_order,
-    decide_where_to_run,
     interpret_memory,
     merge_processes,
     name_lost,
@@ -52,12 +51,6 @@ def test_without_v2_the_reserve_is_unknown_and_in_used(gpus: LabRoot, error: str
         reading = session.read().gpus[2]
     assert (reading.memory_version, reading.reserved_mib, reading.used_mib) == ("v1", None, 4470)
     assert reading.used_includes_reserved
-
-
-def test_process_memory_that_nvml_does_not_give_is_none(gpus: LabRoot) -> None:
-    gpus.set_fault(0, "no-process-memory")
-    with gpus.claim(0, 4000) as pid, open_nvml() as session:
-        assert session.read().gpus[0].processes == (ProcessReading(pid, None),)
 
 
 @pytest.mark.parametrize(
@@ -106,17 +99,6 @@ def test_an_error_without_a_text_of_its_own_keeps_its_code(gpus: LabRoot) -> Non
         session.read()
 
 
-@pytest.mark.parametrize(
-    ("module", "code", "absent"),
-    [(None, "DRIVER_NOT_LOADED", True), ("570.124.06", "LIB_RM_VERSION_MISMATCH", False)],
-)
-def test_a_driver_that_does_not_answer(gpus: LabRoot, module: str | None, code: str, absent: bool) -> None:
-    gpus.set_module(module)
-    with pytest.raises(NvmlFailure) as failed, open_nvml():
-        pass
-    assert (failed.value.code, failed.value.driver_absent) == (code, absent)
-
-
 @pytest.mark.slow
 def test_a_host_without_the_library(tmp_path: Path) -> None:
     script = (
@@ -129,16 +111,6 @@ def test_a_host_without_the_library(tmp_path: Path) -> None:
     (tmp_path / "libnvidia-ml.so.1").write_text("not a library")
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "LIBRARY_NOT_FOUND True\n"
-
-
-def test_a_gpu_that_is_lost_between_two_samples_is_named(gpus: LabRoot) -> None:
-    with open_nvml() as session:
-        session.read()
-        gpus.set_fault(3, "gpu-lost")
-        with pytest.raises(NvmlFailure) as failed:
-            session.read()
-    assert (failed.value.code, failed.value.gpu) == ("GPU_IS_LOST", UUIDS[3])
-    assert failed.value.sentence.startswith(f"The GPU is lost: {UUIDS[3]} (NVIDIA L4 at 00000000:CA:00.0)")
 
 
 def test_a_gpu_that_is_lost_before_is_kept_apart_from_those_that_answer(gpus: LabRoot) -> None:
@@ -178,18 +150,3 @@ def test_gpus_are_counted_in_bus_order() -> None:
 def test_a_process_in_both_lists_counts_once() -> None:
     graphics, last, compute = ProcessReading(8, 4), ProcessReading(9, None), ProcessReading(7, 500)
     assert merge_processes([compute, last, compute, graphics]) == (compute, graphics, last)
-
-
-@pytest.mark.parametrize(
-    ("python", "respawned", "place"),
-    [(sys.executable, False, "respawn"), (sys.executable, True, "nowhere"), ("/nonexistent/python", False, "nowhere")],
-)
-def test_where_to_run_without_pynvml(monkeypatch: pytest.MonkeyPatch, python: str, respawned: bool, place: str) -> None:
-    monkeypatch.setattr("ansible.module_utils.vllm_edge.system.nvml.pynvml_missing", lambda: True)
-    found, reason = decide_where_to_run(python, respawned=respawned)
-    assert found == place
-    assert (python in reason) == (place == "nowhere")
-
-
-def test_where_to_run_with_pynvml() -> None:
-    assert decide_where_to_run("/nonexistent/python", respawned=False) == ("here", "")
