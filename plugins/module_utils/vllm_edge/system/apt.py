@@ -94,16 +94,19 @@ HINTS = (
 def extract_errors(text: str) -> str:
     """Return apt's errors in one line: neither those that follow from others, nor lists of hashes, nor repetitions."""
     lines = [" ".join(line.split()) for line in printable(text).splitlines() if line.strip()]
-    follows = ("Some index files failed", "Some files failed to download", "The following information from --solver")
-    errors = [line[3:] for line in lines if line.startswith("E: ") and not line[3:].startswith(follows)]
+    follows = r"E: (?:Some (?:index )?files failed|The following information from --solver|Unable to (?:lock|acquire))"
     # Why a server was not reached or a signature is bad, unmet dependencies, and what the script of a package missed.
     more = (
         r"Could not (?:connect|resolve)|W: (?:Failed to|GPG|.*signature)|.*No space left|\S+ : (?:Depends|Conflicts):"
     )
-    errors += [line.removeprefix("W: ") for line in lines if re.match(more, line)]
+    errors = [line for line in lines if line.startswith("E: ") and not re.match(follows, line)]
+    errors += [line for line in lines if re.match(more, line) and line not in errors]
     # After a retry apt's summary says only this, and names a port by its scheme.
-    told = [line for line in errors if "Unable to connect to" not in line or len(errors) == 1]
-    return " ".join(dict.fromkeys(told or lines[-3:]))
+    told = [line for line in errors if "Unable to connect to" not in line or len(errors) == 1] or lines[-3:]
+    plain = [
+        re.sub(r"^[EW]: |Sub-process \S+ returned an error code.*?, error message is: ", "", line) for line in told
+    ]
+    return ". ".join(dict.fromkeys(line.rstrip(".") for line in plain))
 
 
 def explain(text: str, request: Mapping[str, Any], more: str = "") -> str:
@@ -115,8 +118,8 @@ def explain(text: str, request: Mapping[str, Any], more: str = "") -> str:
             that sets the version), `offered` (versions that there are), `lock_s` and `silence_s` (limits in seconds).
         more: what else was printed, on the other stream or by a run before it.
     """
-    said = extract_errors(f"{text}\n{more}").rstrip(".")
-    mine = [name for uri, name in request["variables"].items() if uri and uri.rstrip("/") in said]
+    said = extract_errors(f"{text}\n{more}")
+    mine = [name for uri, name in request["variables"].items() if uri and uri.rstrip("/") in text + more]
     words = {
         "where": mine[0] if mine else "the file below /etc/apt that names it",
         "version": request.get("version") or "the version",
@@ -124,7 +127,7 @@ def explain(text: str, request: Mapping[str, Any], more: str = "") -> str:
         "lock_s": request["lock_s"],
         "silence_s": request["silence_s"],
     }
-    remedy = next((words_of for pattern, words_of in HINTS if re.search(pattern, said, re.IGNORECASE)), "")
+    remedy = next((hint for pattern, hint in HINTS if re.search(pattern, said, re.IGNORECASE)), "")
     return f"{said}. {remedy.format(**words)}".strip()
 
 
