@@ -70,11 +70,9 @@ class Host:
             given |= {
                 "apt_repository_name": "vendor",
                 "apt_repository_url": URL,
-                "apt_repository_url_variable": "vendor_url",
+                "apt_repository_variables": "vendor",
                 "apt_repository_packages": ["nvidia-*"],
-                "apt_repository_packages_variable": "vendor_packages",
                 "apt_repository_key_url": f"file://{self.place}/vendor.asc",
-                "apt_repository_fingerprint_variable": "vendor_fingerprint",
             }
         if point == "packages":
             given |= {"apt_repository_purpose": "the toolkit", "apt_repository_install": ["toolkit=9-1"]}
@@ -102,7 +100,7 @@ def repository_comes_whole_once_and_its_key_is_recorded(host: Host) -> Steps:
     assert host.files() == {}
     first = yield host.run()
     assert not first.failed, first.message
-    assert f'pin it in the inventory: vendor_fingerprint: "{ED25519}"' in first.text
+    assert f'pin it in the inventory: vendor_key_fingerprint: "{ED25519}"' in first.text
     written = host.files()
     assert set(written) == {KEYRING, SOURCE, PREFERENCES}
     assert f"URIs: {URL}\n" in written[SOURCE] and f"Signed-By: {host.root}/etc/apt/{KEYRING}" in written[SOURCE]
@@ -129,7 +127,7 @@ def repository_comes_whole_once_and_its_key_is_recorded(host: Host) -> Steps:
 @CASES.add
 def other_key_is_refused_and_the_operators_pin_is_the_way_to_it(host: Host) -> Steps:
     wrong = yield host.run(apt_repository_fingerprint=RSA)
-    assert f"has {ED25519}, vendor_fingerprint pins {RSA}. Nothing was changed." in wrong.message
+    assert f"has {ED25519}, vendor_key_fingerprint pins {RSA}. Nothing was changed." in wrong.message
     assert host.files() == {}
     yield host.run()
     written = host.files()
@@ -178,7 +176,7 @@ def key_that_cannot_be_had_is_said(host: Host) -> Steps:
 def local_key_wins_over_the_address(host: Host) -> Steps:
     for check in (True, False):
         local = yield host.run(check=check, apt_repository_key_file=str(KEY_OF_RSA), apt_repository_fingerprint=ED25519)
-        assert f"{KEY_OF_RSA} has {RSA}, vendor_fingerprint pins {ED25519}" in local.message
+        assert f"{KEY_OF_RSA} has {RSA}, vendor_key_fingerprint pins {ED25519}" in local.message
 
 
 @CASES.add
