@@ -122,7 +122,7 @@ def test_vendors_signatures_were_kept(host: Host) -> None:
     for name in ("vllm-edge-nvidia-driver", "vllm-edge-nvidia-container-toolkit"):
         signed = (MEDIUM / "apt" / name / "InRelease").read_text()
         assert "-----BEGIN PGP SIGNATURE-----" in signed
-        assert host.file(f"/etc/apt/keyrings/{name}.gpg").exists
+        assert host.file(f"/etc/apt/keyrings/{name}.asc").exists
         assert not host.file(f"/etc/apt/sources.list.d/{name}.sources").contains("rusted: yes")
 
 

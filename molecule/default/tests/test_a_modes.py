@@ -16,6 +16,7 @@ OPEN = {
     r"/etc/vllm-edge(/engines(/[a-z0-9-]+(/engine\.json)?)?)?": "status",
     r"/var/lib/vllm-edge(/engines)?": "status; the states of engines themselves are closed",
     r"/var/lib/vllm-edge/(active-profile|gpu-slots|image|keys|observations)\.json": "status, plan and pins",
+    r"/var/lib/vllm-edge/apt\.conf": "apt's own user",
     r"/var/lib/vllm-edge/(weights|sbom|log|progress)(/.*)?": "records, logs of pull and build, progress",
     # The engines' user reads it in the container.
     r"/etc/vllm-edge/engines/[a-z0-9-]+/chat-template\.jinja": "the engine",

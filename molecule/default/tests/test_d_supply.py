@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What cannot be had: apt's lock is waited for, and a registry that is not reached is said and harms nothing.
 
-Other faults are in tests/unit/weights and in tests/unit/roles: test_apt.py, test_signed_apt_repository.py and
+Other faults are in tests/unit/weights and in tests/unit/roles: test_apt.py, test_apt_repository.py and
 test_vllm_image_role.py. The plays begin with the role that is asked, which spares the stages before it.
 """
 
@@ -84,7 +84,8 @@ def test_a_plain_run_waits_for_a_lock_and_heals_exactly_that(controller: Control
     # The packages are gone, and what apt keeps of them. Of the toolkit it is the one that no running container needs.
     for package in ("nvidia-container-toolkit", "nvidia-persistenced", "docker-buildx"):
         machine.shell(f"dpkg --force-depends --remove {package} && rm --force /var/cache/apt/archives/{package}_*.deb")
-    asked = f"journalctl --quiet --since=@{int(machine.now())} --identifier=ansible-apt_packages --lines=1 | grep -q ."
+    journal = f"journalctl --quiet --since=@{int(machine.now())} --identifier=ansible-ansible.legacy.command"
+    asked = f"{journal} | grep -q update"
     with locked(machine):
         process = controller.start_play("playbooks/host.yml", "--start-at-task=nvidia_driver : Gather the distribution")
         machine.wait("apt to be asked for", lambda: machine.host.run(asked).rc == 0, 90)
@@ -94,10 +95,10 @@ def test_a_plain_run_waits_for_a_lock_and_heals_exactly_that(controller: Control
     result = play_result(process)
     assert result.rc == 0, result.output[-4000:]
     assert result.changed == [
-        "nvidia_driver : Install the driver packages; lock timeout in seconds - 300",
+        "apt_repository : Change the packages as foretold; lock timeout in seconds - 300",
         "nvidia_driver : Hold the driver packages (nvidia-persistenced)",
-        "container_runtime : Install the Docker Engine; lock timeout in seconds - 300",
-        "container_runtime : Install the container toolkit; lock timeout in seconds - 300",
+        "apt_repository : Install the packages; lock timeout in seconds - 300",
+        "apt_repository : Install the packages; lock timeout in seconds - 300",
         "container_runtime : Hold the container toolkit packages (nvidia-container-toolkit)",
     ]
     # What an operator does next on that host.

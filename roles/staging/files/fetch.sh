@@ -9,7 +9,7 @@
 # /in/repositories: name|url|suites|components|address of the key|its packages, one repository per line
 # /in/components: components of the distribution's archive that are read, beside those that its image reads
 # /in/pins: packages that hold apt's preferences; /in/packages: arguments of apt-get install
-# /in/NAME.key: a compared key as base64 of its binary form, for `packages`
+# /in/NAME.asc: a compared key, for `packages`
 set -eu
 export DEBIAN_FRONTEND=noninteractive
 in=/in
@@ -43,14 +43,14 @@ fi
 work=/stage/apt/.work
 mkdir -p "$work/archives/partial" /etc/apt/keyrings
 while IFS='|' read -r name url suites components _ _; do
-    base64 --decode "$in/$name.key" >"/etc/apt/keyrings/$name.gpg"
-    printf 'Types: deb\nURIs: %s\nSuites: %s\n%sArchitectures: amd64\nSigned-By: /etc/apt/keyrings/%s.gpg\n' \
+    cp "$in/$name.asc" /etc/apt/keyrings/
+    printf 'Types: deb\nURIs: %s\nSuites: %s\n%sArchitectures: amd64\nSigned-By: /etc/apt/keyrings/%s.asc\n' \
         "$url" "$suites" "${components:+Components: $components
 }" "$name" >"/etc/apt/sources.list.d/$name.sources"
 done <"$in/repositories"
 apt_get update
 
-# Each vendor's repository supplies its own packages only, as on the hosts (module signed_apt_repository). Its host tells
+# Each vendor's repository supplies its own packages only, as on the hosts (role apt_repository). Its host tells
 # it from the others, or what its index says of itself where the host has others too.
 apt-get indextargets --format '$(REPO_URI)|$(SITE)|$(ORIGIN)|$(LABEL)' 'Created-By: Packages' | sort -u >/tmp/sites
 # shellcheck disable=SC2094 # both only read it

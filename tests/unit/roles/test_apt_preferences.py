@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible.module_utils.vllm_edge.system.apt_sources import choose_pin, read_release_fields, render_preferences
+from ansible.module_utils.vllm_edge.system.apt_sources import choose_preferences
 from helpers import ROOT
 
 pytestmark = [pytest.mark.skipif(not shutil.which("apt-cache"), reason="apt is not installed"), pytest.mark.slow]
@@ -110,9 +110,10 @@ def test_vendor_supplies_its_packages_and_no_other(tmp_path: Path, address: str,
         offered = dict.fromkeys(DISTRIBUTION, "99") | dict.fromkeys(packages, "2") | {"new-dependency": "1"}
         write_repository(tmp_path / vendor, vendor.upper(), offered)
         lines.append(f"deb [trusted=yes] {host}/{vendor}/ ./")
-        release = read_release_fields((tmp_path / vendor / "Release").read_text())
-        pin = choose_pin(f"{host}/{vendor}/", place != "host of its own", release)
-        (apt.root / f"etc/apt/preferences.d/{vendor}.pref").write_text(render_preferences(pin, patterns))
+        wanted = {"url": f"{host}/{vendor}/", "source": "/own", "preferences": "/p", "packages": patterns}
+        indexes = [f"{wanted['url']}|{vendor.upper()}|{vendor.upper()} L"]
+        chosen = choose_preferences(wanted, {"/s/debian.list": lines[0]}, indexes)
+        (apt.root / f"etc/apt/preferences.d/{vendor}.pref").write_text(chosen["text"])
     # The role's own pin of versions comes before these.
     (apt.root / "etc/apt/preferences.d/toolkit").write_text(
         "Package: nvidia-container-toolkit\nPin: version 1\nPin-Priority: 1001\n"

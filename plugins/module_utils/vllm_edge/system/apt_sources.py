@@ -1,16 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sources of apt on a host: reading them, and rendering further ones."""
+"""Sources and preferences of apt: what a host has, and what a repository gets."""
 
 from __future__ import annotations
 
-import glob
-import os
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.parser import HeaderParser
+from typing import Any
 
-HEADER = "# Managed by Ansible (vllm-edge, role {role}): changes made here by hand are lost.\n"
+from . import openpgp
+
+HEADER = "# Managed by Ansible (vllm-edge, role apt_repository): changes made here by hand are lost.\n"
+PACKAGE_PATTERN = re.compile(r"[a-z0-9][a-z0-9+.-][a-z0-9+.*?-]*")
+"""A package's name, or a pattern that begins with two characters of one."""
+RELEASE_FIELD = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:/+()-]*")
+"""A value that apt's Pin takes literally: neither a list, nor a pattern, nor a regular expression."""
+
+Wanted = Mapping[str, Any]
+"""A repository as the role apt_repository has it in `__apt_repository_wanted`."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +31,15 @@ class Source:
     path: str
     components: tuple[str, ...] = ()
     signed_by: str = ""
+
+
+def split_files(text: str) -> dict[str, str]:
+    """Return texts of files by their paths, from what `grep -rsaZ ""` prints of them."""
+    files: dict[str, str] = {}
+    for line in text.splitlines():
+        path, _, rest = line.partition("\0")
+        files[path] = files.get(path, "") + rest + "\n"
+    return files
 
 
 def parse_one_line_sources(text: str, path: str) -> list[Source]:
@@ -52,30 +70,25 @@ def parse_deb822_sources(text: str, path: str) -> list[Source]:
     return found
 
 
-def read_sources(root: str) -> list[Source]:
-    """Return the sources of all files that apt reads below `root`/etc/apt. Raises OSError."""
-    etc = os.path.join(root, "etc/apt")
+def read_sources(files: Mapping[str, str], own: str) -> list[Source]:
+    """Return the sources in these files, by path, without those of the file `own`."""
     found: list[Source] = []
-    for path in [os.path.join(etc, "sources.list"), *sorted(glob.glob(os.path.join(etc, "sources.list.d/*")))]:
-        parse = {".sources": parse_deb822_sources, ".list": parse_one_line_sources}.get(os.path.splitext(path)[1])
-        if parse and os.path.isfile(path):
-            with open(path, encoding="utf-8", errors="replace") as file:
-                found += parse(file.read(), path)
+    for path, text in sorted(files.items()):
+        if path != own and path.endswith(".sources"):
+            found += parse_deb822_sources(text, path)
+        elif path != own and path.endswith(".list"):
+            found += parse_one_line_sources(text, path)
     return found
 
 
-def find_clashes(sources: Sequence[Source], uri: str, suites: Sequence[str], architecture: str) -> list[Source]:
-    """Return the sources that define a repository of ours too, which apt refuses with another Signed-By value.
+def find_clashes(sources: Sequence[Source], uri: str, suites: Sequence[str]) -> list[Source]:
+    """Return the sources that define a repository of ours too, which apt refuses with another Signed-By value."""
 
-    Args:
-        uri: address of our repository; like the others it may contain $(ARCH)
-        architecture: value for $(ARCH), as `dpkg --print-architecture` prints it
-    """
+    def cover(one: str, other: str) -> bool:
+        pattern = re.escape(one.rstrip("/")).replace(re.escape("$(ARCH)"), "[a-z0-9]+")
+        return re.fullmatch(pattern, other.rstrip("/")) is not None
 
-    def normalise(address: str) -> str:
-        return address.replace("$(ARCH)", architecture).rstrip("/")
-
-    return [source for source in sources if source.suite in suites and normalise(source.uri) == normalise(uri)]
+    return [one for one in sources if one.suite in suites and (cover(one.uri, uri) or cover(uri, one.uri))]
 
 
 def find_missing_components(sources: Sequence[Source], release: str, components: Sequence[str]) -> list[Source]:
@@ -100,8 +113,8 @@ def find_missing_components(sources: Sequence[Source], release: str, components:
     return found
 
 
-def render_sources(sources: Sequence[Source], role: str, architectures: Sequence[str] = ()) -> str:
-    """Render a .sources file in deb822 format; empty without sources. `role` is named as its author."""
+def render_sources(sources: Sequence[Source]) -> str:
+    """Render a .sources file in deb822 format; empty without sources."""
     stanzas = []
     for source in sources:
         fields = {
@@ -109,46 +122,134 @@ def render_sources(sources: Sequence[Source], role: str, architectures: Sequence
             "URIs": source.uri,
             "Suites": source.suite,
             "Components": " ".join(source.components),
-            "Architectures": " ".join(architectures),
             "Signed-By": source.signed_by,
         }
         stanzas.append("".join(f"{name}: {value}\n" for name, value in fields.items() if value))
-    return HEADER.format(role=role) + "\n".join(stanzas) if stanzas else ""
+    return HEADER + "\n".join(stanzas) if stanzas else ""
 
 
-def get_index_prefix(uri: str, suite: str) -> str:
-    """Return the prefix of a source's index files below /var/lib/apt/lists (apt's URItoFileName)."""
-    url = uri.rstrip("/") + "/" + ("" if suite == "/" else suite if suite.endswith("/") else f"dists/{suite}/")
-    url = re.sub(r"^[a-z+]+:(//)?([^/@]*@)?", "", url)
-    quoted = "".join(f"%{ord(c):02x}" if c in '\\|{}[]<>"^~_=!@#$%&*' or not "!" <= c <= "~" else c for c in url)
-    return quoted.replace("/", "_")
-
-
-PACKAGE_PATTERN = re.compile(r"[a-z0-9][a-z0-9+.-][a-z0-9+.*?-]*")
-"""A package's name, or a pattern that begins with two characters of one."""
-RELEASE_FIELD = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:/+()-]*")
-"""A value that apt's Pin takes literally: neither a list, nor a pattern, nor a regular expression."""
-
-
-def find_unprintable(fields: Mapping[str, Sequence[str]]) -> str:
-    """Return a sentence about the first value that would end a field or a stanza of apt's files; empty if none does.
+def plan_archive(files: Mapping[str, str], own: str, release: str, components: Sequence[str]) -> dict[str, str]:
+    """Return the source that adds components of the distribution's archive to those that the host has.
 
     Args:
-        fields: the values, by the name of the field
+        files: apt's sources on the host, by path.
+        own: path of the source.
+
+    Returns:
+        `source` (its text, empty if the host has all components), and `mistake` (why there can be none, or empty).
     """
-    for name, values in fields.items():
+    added = find_missing_components(read_sources(files, own), release, components)
+    inside = [source.path for source in added if "BEGIN PGP" in source.signed_by]
+    mistake = (
+        f"{inside[0]} contains the key of its archive, so that no other source can refer to it. Nothing was changed: "
+        f"add {' '.join(components)} to its components there, and run again."
+        if inside
+        else ""
+    )
+    return {"mistake": mistake, "source": render_sources(added)}
+
+
+def find_mistake(wanted: Wanted, expected: Sequence[str]) -> str:
+    """Return why a repository cannot be added as it is wanted; empty if it can.
+
+    A value must not become something else in apt's files, and no key may come over a wire that nobody verifies.
+    """
+    name, untouched = wanted["name"], "Nothing was changed"
+    fields = {wanted["url_variable"]: [wanted["url"]], "suites": wanted["suites"], "components": wanted["components"]}
+    for field, values in fields.items():
         for value in values:
             if not re.fullmatch(r"[!-~]+", value):
                 return (
-                    f"{name} has {ascii(value)[:80]}: spaces, line breaks, control characters and letters outside of "
-                    f"ASCII are not possible there. Write them percent-encoded in an address, or leave them out."
+                    f"The repository {name} was not added, and nothing was changed: {field} has {ascii(value)[:80]}: "
+                    f"spaces, line breaks, control characters and letters outside of ASCII are not possible there. "
+                    f"Write them percent-encoded in an address, or leave them out."
                 )
+    wrong = [ascii(entry)[:80] for entry in wanted["packages"] if not PACKAGE_PATTERN.fullmatch(entry)]
+    if wrong or not wanted["packages"]:
+        return (
+            f"{wanted['packages_variable']} {'has ' + wrong[0] if wrong else 'is empty'}. It lists the packages that "
+            f"the repository {name} may supply: names, or patterns that begin with two characters of one, such as "
+            f"nvidia-*. {untouched}."
+        )
+    url, variable = wanted["key_url"], wanted["fingerprint_variable"]
+    if not wanted["key_text"] and not url:
+        return (
+            f"The repository {name} has no key: neither an address nor a local file of it is set. Set the variable "
+            f"beside {variable} that names one."
+        )
+    if not wanted["key_text"] and not url.lower().startswith(("https:", "file:")) and not expected:
+        return (
+            f"The key of the repository {name} comes from {ascii(url)[:200]}, which anybody on the way can change, "
+            f"and no fingerprint is set. {untouched}. Ask the vendor for the fingerprint and set {variable}, or use "
+            f"https or a local file."
+        )
     return ""
 
 
-def find_wrong_pattern(packages: Sequence[str]) -> str:
-    """Return the first entry that is no name of a package and no pattern of some; empty if all are."""
-    return next((ascii(entry)[:80] for entry in packages if not PACKAGE_PATTERN.fullmatch(entry)), "")
+def plan_repository(wanted: Wanted, files: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a repository needs on a host.
+
+    Args:
+        files: apt's sources, the keyring of the repository and the record of keys on the host, by path.
+
+    Returns:
+        `mistake` (why it is refused, or empty), `source` (the text of its source), `expected` (fingerprints),
+        `trust` ("pinned", "recorded" or "first-use"), `keyring` (that of the host, if it is the expected one), and
+        `record` (the former record of all keys).
+    """
+    plan: dict[str, Any] = {"mistake": "", "source": "", "expected": [], "trust": "", "keyring": "", "record": {}}
+    try:
+        plan["record"] = dict(json.loads(files.get(wanted["record"], "{}")))
+        pinned = openpgp.parse_fingerprints(wanted["fingerprint"])
+    except json.JSONDecodeError as error:
+        return plan | {
+            "mistake": f"{wanted['record']} is not JSON ({error}). It contains the repository keys that this host "
+            f"trusts: restore it from a backup, or delete it so that the keys are recorded again."
+        }
+    except ValueError as error:
+        return plan | {"mistake": f"{wanted['fingerprint_variable']}: {error}."}
+    known = plan["record"].get(wanted["name"], {})
+    plan["expected"] = pinned or list(known.get("fingerprints", []))
+    plan["trust"] = "pinned" if pinned else "recorded" if plan["expected"] else "first-use"
+    plan["mistake"] = find_mistake(wanted, plan["expected"])
+    for clash in find_clashes(read_sources(files, wanted["source"]), wanted["url"], wanted["suites"]):
+        plan["mistake"] = plan["mistake"] or (
+            f"{wanted['url']} is configured in {clash.path} already. apt refuses one repository with two keyrings: "
+            f"remove that file (dpkg -S {clash.path} names its package, if any) and run again."
+        )
+    source = Source(wanted["url"], " ".join(wanted["suites"]), "", tuple(wanted["components"]), wanted["keyring"])
+    plan["source"] = render_sources([source])
+    keyring = files.get(wanted["keyring"], "")
+    try:
+        # A verified key is only downloaded again if its address changed. A damaged keyring is replaced.
+        same = bool(keyring) and openpgp.list_fingerprints(keyring.encode()) == plan["expected"]
+    except openpgp.KeyFormatError:
+        same = False
+    if same and known.get("source", wanted["key_source"]) == wanted["key_source"]:
+        plan["keyring"] = keyring
+    return plan
+
+
+def check_key(offered: bytes, wanted: Wanted, plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `keyring` (armoured) and `fingerprints` of a key, and `mistake`: why it is refused, or empty."""
+    refused = {"keyring": "", "fingerprints": []}
+    source, variable = wanted["key_source"], wanted["fingerprint_variable"]
+    try:
+        found = openpgp.list_fingerprints(offered)
+    except openpgp.KeyFormatError as error:
+        return refused | {
+            "mistake": f"What {source} holds is not usable as the key of the repository {wanted['name']}: {error}. "
+            f"Nothing was changed."
+        }
+    if plan["expected"] and found != plan["expected"]:
+        pins = f"{variable} pins" if plan["trust"] == "pinned" else f"this host recorded (in {wanted['record']})"
+        return refused | {
+            "mistake": f"The key of the repository {wanted['name']} is not the expected one: {source} has "
+            f"{', '.join(found)}, {pins} {', '.join(plan['expected'])}. Nothing was changed. Whoever holds that key "
+            f"decides what is installed as root: ask the vendor for the fingerprint, and only where the new one is "
+            f"right set {variable}."
+        }
+    return {"keyring": openpgp.armour(openpgp.dearmour(offered)), "fingerprints": found, "mistake": ""}
 
 
 def get_host(uri: str) -> str:
@@ -157,35 +258,64 @@ def get_host(uri: str) -> str:
     return match[1].strip("[]") if match and not uri.startswith(("file:", "copy:", "cdrom:")) else ""
 
 
-def read_release_fields(text: str) -> dict[str, str]:
-    """Return Origin and Label of a Release or InRelease file, without those that a Pin cannot name literally."""
-    fields = dict(re.findall(r"^(Origin|Label):[ \t]*(.*?)[ \t\r]*$", text.split("\n\n-----BEGIN")[0], re.MULTILINE))
-    return {name: value for name, value in fields.items() if RELEASE_FIELD.fullmatch(value)}
-
-
-def choose_pin(uri: str, shared: bool, release: Mapping[str, str]) -> str:
-    """Return the Pin that tells a repository from all others of the host; empty if nothing does.
-
-    The host is better than what the repository says of itself, but it also names other repositories of a mirror, and
-    all repositories in directories have none.
+def read_targets(lines: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return Origin and Label of the repositories whose indexes apt has, by address, without unusable ones.
 
     Args:
-        shared: whether a repository that is not restricted has the same host
-        release: its Origin and Label
+        lines: what `apt-get indextargets` printed, each address|Origin|Label.
     """
-    host = get_host(uri)
-    if host and not shared:
-        return f'origin "{host}"'
-    keys = {"Origin": "o", "Label": "l"}
-    return "release " + ",".join(f"{keys[name]}={value}" for name, value in release.items()) if release else ""
+    found = {}
+    for line in lines:
+        if line.count("|") == 2:
+            uri, *values = line.split("|")
+            named = zip(("o", "l"), values, strict=True)
+            found[uri.rstrip("/")] = {key: value for key, value in named if RELEASE_FIELD.fullmatch(value)}
+    return found
 
 
-def render_preferences(pin: str, packages: Sequence[str]) -> str:
-    """Render preferences with which a repository supplies only these packages.
+def choose_preferences(wanted: Wanted, files: Mapping[str, str], targets: Sequence[str]) -> dict[str, str]:
+    """Return the preferences with which a repository supplies only its packages.
 
-    Priority 1 leaves installable what no other repository has, such as a new dependency, and never upgrades a package
-    (apt_preferences(5)).
+    Its host tells it from the others. Where these have the same host, as on a mirror, or none, as in a directory, it is
+    told by Origin and Label of its index. Priority 1 leaves installable what no other repository has, such as a new
+    dependency, and never upgrades a package (apt_preferences(5)).
+
+    Args:
+        files: apt's sources and preferences on the host, by path.
+        targets: what apt has read of this repository and of the others, as `read_targets` takes it.
+
+    Returns:
+        `text`, `warning` (where the repository is not restricted), and `mistake` (why it is refused); perhaps empty.
     """
-    return HEADER.format(role="apt_repository") + (
-        f"Package: {' '.join(packages)}\nPin: {pin}\nPin-Priority: 500\n\nPackage: *\nPin: {pin}\nPin-Priority: 1\n"
-    )
+    current = files.get(wanted["preferences"], "")
+    host, indexes = get_host(wanted["url"]), read_targets(targets)
+    # Repositories that have preferences of ours are told apart by the names of their packages.
+    restricted = {path.rpartition("/")[2].removesuffix(".pref") for path in files if path.endswith(".pref")}
+    others = read_sources(files, wanted["source"])
+    others = [one for one in others if one.path.rpartition("/")[2].removesuffix(".sources") not in restricted]
+    pin = f'origin "{host}"'
+    if not host or any(get_host(other.uri) == host for other in others):
+        # A $(ARCH) of the address is its architecture there.
+        own = re.escape(wanted["url"].rstrip("/")).replace(re.escape("$(ARCH)"), "[a-z0-9]+")
+        release = next((index for uri, index in indexes.items() if re.fullmatch(own, uri)), None)
+        if release is None:
+            return {"text": current, "warning": "", "mistake": ""}
+        told = f"The repository {wanted['url']}"
+        if not release:
+            return {
+                "text": "",
+                "warning": f"{told} can replace every package of this host: other repositories have the same host, "
+                f"and its index has neither Origin nor Label. Serve it from a host of its own.",
+                "mistake": "",
+            }
+        if any(indexes.get(other.uri.rstrip("/")) == release for other in others):
+            return {
+                "text": current,
+                "warning": "",
+                "mistake": f"{told} calls itself {', '.join(release.values())}, as another repository of this host "
+                f"does, so apt cannot tell them apart. Whoever signs it could replace every package: see that "
+                f"{wanted['url_variable']} is the right place, or serve it from a host of its own.",
+            }
+        pin = "release " + ",".join(f"{key}={value}" for key, value in release.items())
+    text = f"Package: {' '.join(wanted['packages'])}\nPin: {pin}\nPin-Priority: 500\n\n"
+    return {"text": f"{HEADER}{text}Package: *\nPin: {pin}\nPin-Priority: 1\n", "warning": "", "mistake": ""}

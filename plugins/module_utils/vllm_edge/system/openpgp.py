@@ -46,6 +46,12 @@ def dearmour(data: bytes) -> bytes:
     return binary
 
 
+def armour(data: bytes) -> str:
+    """Return a binary key as ASCII text, with the empty line that apt expects."""
+    encoded = base64.encodebytes(data).decode()
+    return f"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\n{encoded}-----END PGP PUBLIC KEY BLOCK-----\n"
+
+
 def _read_header(data: bytes, at: int) -> tuple[int, int, int]:
     """Return the tag of the packet at an offset, the offset of its body and the body's length, RFC 9580 section 4.2."""
     head = data[at]
