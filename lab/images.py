@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from lab.docker import LABEL, docker, docker_output, image_exists
+from lab.engine.build import fetch_wheels, parse_requirements
 from lab.shell import LAB, as_root, cache_directory, output, run, stage
 
 HOST_PACKAGES = (
@@ -124,7 +125,7 @@ def host_image(release: str = "trixie") -> str:
 
 
 def vendors_image() -> str:
-    """What answers for the sites that cannot be reached: apt repositories, model hub, registry."""
+    """What answers for the sites that cannot be reached: apt repositories, package index, model hub, registry."""
     base = debian_image("trixie", HOST_PACKAGES)
     tag = f"{LABEL}/vendors:{digest(LAB / 'vendors', LAB / 'hub', extra=base)}"
     if image_exists(tag):
@@ -139,6 +140,7 @@ def vendors_image() -> str:
             install + " ".join(VENDORS_PACKAGES) + "; rm -rf /var/lib/apt/lists/*; chmod 0755 /srv/*.py /srv/serve",
             {
                 LAB / "vendors" / "serve": "/srv/serve",
+                LAB / "vendors" / "index.py": "/srv/index.py",
                 LAB / "vendors" / "registry.yml": "/srv/registry.yml",
                 LAB / "hub" / "server.py": "/srv/hub.py",
             },
@@ -157,6 +159,13 @@ def apt_repositories() -> Path:
     target = cache_directory() / "apt"
     with stage("simulated driver and toolkit packages, signed repositories"):
         built_by(LAB / "nvidia" / "build.py", "--out", target)
+    return target
+
+
+def index_wheels() -> Path:
+    """The wheels that the lab's package index has; returns their directory."""
+    target = cache_directory() / "wheels" / f"index-{digest(LAB / 'vendors' / 'requirements.txt')}"
+    fetch_wheels(parse_requirements((LAB / "vendors" / "requirements.txt").read_text()), target)
     return target
 
 

@@ -31,6 +31,7 @@ from lab.images import (
     debian_image,
     engine_image,
     host_image,
+    index_wheels,
     models,
     remove_images,
     vendors_image,
@@ -43,6 +44,8 @@ ENGINE_REPOSITORY = "vllm/vllm-openai"
 ENGINE_TAG = "v0.32.0"
 # Where the host has a carried disk.
 MEDIUM = "/media/vllm-edge"
+INDEX_CERTIFICATE = "/etc/ssl/lab-index.pem"
+"""On the host: what it has to trust for the package index."""
 # Longer than any unit of the host may take to stop.
 SHUTDOWN_TIMEOUT_S = 300
 # Names under which the vendors answer to the host.
@@ -130,6 +133,7 @@ def prepare_surroundings() -> dict[str, str]:
         "host": host_image(),
         "vendors": vendors_image(),
         "apt": str(apt_repositories()),
+        "wheels": str(index_wheels()),
     }
 
 
@@ -166,12 +170,16 @@ def up(world: World) -> None:
     with alone():
         publish_engine_image(names["engine"])
     start_host(world, names["host"])
+    certificate = world.generated / "index.pem"
+    wait = "until test -s /srv/index.pem; do sleep 0.1; done; cat /srv/index.pem"
+    certificate.write_text(docker_output("exec", world.vendors, "timeout", "30", "sh", "-c", wait) + "\n")
+    copy_in(world, certificate, INDEX_CERTIFICATE, "root:root")
     write_variables(world, names)
 
 
 def start_vendors(world: World, names: dict[str, str]) -> None:
     """Start the vendors' container; one with other contents is replaced."""
-    wanted = f"{names['vendors']} {names['apt']} {names['hub']}"
+    wanted = f"{names['vendors']} {names['apt']} {names['hub']} {names['wheels']}"
     done = docker(
         "inspect",
         "--format",
@@ -183,12 +191,11 @@ def start_vendors(world: World, names: dict[str, str]) -> None:
         return
     images = cache_directory() / "images"
     images.mkdir(exist_ok=True)
-    with stage("vendors: apt repositories, model hub, image registry"):
+    with stage("vendors: apt repositories, package index, model hub, image registry"):
         for container in labelled(world, world.vendors):
             docker("rm", "--force", "--volumes", container, check=False)
         docker(
-            "run",
-            "--detach",
+            "create",
             f"--name={world.vendors}",
             f"--label={LABEL}={world.name}",
             f"--label={LABEL}.inputs={wanted}",
@@ -197,9 +204,13 @@ def start_vendors(world: World, names: dict[str, str]) -> None:
             "--publish=127.0.0.1::5000",
             f"--volume={names['apt']}:/srv/apt:ro",
             f"--volume={names['hub']}:/srv/hub:ro",
+            f"--volume={names['wheels']}:/srv/wheels:ro",
             f"--volume={images}:/srv/registry:ro",
             names["vendors"],
         )
+        # Containers of this machine, in which staging asks the package index, reach it on this network.
+        docker("network", "connect", "bridge", world.vendors)
+        docker("start", world.vendors)
         wait_for_registry(int(docker_output("port", world.vendors, "5000/tcp").rsplit(":", 1)[1]), 30)
 
 
@@ -376,9 +387,9 @@ def reboot(world: World, hard: bool) -> None:
         wait_for_ssh(world, 60, whole_boot=False)
 
 
-def vendors_address(world: World) -> str:
-    """Address of the vendors on the lab's network."""
-    form = f'{{{{(index .NetworkSettings.Networks "{world.name}").IPAddress}}}}'
+def vendors_address(world: World, network: str = "") -> str:
+    """Address of the vendors on the lab's network, or on another."""
+    form = f'{{{{(index .NetworkSettings.Networks "{network or world.name}").IPAddress}}}}'
     return docker_output("inspect", "--format", form, world.vendors)
 
 
@@ -408,8 +419,12 @@ def write_variables(world: World, names: dict[str, str]) -> None:
         "lab_gpus": [
             {"name": card["name"], "memory_mib": int(card["total_mib"])} for card in read_cards(gpus_of(world))
         ],
+        # Containers do not know the names that the host knows, so they reach the package index by a proxy.
+        "lab_proxy": f"http://{vendors_address(world)}:3128",
+        "lab_proxy_of_staging": f"http://{vendors_address(world, 'bridge')}:3128",
         # For whoever downloads on this machine, which does not know the names that the host knows.
         "lab_distribution_image": names["distribution"],
+        "lab_index_certificate": str(world.generated / "index.pem"),
         "lab_hub": f"http://{vendors_address(world)}:8081",
         "lab_registry": docker_output("port", world.vendors, "5000/tcp").splitlines()[0],
     }

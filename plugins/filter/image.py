@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -36,19 +35,17 @@ def resolve_transformers(
     return {"error": "", **asdict(found)}
 
 
-READERS: dict[str, Callable[[object], Any]] = {
-    "contents": image_answer.check_contents,
-    "inventory": image_answer.check_inventory,
-    "tests": image_answer.check_tests,
-    "identity": image_answer.check_identity,
-    "record": image_answer.check_record,
-    "wheels": image_answer.check_wheels,
+READERS: dict[str, Callable[[Any], Any]] = {
+    "packages": image_answer.read_packages,
     "pip report": image_answer.read_pip_report,
+    "record": image_answer.read_record,
+    "tests": image_answer.read_tests,
+    "wheels": image_answer.check_wheels,
 }
 
 
 def read_image_answer(answer: str, kind: str, origin: str) -> dict[str, Any]:
-    """Return what an image, Docker about an image, or the record of an image says, once it is found harmless.
+    """Return what a program in an image prints, or the record of an image, in the form that it may have.
 
     Args:
         answer: JSON.
@@ -64,49 +61,9 @@ def read_image_answer(answer: str, kind: str, origin: str) -> dict[str, Any]:
         return {"value": {}, "error": f"{origin} cannot be used: {error}."}
 
 
-def explain_wheels(found: Mapping[str, str], pinned: Mapping[str, str], recorded: Mapping[str, str]) -> str:
-    """Return why the wheels of a layer are refused, as the end of a sentence; empty if they are accepted.
-
-    Args:
-        found: SHA-256 of each wheel by its file name.
-        pinned: the variable vllm_image_wheel_hashes; empty where nothing is pinned.
-        recorded: what an image of the same inputs was made of; empty where nothing is recorded.
-    """
-    try:
-        image_answer.check_wheels(found)
-        wanted = image_answer.check_wheels(pinned or recorded)
-    except image_answer.ImageAnswerError as error:
-        return str(error)
-    return image_answer.explain_other_wheels(found, wanted) if wanted else ""
-
-
-def compare_image_names(before: Sequence[str], after: Sequence[str], base: str) -> dict[str, dict[str, str]]:
-    """Return the names of images, other than the base image's, that moved between two lists.
-
-    Args:
-        before, after: lines of `docker image ls --no-trunc`, each a name, a blank and an id.
-        base: name of the base image.
-
-    Returns:
-        `moved`: the former id by name, and `added`: the id by name.
-    """
-    former, now = (dict(line.rsplit(" ", 1) for line in lines if "<none>" not in line) for lines in (before, after))
-    names = [name for name in former.keys() | now.keys() if name != re.sub(HUB, "", base) and name != base]
-    return {
-        "moved": {name: former[name] for name in sorted(names) if name in former and now.get(name) != former[name]},
-        "added": {name: now[name] for name in sorted(names) if name not in former},
-    }
-
-
-HUB = r"^docker\.io/(library/)?"
-"""What Docker leaves out of a name when it prints it."""
-
-
 class FilterModule:
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
-            "compare_image_names": compare_image_names,
-            "explain_wheels": explain_wheels,
             "list_requirements": image_answer.list_requirements,
             "read_image_answer": read_image_answer,
             "resolve_transformers": resolve_transformers,

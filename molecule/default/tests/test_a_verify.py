@@ -200,7 +200,7 @@ def test_image_holds_a_transformers_that_fits(machine: Machine, image: dict[str,
 
 def test_engines_are_created_from_the_id_of_the_image(machine: Machine, image: dict[str, Any]) -> None:
     assert {machine.container(engine.container)["Config"]["Image"] for engine in ENGINES} == {image["Id"]}
-    assert not machine.run("docker", "image", "ls", "--quiet", "vllm-edge/vllm-openai-base")
+    assert not machine.run("docker", "container", "ls", "--all", "--quiet", "--filter=name=vllm-edge-image-build")
 
 
 def test_sbom_lists_what_is_in_the_image(host: Host, image: dict[str, Any]) -> None:

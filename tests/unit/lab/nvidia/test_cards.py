@@ -126,7 +126,7 @@ def test_the_inventory_has_the_gpus_of_the_host_that_is_there(
     monkeypatch.setattr(lab.world, "LAB", tmp_path)
     monkeypatch.setattr(lab.world, "docker_output", lambda *_: f"VLLM_EDGE_LAB_GPUS={text}\n")
     monkeypatch.setattr(lab.world, "read_gateway_port", lambda _: 22422)
-    monkeypatch.setattr(lab.world, "vendors_address", lambda _: "192.0.2.1")
+    monkeypatch.setattr(lab.world, "vendors_address", lambda *_: "192.0.2.1")
     world = World("mine", 22022)
     world.generated.mkdir(parents=True)
     (tmp_path / "fingerprints.json").write_text("{}")
