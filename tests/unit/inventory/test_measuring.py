@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.module_utils.vllm_edge.bench import model
+from ansible.module_utils.vllm_edge.trials.bench import model
 from ansible.module_utils.vllm_edge.inventory import measuring
 from helpers import ROOT
 
