@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.module_utils.vllm_edge.trials.bench import model
 from ansible.module_utils.vllm_edge.inventory import measuring
+from ansible.module_utils.vllm_edge.trials.bench import model
 from helpers import ROOT
 
 DEFAULTS = yaml.safe_load((ROOT / "group_vars/all/switches.yml").read_text())

@@ -170,11 +170,9 @@ def _parse_mib(key: str, value: object) -> int:
 
 
 def _list_known_gpus(gpus: Sequence[GpuReading], slots: Sequence[str]) -> str:
-    def line(gpu: GpuReading) -> str:
-        slot = f"slot {slots.index(gpu.uuid)}" if gpu.uuid in slots else "no slot"
-        return f"{gpu.uuid} ({slot}, {gpu.name} at {gpu.pci_bus_id})"
-
-    return ", ".join(line(gpu) for gpu in gpus) or "no GPU at all"
+    places = {uuid: f"slot {number}" for number, uuid in enumerate(slots)}
+    told = [f"{gpu.uuid} ({places.get(gpu.uuid, 'no slot')}, {gpu.name} at {gpu.pci_bus_id})" for gpu in gpus]
+    return ", ".join(told) or "no GPU at all"
 
 
 def check_slots(slots: Sequence[str]) -> None:
