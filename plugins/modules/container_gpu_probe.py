@@ -107,14 +107,9 @@ REFUSALS = {
 }
 """Problem and remedy, by a pattern of Docker's message."""
 TYPES = {
-    "code": int,
-    "cuda": int,
-    "devices": int,
-    "driver": str,
-    "error": str,
-    "libcuda": str,
     "uuids": list,
-    "wanted": str,
+    **dict.fromkeys(("code", "cuda", "devices"), int),
+    **dict.fromkeys(("driver", "error", "libcuda", "wanted"), str),
 }
 
 
@@ -182,13 +177,9 @@ def judge(code: int, out: str, err: str, gpus: list[str], timeout: int, image: s
         return ""
     if code == 124:
         return f"no answer within {timeout} s. A call that hangs is a lost GPU: dmesg | grep -i xid tells."
-    seen = (
-        ""
-        if failure
-        else f"it sees {', '.join(answer['uuids']) or 'none'} of {', '.join(sorted(gpus))}"
-        if "uuids" in answer
-        else ""
-    )
+    seen = ""
+    if not failure and "uuids" in answer:
+        seen = f"it sees {', '.join(answer['uuids']) or 'none'} of {', '.join(sorted(gpus))}"
     reason = failure or seen or answer.get("error") or said or out.strip() or f"exit status {code} and no message"
     if container:
         return (
@@ -243,9 +234,8 @@ def main() -> None:
         code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"})
         if code == 124:
             module.run_command([docker, "rm", "--force", name])
-    problem = printable(
-        judge(code, out, err[:LONGEST], params["gpus"], params["timeout"], params["image"] or "", running or "")
-    )
+    image, seconds = params["image"] or "", params["timeout"]
+    problem = printable(judge(code, out, err[:LONGEST], params["gpus"], seconds, image, running or ""))
     result = {"changed": False, "problem": problem, "seconds": round(time.monotonic() - started, 1)}
     if problem and not module.check_mode:
         who = f"The container {running}" if running else f"A container of {params['image']} with the engine's flags"

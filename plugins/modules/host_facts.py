@@ -145,9 +145,9 @@ def read_driver_and_runtime(module: AnsibleModule, reader: RuntimeReader) -> dic
 
 def recommend(reader: RuntimeReader, peer_to_peer: str) -> dict[str, Any]:
     if peer_to_peer == "forbidden":
-        return FORBIDDEN.as_dict()
+        return asdict(FORBIDDEN)
     rows, _ = reader.smi(BUS_FIELDS)
-    return correctness(reader.bus((uuid, bus_id) for uuid, bus_id in rows)).as_dict()
+    return asdict(correctness(reader.bus((uuid, bus_id) for uuid, bus_id in rows)))
 
 
 def find_containers_at_risk(reader: RuntimeReader) -> dict[str, Any]:

@@ -187,13 +187,13 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.engine import policy
+from ..module_utils.vllm_edge.engine.state import stamp
 from ..module_utils.vllm_edge.generation import build, committed, live, store
 from ..module_utils.vllm_edge.generation.build import Rendered
 from ..module_utils.vllm_edge.generation.model import Choice, Committed, Generation, GenerationError
@@ -250,8 +250,7 @@ class Switch:
 
     def write(self, rendered: Rendered, number: int, now: Committed | None) -> Generation:
         """Write the generation. In check mode it goes to the module's own directory and can be read as usual."""
-        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        files = store.documents(rendered, number, now, stamp)
+        files = store.documents(rendered, number, now, stamp())
         if self.module.check_mode:
             staged = Path(tempfile.mkdtemp(dir=self.module.tmpdir))
             self.module.add_cleanup_file(str(staged))
@@ -382,7 +381,9 @@ class Switch:
         origin = self.module.params["origin"]
         if not self.needed and now is not None and origin == "inventory" != now.origin:
             news.append(f"the inventory says so now too, which only {now.origin} did before")
-            self.remember_inventory(generation, now)
+            if not self.module.check_mode:
+                choice = Choice(origin, self.module.params["inventory_profile"])
+                committed.commit(generation, self.paths, choice, now.chosen_at, over_budget=now.over_budget)
         record = live.record_difference(now, generation, origin, self.paths, defect if same else None)
         self.result |= {
             "generation": number,
@@ -392,18 +393,6 @@ class Switch:
             "diff": [*map(live.difference, changes), *([record] if record else [])],
         }
         return generation, news
-
-    def remember_inventory(self, generation: Generation, now: Committed) -> None:
-        """Record that the inventory names the profile too, except in check mode."""
-        origin, inventory_profile = self.module.params["origin"], self.module.params["inventory_profile"]
-        if not self.module.check_mode:
-            committed.commit(
-                generation,
-                self.paths,
-                Choice(origin, inventory_profile),
-                now.chosen_at,
-                over_budget=now.over_budget,
-            )
 
 
 def main() -> None:

@@ -57,7 +57,7 @@ def test_what_engines_over_several_gpus_need(given: Topology, reason: str) -> No
     assert any(reason in told for told in found.reasons) if reason else found == Recommendation()
     if reason:
         assert found.environment == {"NCCL_P2P_DISABLE": "1"}
-        assert found.arguments == ("--disable-custom-all-reduce",)
+        assert found.arguments == ["--disable-custom-all-reduce"]
         assert check(checks_of.check_iommu, given).state == "warn"
 
 

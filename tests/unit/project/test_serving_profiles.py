@@ -12,7 +12,6 @@ import pytest
 import yaml
 from ansible.module_utils.vllm_edge.gpu.models import GPU_MODELS
 from ansible.module_utils.vllm_edge.inventory import engine_arguments, vllm_arguments
-from ansible.module_utils.vllm_edge.inventory.profiles import CUDA_TOTAL_MIB
 from ansible.module_utils.vllm_edge.inventory.replicas import expand, list_replicas
 from ansible.module_utils.vllm_edge.planning import planner
 from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts
@@ -30,8 +29,8 @@ MODELS: dict[str, Any] = DATA["vllm_models"]
 EXPANDED = dict(zip(("engines", "profiles"), expand(ENGINES, PROFILES, MODELS), strict=True))
 """With each replica as an engine of its own."""
 
-CUDA_MIB = CUDA_TOTAL_MIB[23034]
 L4 = Gpu("NVIDIA L4", GPU_MODELS["NVIDIA L4"].cuda_total_bytes or 0)
+CUDA_MIB = L4.cuda_total_bytes // 2**20
 
 
 @functools.cache

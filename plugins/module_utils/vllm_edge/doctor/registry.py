@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 
 from ..engine.state import stamp
@@ -130,5 +131,5 @@ def examine(facts: Facts, host: str = "") -> Document:
         "exit_status": 2 if summary["fail"] else 1 if summary["warn"] else 0,
         "summary": summary,
         "checks": findings,
-        "recommendation": correctness(facts.topology).as_dict(),
+        "recommendation": asdict(correctness(facts.topology)),
     }

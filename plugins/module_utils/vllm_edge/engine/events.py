@@ -47,8 +47,7 @@ class LogLost:
 
 @dataclass(frozen=True)
 class Died:
-    how: str
-    """Who noticed: `docker` or `process` (the pidfd)."""
+    """The container, or its main process, has ended."""
 
 
 @dataclass(frozen=True)

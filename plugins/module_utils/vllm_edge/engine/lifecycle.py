@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from ..names import LABEL_ENGINE, LABEL_INPUT_HASH, EngineIdentity
@@ -179,6 +179,9 @@ class Reaction:
     """Ask the engine for one token."""
 
 
+NOTHING = Reaction()
+
+
 def _format_span(seconds: float) -> str:
     whole = int(seconds)
     return f"{whole} s" if whole < 120 else f"{whole // 60} min {whole % 60:02d} s"
@@ -268,21 +271,14 @@ class Supervision:
             return f"{self.progress.words()}, {_format_span(now - self.started)}{doing}{unseen}"
         return WORDS[self.phase]
 
-    def _react(
-        self,
-        now: float,
-        *,
-        ready: bool = False,
-        watchdog: bool = False,
-        say: str | None = None,
-        before: Phase | None = None,
-        give_up: Explanation | None = None,
-        probe: bool = False,
-    ) -> Reaction:
-        """Build a Reaction; add the status text if it changed (not too often), and more start timeout while loading."""
+    def _react(self, now: float, reaction: Reaction = NOTHING, before: Phase | None = None) -> Reaction:
+        """Return the reaction with the status text if it changed (not too often), and more start timeout while loading.
+
+        `before` is the phase before the event.
+        """
         changed = before is not None and before is not self.phase
         text = self.status_text(now)
-        due = changed or ready or now - self._status_at >= STATUS_EVERY_S
+        due = changed or reaction.ready or now - self._status_at >= STATUS_EVERY_S
         status = text if text != self._status and due else None
         if status is not None:
             self._status, self._status_at = text, now
@@ -290,7 +286,7 @@ class Supervision:
         # Without a log nobody sees whether the engine advances, so its unit's start timeout applies.
         if not self.ready and not self.log_lost and now - self._extended_at >= EXTEND_EVERY_S:
             extend, self._extended_at = EXTEND_BY_S, now
-        return Reaction(ready, watchdog, status, extend, changed, say, give_up, probe)
+        return replace(reaction, status=status, extend_s=extend, phase_changed=changed)
 
     def _end_phase(self, now: float) -> None:
         self.load_phases[self.phase] = round(self.load_phases.get(self.phase, 0.0) + now - self._phase_at, 1)
@@ -346,7 +342,7 @@ class Supervision:
                     say = f"requests make no progress for {_format_span(still)} ({self.standstill})"
             self.unhealthy_answer = answer.words()
             self.phase = Phase.UNHEALTHY
-            return self._react(now, before=before, say=say)
+            return self._react(now, Reaction(say=say), before)
         say = None
         first = not self.ready
         if first:
@@ -364,7 +360,7 @@ class Supervision:
         self.last_ok = now
         self.phase = Phase.SERVING
         probe = self.advance.take_probe(now)
-        return self._react(now, ready=first, watchdog=True, say=say, before=before, probe=probe)
+        return self._react(now, Reaction(ready=first, watchdog=True, say=say, probe=probe), before)
 
     def on_docker(self, away: bool, now: float) -> Reaction:
         if away == (self.docker_away_since is not None):
@@ -379,7 +375,7 @@ class Supervision:
             # While Docker was away no log line could be read, so the silence was not the engine's.
             self.last_log = now
         self._status_at = float("-inf")
-        return self._react(now, say=say)
+        return self._react(now, Reaction(say=say))
 
     def on_log_lost(self, why: str | None, now: float) -> Reaction:
         """Process that the log became unreadable (`why`) or readable again (None)."""
@@ -388,15 +384,15 @@ class Supervision:
         self.log_lost = why is not None
         self.last_log = now
         self._status_at = float("-inf")
-        again = "the engine's log can be read again"
-        return self._react(now, say=again if why is None else f"the engine's log cannot be read: {why}")
+        said = "the engine's log can be read again" if why is None else f"the engine's log cannot be read: {why}"
+        return self._react(now, Reaction(say=said))
 
     def on_tick(self, now: float) -> Reaction:
         """Process that time has passed; gives up on an engine that stands still while it loads."""
         silent = now - max(self.last_log, self.last_moved)
         heard = self.docker_away_since is None and not self.log_lost
         if not self.ready and heard and silent >= self.config.stall_timeout_s:
-            return self._react(now, give_up=explain_stall(silent, self.progress.words()))
+            return self._react(now, Reaction(give_up=explain_stall(silent, self.progress.words())))
         return self._react(now)
 
     def explain_end_by_watchdog(self, now: float) -> Explanation:

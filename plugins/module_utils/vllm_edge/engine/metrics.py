@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from ..system.http import Answer
 
-_IN_WORK = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})?\s+([0-9.eE+-]+)", re.MULTILINE)
 _KV_BLOCKS = re.compile(r'^vllm:cache_config_info\{(?:[^}]*,)?num_gpu_blocks="(\d+)"', re.MULTILINE)
 _FIGURES = re.compile(
     r"^vllm:(?:num_requests_(?:running|waiting)|kv_cache_usage_perc|prefix_cache_queries_total|num_preemptions_total|"
@@ -27,13 +26,19 @@ def read_figures(metrics: str) -> tuple[str, ...]:
     return tuple(_FIGURES.findall(metrics))
 
 
-def requests_in_work(metrics: str) -> int | None:
-    """Return the number of running and waiting requests, summed over all label sets."""
-    found = _IN_WORK.findall(metrics)
+def _add(metrics: str, names: str) -> float | None:
+    """Return the sum of figures over all label sets; `names` is a pattern of their names without `vllm:`."""
+    found = re.findall(rf"^vllm:{names}(?:\{{[^}}]*\}})?\s+([0-9.eE+-]+)", metrics, re.MULTILINE)
     try:
-        return int(sum(float(value) for value in found)) if found else None
+        return sum(map(float, found)) if found else None
     except ValueError:
         return None
+
+
+def requests_in_work(metrics: str) -> int | None:
+    """Return the number of running and waiting requests, summed over all label sets."""
+    value = _add(metrics, "num_requests_(?:running|waiting)")
+    return None if value is None else int(value)
 
 
 def kv_blocks(metrics: str) -> int | None:
@@ -62,19 +67,12 @@ class Totals:
 def read_totals(metrics: str) -> Totals:
     """Return the figures of the benchmark from the text of /metrics."""
 
-    def add(name: str) -> float | None:
-        found = re.findall(rf"^vllm:{name}(?:\{{[^}}]*\}})?\s+([0-9.eE+-]+)", metrics, re.MULTILINE)
-        try:
-            return sum(map(float, found)) if found else None
-        except ValueError:
-            return None
-
     def count(name: str) -> int | None:
-        value = add(name)
+        value = _add(metrics, name)
         return None if value is None else int(value)
 
     return Totals(
-        add("kv_cache_usage_perc"),
+        _add(metrics, "kv_cache_usage_perc"),
         count("num_preemptions_total"),
         count("prefix_cache_queries_total"),
         count("prefix_cache_hits_total"),

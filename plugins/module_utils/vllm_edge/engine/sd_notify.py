@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Mapping
 
@@ -33,10 +32,6 @@ class Notifier:
 
     def __init__(self, address: str | None) -> None:
         self._address = address or None
-
-    @classmethod
-    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Notifier:
-        return cls((os.environ if environ is None else environ).get("NOTIFY_SOCKET"))
 
     def send(
         self,

@@ -354,7 +354,7 @@ def run_engine(name: str, paths: HostPaths, *, docker_wait_s: float = DOCKER_WAI
     Returns:
         EXIT_OK after a requested stop, EXIT_FAILED if another attempt may succeed, else EXIT_CONFIG.
     """
-    notifier = Notifier.from_environment()
+    notifier = Notifier(os.environ.get("NOTIFY_SOCKET"))
     journal = Journal(sys.stdout, prefixed=not sys.stdout.isatty())
     try:
         engine = load_engine(name, paths)

@@ -157,14 +157,14 @@ class Watchers:
                     self.events.put(DockerSeen(away=True))
                 self.closing.wait(0.5)
                 self._wait_until_docker_is_back()
-        self.events.put(Died("docker"))
+        self.events.put(Died())
 
     def _watch_process(self, pid: int) -> None:
         """Report the end of the container's main process, which the kernel tells even while Docker is away."""
         try:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
-            self.events.put(Died("process"))
+            self.events.put(Died())
             return
         except OSError:
             return  # Docker is in another PID namespace, or the kernel is old: `docker wait` has to suffice
@@ -174,7 +174,7 @@ class Watchers:
             poll.poll()
         finally:
             os.close(descriptor)
-        self.events.put(Died("process"))
+        self.events.put(Died())
 
     def _watch_usage(self, pid: int) -> None:
         while not self.closing.wait(min(USAGE_S, self.config.stall_timeout_s / 5)) and not self.served.is_set():

@@ -11,13 +11,13 @@ import os
 import re
 import signal
 import socket
-import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from ..system.sockets import pin
 from ..system.systemd import Systemd, SystemdError
 from ..text import shown
 from .names import find_link, name_server
@@ -171,24 +171,17 @@ def ask_master(path: Path, command: str) -> str:
     deadline = time.monotonic() + TIMEOUT_S
     answer = bytearray()
     try:
-        # Pin what is there, and never follow a link.
-        place = os.open(path, os.O_PATH | os.O_NOFOLLOW)
-        try:
-            if not stat.S_ISSOCK(os.fstat(place).st_mode):
-                raise OSError("it is no socket")
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(TIMEOUT_S)
-                connection.connect(f"/proc/self/fd/{place}")
-                connection.sendall(f"{command}\n".encode())
-                connection.shutdown(socket.SHUT_WR)  # the master hangs up after the last command
-                while part := connection.recv(65_536):
-                    answer += part
-                    left = deadline - time.monotonic()
-                    if left <= 0 or len(answer) > ANSWER_BYTES:
-                        raise OSError("the answer does not end")
-                    connection.settimeout(left)
-        finally:
-            os.close(place)
+        with pin(path) as place, socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(TIMEOUT_S)
+            connection.connect(place)
+            connection.sendall(f"{command}\n".encode())
+            connection.shutdown(socket.SHUT_WR)  # the master hangs up after the last command
+            while part := connection.recv(65_536):
+                answer += part
+                left = deadline - time.monotonic()
+                if left <= 0 or len(answer) > ANSWER_BYTES:
+                    raise OSError("the answer does not end")
+                connection.settimeout(left)
     except OSError as error:
         raise GatewayDown(f"{path}: {error.strerror or error or 'no answer'}.") from error
     return answer.decode("utf-8", "replace").strip("\n")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from pathlib import Path
 
 from ..engine.state import stamp
 from ..names import ENGINE_NAME
-from ..system.files import is_locked
-from ..system.records import RecordError, parse_json, read_record
+from ..system.files import is_locked, read_foreign
+from ..system.records import parse_json, read_record
 from ..text import shown
 
 MOST_BYTES = 1024 * 1024
@@ -85,20 +84,15 @@ def read_clients(path: Path) -> dict[str, Client]:
     Raises GatewayError: the file cannot be read, or has mistakes, which are all named.
     """
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(handle, "rb") as file:
-            raw = file.read(MOST_BYTES + 1)
-        if len(raw) > MOST_BYTES:
-            raise ValueError(f"it is longer than {MOST_BYTES} bytes")
-        data = parse_json(raw)
+        data = parse_json(read_foreign(path, MOST_BYTES))
         if not isinstance(data, dict):
             raise ValueError("a JSON object is expected")
         clients = {name: read_record(Client, value, shown(name)) for name, value in data.items()}
         errors = _find_errors(clients)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecordError) as error:
-        errors, clients = [str(error)], {}
+    except (OSError, ValueError) as error:
+        errors, clients = [getattr(error, "strerror", "") or str(error)], {}
     if errors:
         raise GatewayError(f"{path}: {'; '.join(errors)}. playbooks/clients.yml writes it anew.")
     return clients

@@ -23,7 +23,7 @@ from ..generation.model import Generation
 from ..names import GATEWAY_UNIT
 from ..paths import HostPaths
 from ..planning.load_time import expect_load
-from ..system.files import LockHeld, hold_lock, make_fresh_name, sync
+from ..system.files import LockHeld, hold_lock, make_fresh_name, read_foreign, sync
 from ..system.systemd import SystemdError
 from .admin import GatewayDown, GatewayRefused, HAProxy, Worker, end_worker
 from .clients import Client, GatewayBusy, GatewayError, read_clients, read_temporary
@@ -109,11 +109,7 @@ def lock(paths: HostPaths, patience_s: float = LOCK_S) -> Iterator[None]:
 def _read(path: Path) -> str | None:
     """Return the text of a regular file of the map's size; None for anything else."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(handle, "rb") as file:
-            return file.read(MOST_BYTES).decode("utf-8", "replace")
-    except FileNotFoundError:
-        return None
+        return read_foreign(path, MOST_BYTES).decode("utf-8", "replace")
     except OSError as error:
         if os.geteuid() != 0 and isinstance(error, PermissionError):
             raise

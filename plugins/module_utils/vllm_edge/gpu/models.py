@@ -56,8 +56,3 @@ def find_by_short_name(name: str) -> str | None:
     names = {simplify(model): model for model in GPU_MODELS}
     names |= {simplify(short): model for short, model in SHORT_NAMES.items()}
     return names.get(wanted) or names.get(f"rtx {wanted}")
-
-
-def known(name: str) -> GpuModel | None:
-    """Return the facts about a GPU model; None if it is not in the table, so nothing can be said about it."""
-    return GPU_MODELS.get(name)

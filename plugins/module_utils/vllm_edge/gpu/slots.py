@@ -66,15 +66,12 @@ class SlotPlan:
 
     @property
     def paste(self) -> str:
-        return paste(self.slots)
-
-
-def paste(slots: Sequence[Slot]) -> str:
-    lines = ["gpu_uuids:"]
-    for number, slot in enumerate(slots):
-        place = ", ".join(part for part in (slot.name, slot.pci_bus_id) if part)
-        lines.append(f"  - {slot.uuid}  # slot {number}" + (f": {place}" if place else ""))
-    return "\n".join(lines) + "\n"
+        """The lines of the inventory that state these slots."""
+        lines = ["gpu_uuids:"]
+        for number, slot in enumerate(self.slots):
+            place = ", ".join(part for part in (slot.name, slot.pci_bus_id) if part)
+            lines.append(f"  - {slot.uuid}  # slot {number}" + (f": {place}" if place else ""))
+        return "\n".join(lines) + "\n"
 
 
 def render(slots: Sequence[Slot]) -> str:

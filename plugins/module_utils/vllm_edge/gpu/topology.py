@@ -81,20 +81,13 @@ class Recommendation:
     """What engines over several GPUs need on this host to give correct results; empty if they need nothing."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    arguments: tuple[str, ...] = ()
-    reasons: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, object]:
-        return {
-            "environment": dict(self.environment),
-            "arguments": list(self.arguments),
-            "reasons": list(self.reasons),
-        }
+    arguments: Sequence[str] = field(default_factory=list)
+    reasons: Sequence[str] = field(default_factory=list)
 
 
-NO_PEERS = Recommendation({"NCCL_P2P_DISABLE": "1"}, ("--disable-custom-all-reduce",))
+NO_PEERS = Recommendation({"NCCL_P2P_DISABLE": "1"}, ["--disable-custom-all-reduce"])
 """Keeps the GPUs of an engine from reading each other's memory, for whatever reason."""
-FORBIDDEN = replace(NO_PEERS, reasons=("vllm_engine_peer_to_peer says so",))
+FORBIDDEN = replace(NO_PEERS, reasons=["vllm_engine_peer_to_peer says so"])
 
 
 def find_obstacles(cards: Iterable[Card]) -> list[str]:
@@ -123,7 +116,7 @@ def correctness(topology: Topology) -> Recommendation:
     if not isinstance(peers, Unread) and peers and "OK" not in peers.values():
         return Recommendation()
     reasons = find_obstacles(topology.cards)
-    return replace(NO_PEERS, reasons=tuple(reasons)) if reasons else Recommendation()
+    return replace(NO_PEERS, reasons=reasons) if reasons else Recommendation()
 
 
 def convert_address(bus_id: str) -> str:

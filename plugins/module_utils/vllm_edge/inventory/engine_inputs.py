@@ -77,8 +77,24 @@ FORMS: dict[str, Form] = {
     "dir": Form(PLAIN_NAME, "write the plain name of one directory below the root of the weights"),
     "revision": Form(rf"{PLAIN_NAME}(/{PLAIN_NAME})*", "write a commit of 40 digits, a branch or a tag"),
     "chat_template": Form(PLAIN_NAME, "write the plain name of a file in vllm_engine_chat_templates_directory"),
-    "served_names": Form(
-        r"[A-Za-z0-9][A-Za-z0-9._:/-]*", "write letters, digits and . _ : / -, without spaces, such as architect"
+    **dict.fromkeys(
+        ("served_names", "stands_in_for", "allowed_names"),
+        Form(r"[A-Za-z0-9][A-Za-z0-9._:/-]*", "write letters, digits and . _ : / -, without spaces, such as architect"),
+    ),
+    "serving_gateway_paths": Form(
+        r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+", "write the path of an interface of vLLM, such as /v1/messages"
+    ),
+    **dict.fromkeys(
+        ("serving_gateway_certificate_names", "address"),
+        Form(r"[A-Za-z0-9:][A-Za-z0-9.:-]*", "write a host name or an IP address, such as llm.example.org"),
+    ),
+    "serving_gateway_url": Form(
+        r"https?://([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(:\d{1,5})?",
+        "write scheme, host and port, such as https://llm:8443",
+    ),
+    "accept_risk": Form(
+        rf"--?[A-Za-z][A-Za-z0-9_.-]*|{VARIABLE_NAME}",
+        "write the name of an option or an environment variable, such as --trust-remote-code",
     ),
 }
 _SIZE = Form(r"[1-9]\d{0,12}[bkmgBKMG]?", "write a size in Docker's syntax, such as 4g for 4 GiB")
@@ -98,23 +114,9 @@ ROLE_FORMS: dict[str, Form] = {
         ),
         _PATH,
     ),
+    "serving_gateway_memory": Form(r"[1-9]\d{0,6}[MG]", "write MiB or GiB as systemd does, such as 1G"),
 }
-ROLE_FORMS["serving_gateway_memory"] = Form(r"[1-9]\d{0,6}[MG]", "write MiB or GiB as systemd does, such as 1G")
 FORMS |= ROLE_FORMS
-FORMS["stands_in_for"] = FORMS["allowed_names"] = FORMS["served_names"]
-FORMS["serving_gateway_paths"] = Form(
-    r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+", "write the path of an interface of vLLM, such as /v1/messages"
-)
-FORMS["serving_gateway_certificate_names"] = FORMS["address"] = Form(
-    r"[A-Za-z0-9:][A-Za-z0-9.:-]*", "write a host name or an IP address, such as llm.example.org"
-)
-FORMS["serving_gateway_url"] = Form(
-    r"https?://([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(:\d{1,5})?", "write scheme, host and port, such as https://llm:8443"
-)
-FORMS["accept_risk"] = Form(
-    rf"--?[A-Za-z][A-Za-z0-9_.-]*|{VARIABLE_NAME}",
-    "write the name of an option or an environment variable, such as --trust-remote-code",
-)
 
 WORD = Form(r"[A-Za-z0-9][A-Za-z0-9._:/-]*", "it is one word of a command line: letters, digits and . _ : / -")
 
@@ -128,6 +130,13 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "precision": ("bf16", "fp8", "nvfp4", "w4a16"),
     "facts": ("files", "recorded"),
 }
+MAPPINGS: dict[str, str] = {
+    "extra_env": "write NAME: value, one line each",
+    "secret_env": "write NAME: <a key of vllm_engine_secrets>, one line each",
+    "limit_mm_per_prompt": "write {image: 0, video: 0, audio: 0} for text only",
+    "vllm_engine_request_limits": "write {VLLM_MAX_N_SEQUENCES: 16}",
+}
+"""What to write for a value that is no mapping."""
 FREE_TEXT = frozenset({"when", "source"})
 MAY_BE_EMPTY = frozenset(
     {
@@ -216,14 +225,11 @@ def find_value_errors(where: str, key: str, value: Any, option: Mapping[str, Any
         yield from find_switch_errors(where, value, texts=False)
     elif kind == "list":
         yield from _find_list_errors(where, key, value, option)
+    elif kind == "dict" and not isinstance(value, dict):
+        told = "" if key == "secret_env" else f"{shown(value)} "  # it may be the secret itself, by mistake
+        yield f"{where}: {told}is not a mapping; {MAPPINGS.get(key, 'write keys with values')}."
     elif kind == "dict":
-        find = {
-            "extra_env": _find_environment_errors,
-            "secret_env": _find_secret_env_errors,
-            "limit_mm_per_prompt": _find_limit_errors,
-            "vllm_engine_request_limits": _find_request_limit_errors,
-        }
-        yield from find.get(key, _find_dict_errors)(where, value)
+        yield from _find_entry_errors(where, key, value)
     else:
         yield from _find_text_errors(where, key, value, option)
 
@@ -304,59 +310,53 @@ def find_repeated(where: str, items: list[Any], rule: str) -> Iterator[str]:
         yield f"{where}: {shown(item)} is listed {items.count(item)} times; {rule}."
 
 
-def _find_dict_errors(where: str, value: Any) -> Iterator[str]:
-    if not isinstance(value, dict):
-        yield f"{where}: {shown(value)} is not a mapping; write keys with values."
-
-
-def _find_limit_errors(where: str, value: Any) -> Iterator[str]:
-    """Yield limits that vLLM does not take: a number of items for each modality, or a mapping with `count`."""
-    if not isinstance(value, dict):
-        yield f"{where}: {shown(value)} is not a mapping; write {{image: 0, video: 0, audio: 0}} for text only."
-        return
-    for name, limit in value.items():
-        count = limit.get("count", 999) if isinstance(limit, dict) else limit
-        if name not in ("image", "video", "audio"):
-            yield f"{where}: {describe_invalid_choice(name, ('image', 'video', 'audio'))}"
-        elif isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            yield f"{where}.{name}: {shown(limit)} is not a number of items; write a whole number from 0."
-
-
-def _find_request_limit_errors(where: str, value: Any) -> Iterator[str]:
-    """Yield limits of requests that are no environment variable of vLLM with a number."""
-    if not isinstance(value, dict):
-        yield f"{where}: {shown(value)} is not a mapping; write {{VLLM_MAX_N_SEQUENCES: 16}}."
-        return
-    for name, limit in value.items():
-        if not isinstance(name, str) or not re.fullmatch(r"VLLM_MAX_[A-Z0-9_]+", name):
-            yield f"{where}: {shown(name)} is no limit of vLLM; their names begin with VLLM_MAX_."
-        elif isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit <= 10**12:
-            yield f"{where}.{name}: {shown(limit)} is not a limit; write a whole number from 1."
-
-
-def _find_environment_errors(where: str, value: Any) -> Iterator[str]:
-    if not isinstance(value, dict):
-        yield f"{where}: {shown(value)} is not a mapping; write NAME: value, one line each."
-        return
-    for name, text in value.items():
-        told = shown(text)
-        if wrong := _find_name_error(where, name):
+def _find_entry_errors(where: str, key: str, value: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield what is wrong with the entries of a mapping whose key is in MAPPINGS."""
+    for name, entry in value.items():
+        if key == "limit_mm_per_prompt":
+            yield from _find_limit_error(where, name, entry)
+        elif key == "vllm_engine_request_limits":
+            if not isinstance(name, str) or not re.fullmatch(r"VLLM_MAX_[A-Z0-9_]+", name):
+                yield f"{where}: {shown(name)} is no limit of vLLM; their names begin with VLLM_MAX_."
+            elif isinstance(entry, bool) or not isinstance(entry, int) or not 0 < entry <= 10**12:
+                yield f"{where}.{name}: {shown(entry)} is not a limit; write a whole number from 1."
+        elif key in MAPPINGS and (wrong := _find_name_error(where, name)):
             yield wrong
-        elif SECRET.search(NO_SECRET.sub("", name)) or find_secrets([str(text)]):
+        elif key == "extra_env":
+            yield from _find_variable_error(f"{where}.{name}", name, entry)
+        elif key == "secret_env" and (not isinstance(entry, str) or not re.fullmatch(PLAIN_NAME, entry)):
             yield (
-                f"{where}.{name}: by its name or form its value is a secret, and extra_env stands in files and on "
-                f"command lines of the host; put the value into vllm_engine_secrets, and its name there into "
-                f"secret_env: {{{name}: <name>}}."
+                f"{where}.{name}: its value is no name of a secret, and is not shown; write a key of "
+                f"vllm_engine_secrets: letters, digits and . _ -, the first one a letter or digit."
             )
-        elif isinstance(text, bool):
-            yield (
-                f"{where}.{name}: {told} would reach the engine as {str(text)!r}; "
-                f"write the text that you mean in quotes, such as '1'."
-            )
-        elif not isinstance(text, str | int | float):
-            yield f"{where}.{name}: {told} is no text; write one line in quotes, or remove it."
-        elif fault := find_control_character(str(text)):
-            yield f"{where}.{name}: {told} {fault}, and a variable of a container is one line; write one line."
+
+
+def _find_limit_error(where: str, name: Any, limit: Any) -> Iterator[str]:
+    """Yield why vLLM does not take a limit: it is a number of items of a modality, or a mapping with `count`."""
+    count = limit.get("count", 999) if isinstance(limit, dict) else limit
+    if name not in ("image", "video", "audio"):
+        yield f"{where}: {describe_invalid_choice(name, ('image', 'video', 'audio'))}"
+    elif isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        yield f"{where}.{name}: {shown(limit)} is not a number of items; write a whole number from 0."
+
+
+def _find_variable_error(where: str, name: str, text: Any) -> Iterator[str]:
+    told = shown(text)
+    if SECRET.search(NO_SECRET.sub("", name)) or find_secrets([str(text)]):
+        yield (
+            f"{where}: by its name or form its value is a secret, and extra_env stands in files and on command lines "
+            f"of the host; put the value into vllm_engine_secrets, and its name there into secret_env: "
+            f"{{{name}: <name>}}."
+        )
+    elif isinstance(text, bool):
+        yield (
+            f"{where}: {told} would reach the engine as {str(text)!r}; write the text that you mean in quotes, such "
+            f"as '1'."
+        )
+    elif not isinstance(text, str | int | float):
+        yield f"{where}: {told} is no text; write one line in quotes, or remove it."
+    elif fault := find_control_character(str(text)):
+        yield f"{where}: {told} {fault}, and a variable of a container is one line; write one line."
 
 
 def _find_name_error(where: str, name: Any) -> str:
@@ -369,21 +369,6 @@ def _find_name_error(where: str, name: Any) -> str:
     if name in OUR_ENVIRONMENT:
         return f"{where}.{name}: is not free to choose, {OUR_ENVIRONMENT[name]}; remove it."
     return ""
-
-
-def _find_secret_env_errors(where: str, value: Any) -> Iterator[str]:
-    """Yield what is wrong with the names of secrets. No value is shown: it may be the secret itself, by mistake."""
-    if not isinstance(value, dict):
-        yield f"{where}: is not a mapping; write NAME: <a key of vllm_engine_secrets>, one line each."
-        return
-    for name, secret in value.items():
-        if wrong := _find_name_error(where, name):
-            yield wrong
-        elif not isinstance(secret, str) or not re.fullmatch(PLAIN_NAME, secret):
-            yield (
-                f"{where}.{name}: its value is no name of a secret, and is not shown; write a key of "
-                f"vllm_engine_secrets: letters, digits and . _ -, the first one a letter or digit."
-            )
 
 
 def find_secret_fault(value: object) -> str:

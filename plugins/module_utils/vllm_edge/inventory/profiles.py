@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
-from ..gpu.models import GPU_MODELS
+from ..gpu.models import by_total
 from ..text import describe_invalid_choice, nearest, shown
 from .engine_arguments import (
     describe_unknown_engine_key,
@@ -63,14 +63,6 @@ FORMER: dict[tuple[str, str], str] = {
 """Values that an earlier release took, by variable, and what to write now."""
 RESERVED_ENGINE_NAMES = re.compile(r"edge(-.*)?")
 """The project has units of these names: `vllm-edge.target`, `vllm-edge-switch.service`, ..."""
-
-# What CUDA offers to programs, by the total that nvidia-smi prints, where it was measured: the NVIDIA L4 of the
-# reference host, 22.034 GiB of 23,034 MiB. The driver keeps the rest.
-CUDA_TOTAL_MIB: dict[int, int] = {
-    model.nvml_total_mib: model.cuda_total_bytes // 2**20
-    for model in GPU_MODELS.values()
-    if model.nvml_total_mib is not None and model.cuda_total_bytes is not None
-}
 
 _UUID = re.compile(r"GPU-[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _RELEASE = re.compile(r":v?(\d+\.\d+\.\d+)[^/]*$")
@@ -151,10 +143,10 @@ def compute_vram_floor(engine: Mapping[str, Any], gpu_memory_mib: int, default: 
     kv_cache = engine.get("kv_cache_memory_bytes")
     if _is_number(kv_cache):
         return Floor(math.ceil(kv_cache / 2**20), f"kv_cache_memory_bytes {kv_cache} alone")
-    cuda_total = CUDA_TOTAL_MIB.get(gpu_memory_mib)
-    utilization = engine.get("gpu_memory_utilization", default)
-    if cuda_total is None or not _is_number(utilization) or not 0 < utilization <= 1:
+    card, utilization = by_total(gpu_memory_mib), engine.get("gpu_memory_utilization", default)
+    if card is None or not _is_number(utilization) or not 0 < utilization <= 1:
         return None
+    cuda_total = card[1] // 2**20
     said = "" if "gpu_memory_utilization" in engine else ", vLLM's default,"
     return Floor(
         math.floor(cuda_total * utilization),

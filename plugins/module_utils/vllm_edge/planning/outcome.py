@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..gpu.models import known
+from ..gpu.models import GPU_MODELS
 from . import feasibility
 from .checkpoint import generic
 from .contract import Arguments, Gpu, GpuPlan, KvCapacity, Model, RankWeights, Uncertain, Verdict
@@ -51,7 +51,7 @@ class Engine:
 
     @property
     def has_nvlink(self) -> bool:
-        gpu_model = known(self.gpus[self.slots[0]].name)
+        gpu_model = GPU_MODELS.get(self.gpus[self.slots[0]].name)
         return len(self.slots) > 1 and gpu_model is not None and gpu_model.nvlink
 
     def build_case(self) -> feasibility.Case:
@@ -61,7 +61,7 @@ class Engine:
             self.arguments,
             feasibility.parse_release(self.release.version),
             gpu,
-            known(gpu.name),
+            GPU_MODELS.get(gpu.name),
             self.kv_cache_dtype,
             self.extra_args,
             self.tool_call_parser,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from ..gpu.models import known
+from ..gpu.models import GPU_MODELS
 from ..inventory.engine_arguments import Argument, derive_key, parse_arguments
 from ..text import shown
 from . import decode, feasibility
@@ -163,7 +163,7 @@ def _parse_engine(
             f"give one for each."
         )
     arguments = set_gpu_defaults(arguments, gpus[slots[0]])
-    found = known(gpus[slots[0]].name)
+    found = GPU_MODELS.get(gpus[slots[0]].name)
     model = models[str(engine["model"])]
     model = replace(model, dtype=resolve_model_dtype(model, arguments.dtype, found and found.compute_capability))
     kv_cache_dtype = resolve_dtype(model, arguments, release.version)
@@ -217,7 +217,7 @@ def _compute_budget_mib(outcome: Outcome, gpus: Sequence[Gpu], tolerance_mib: in
 
 def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
     kv, fits = outcome.kv, outcome.verdict is Verdict.FITS
-    gpu_model = known(engine.gpus[engine.slots[0]].name)
+    gpu_model = GPU_MODELS.get(engine.gpus[engine.slots[0]].name)
     advice = [to_sentence(finding.reason)[:-1] for finding in outcome.later] + feasibility.advice(engine.build_case())
     if is_approximate(engine.model.facts.source):
         advice.insert(0, f"this plan is {engine.model.facts.source.removeprefix('recorded: ')}")

@@ -66,21 +66,12 @@ def render_load(engine: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def render_gpus(boards: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [*render_gpu_table(boards), "", *[f"GPU {board['index']} is {board['uuid']}" for board in boards]]
-
-
 def render_choice(status: Mapping[str, Any]) -> list[str]:
     profile = status["active_profile"]
     inventory = status["expected_profile"] or profile.get("inventory_profile")
     if inventory is not None and inventory != profile.get("profile"):
         return wrapped(f"inventory says {inventory}, host runs {profile.get('profile')} ({chosen_words(profile)})")
     return [chosen_words(profile)]
-
-
-def render_quality(quality: Mapping[str, Any]) -> list[str]:
-    verdicts = ", ".join(f"{quality[word]} {word}" for word in ("passed", "failed", "unsteady"))
-    return wrapped(f"quality of {quality['profile']} at {quality['at']}: {verdicts}")
 
 
 def render_status(status: Mapping[str, Any]) -> list[str]:
@@ -108,11 +99,13 @@ def render_status(status: Mapping[str, Any]) -> list[str]:
     if status.get("gateway"):
         lines += ["", *render_gateway(status["gateway"])]
     if status["gpus"]:
-        lines += ["", *render_gpus(status["gpus"])]
+        lines += ["", *render_gpu_table(status["gpus"]), ""]
+        lines += [f"GPU {board['index']} is {board['uuid']}" for board in status["gpus"]]
     if status.get("drift"):
         lines += ["", *render_drift_table(status["drift"], {board["uuid"]: board["index"] for board in status["gpus"]})]
-    if status.get("quality"):
-        lines += ["", *render_quality(status["quality"])]
+    if quality := status.get("quality"):
+        verdicts = ", ".join(f"{quality[word]} {word}" for word in ("passed", "failed", "unsteady"))
+        lines += ["", *wrapped(f"quality of {quality['profile']} at {quality['at']}: {verdicts}")]
     for warning in [*(status.get("memory_warnings") or []), *(status.get("load_warnings") or [])]:
         lines += ["", *wrapped(f"Warning: {warning}")]
     if status["history"]:

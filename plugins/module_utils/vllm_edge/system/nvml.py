@@ -18,6 +18,7 @@ which has no pynvml, to find out that they have to run under another interpreter
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -356,28 +357,25 @@ class NvmlSession:
 
     def _memory(self, gpu: GpuIdentity) -> MemoryReading:
         nvml = self._pynvml
-        handle = self._handles[gpu.uuid]
-        try:
-            raw = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-        except (nvml.NVMLError_FunctionNotFound, nvml.NVMLError_ArgumentVersionMismatch):
-            raw = None
-        except nvml.NVMLError as error:
-            raise NvmlFailure(self._get_code(error), gpu.uuid, card=gpu.card) from error
+        ask_v2 = functools.partial(nvml.nvmlDeviceGetMemoryInfo, version=nvml.nvmlMemory_v2)
+        raw = self._ask_if_supported(ask_v2, gpu, ("FUNCTION_NOT_FOUND", "ARGUMENT_VERSION_MISMATCH"))
         if raw is not None:
             reading = interpret_memory(raw.total, raw.used, raw.free, raw.reserved)
             if reading is not None:
                 return reading
-        raw = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle, gpu=gpu)
+        raw = self._ask(nvml.nvmlDeviceGetMemoryInfo, self._handles[gpu.uuid], gpu=gpu)
         reading = interpret_memory(raw.total, raw.used, raw.free, None)
         assert reading is not None  # v1 figures are not checked against each other
         return reading
 
-    def _ask_if_supported(self, call: Callable[[Any], T], gpu: GpuIdentity) -> T | None:
-        """Return what NVML answers about the GPU; None if it does not support the query."""
+    def _ask_if_supported(
+        self, call: Callable[[Any], T], gpu: GpuIdentity, codes: Sequence[str] = ("NOT_SUPPORTED", "FUNCTION_NOT_FOUND")
+    ) -> T | None:
+        """Return what NVML answers about the GPU; None if it does not support the query, which it says by `codes`."""
         try:
             return self._ask(call, self._handles[gpu.uuid], gpu=gpu)
         except NvmlFailure as failure:
-            if failure.code in ("NOT_SUPPORTED", "FUNCTION_NOT_FOUND"):
+            if failure.code in codes:
                 return None
             raise
 

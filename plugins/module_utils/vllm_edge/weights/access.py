@@ -188,8 +188,7 @@ def parse_secrets(data: Any) -> Secrets:
 
 def _is_proxy(address: str) -> bool:
     """Return whether an address is one of a proxy, which may also be SOCKS."""
-    parts = _split(re.sub(r"^socks5h?://", "http://", address))
-    return parts is not None
+    return _split(re.sub(r"^socks5h?://", "http://", address)) is not None
 
 
 def take_secrets(path: Path) -> Secrets:

@@ -189,14 +189,10 @@ class Wanted:
                 "the model was changed on purpose, pin the new value."
             )
 
-    def is_recorded(self, record: Record | None) -> bool:
+    def is_recorded(self, record: Record) -> bool:
         """Return whether the record is about these weights. A branch stays at the commit it was first resolved to."""
-        return (
-            record is not None
-            and record.repo == self.repo
-            and record.path == str(self.path)
-            and self.revision in {record.requested_revision, record.revision}
-        )
+        same = (record.repo, record.path) == (self.repo, str(self.path))
+        return same and self.revision in (record.requested_revision, record.revision)
 
 
 def parse_record(text: str) -> Record:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...gpu.models import known
+from ...gpu.models import GPU_MODELS
 from ...inventory.replicas import add_defaults
 from ...text import describe_invalid_choice, nearest, shown
 from .. import planner
@@ -247,7 +247,7 @@ def _plan_fits(name: str, gpu: Gpu, shape: Shape, max_num_seqs: int, asked: Wish
             return sum(group.blocks(tokens, in_flight) for group in found)
 
         most = min(max_num_seqs, plan.kv_cache_tokens // TOGETHER_CONTEXT_TOKENS)
-        ranks, card = per_rank(model, arguments, host.vllm_version), known(gpu.name)
+        ranks, card = per_rank(model, arguments, host.vllm_version), GPU_MODELS.get(gpu.name)
 
         own = resolved == model.dtype or resolved == model.quantization.kv_cache_dtype
         fit = Fit(name, gpu, shape, dtype, plan, own, blocks, max_num_seqs, observed_as=observed_as)
