@@ -392,14 +392,17 @@ def test_remedy_fits_what_docker_says(said: str, remedy: str) -> None:
     assert remedy in next(row["remedy"] for row in rows if re.search(row["match"], said))
 
 
-@pytest.mark.parametrize("stage", ["image", "engines"])
-def test_stages_by_themselves_know_the_driver_before_the_image(stage: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "where"), [("image.yml", "tasks/driver.yml"), ("tasks/earlier_stages.yml", "driver.yml")]
+)
+def test_stages_by_themselves_know_the_driver_before_the_image(file: str, where: str) -> None:
     """Else an image whose CUDA is too new would be used, and its engines would end one after the other."""
-    (play,) = yaml.safe_load((ROOT / f"playbooks/{stage}.yml").read_text())
-    files = [task.get("ansible.builtin.include_tasks") for task in play["pre_tasks"]]
-    roles = [task.get("ansible.builtin.include_role", {}).get("name") for task in play["pre_tasks"]]
+    found = yaml.safe_load((ROOT / "playbooks" / file).read_text())
+    tasks = found[0]["pre_tasks"] if "hosts" in found[0] else found
+    files = [task.get("ansible.builtin.include_tasks") for task in tasks]
+    roles = [task.get("ansible.builtin.include_role", {}).get("name") for task in tasks]
     # Roles of a play come after its pre_tasks.
-    roles += [role["role"] for role in play.get("roles", [])]
-    asks = files.index("tasks/driver.yml")
+    roles += [role["role"] for role in found[0].get("roles", [])]
+    asks = files.index(where)
     assert asks < roles.index("vllm_image")
-    assert play["pre_tasks"][asks]["when"] == "nvidia_driver_result is not defined", "the host stage knows more of it"
+    assert tasks[asks]["when"] == "nvidia_driver_result is not defined", "the host stage knows more of it"
