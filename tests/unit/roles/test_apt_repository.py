@@ -27,7 +27,9 @@ for word; do
       fi
       if [ -e "$STATE/broken" ]; then cat "$STATE/broken" >&2; [ ! "$trial" ] || exit 100; exit 0; fi
       [ ! "$trial" ] || echo "http://vendor.example/repos/debian13|NVIDIA|NVIDIA L" > "$STATE/targets";;
-    indextargets) cat "$STATE/targets" 2>/dev/null; exit 0;;
+    indextargets)
+      case "$*" in *"Created-By: Packages"*) cat "$STATE/targets" 2>/dev/null;; esac
+      exit 0;;
     --print-uris)
       cat "$STATE/foretold"
       [ ! -e "$STATE/refused" ] || { cat "$STATE/refused" >&2; exit 100; }
@@ -95,20 +97,22 @@ KEYRING, SOURCE, PREFERENCES = "keyrings/vendor.asc", "sources.list.d/vendor.sou
 
 @CASES.add
 def repository_comes_whole_once_and_its_key_is_recorded(host: Host) -> Steps:
+    """On a mirror, where its index alone tells it from the distribution, which was not read yet."""
+    (host.root / "etc/apt/sources.list").write_text("deb http://vendor.example/debian stable main\n")
     foreseen = yield host.run(check=True)
     assert not foreseen.failed and "would add http://vendor.example/repos/debian13/ with the key of" in foreseen.text
-    assert host.files() == {}
+    assert set(host.files()) == {"sources.list"}
     first = yield host.run()
     assert not first.failed, first.message
     assert f'pin it in the inventory: vendor_key_fingerprint: "{ED25519}"' in first.text
     written = host.files()
-    assert set(written) == {KEYRING, SOURCE, PREFERENCES}
+    assert set(written) == {"sources.list", KEYRING, SOURCE, PREFERENCES}
     assert f"URIs: {URL}\n" in written[SOURCE] and f"Signed-By: {host.root}/etc/apt/{KEYRING}" in written[SOURCE]
-    assert 'Package: nvidia-*\nPin: origin "vendor.example"\nPin-Priority: 500\n' in written[PREFERENCES]
+    assert "Package: nvidia-*\nPin: release o=NVIDIA,l=NVIDIA L\nPin-Priority: 500\n" in written[PREFERENCES]
     record = json.loads((host.root / "state/keys.json").read_text())
     assert record["vendor"]["fingerprints"] == [ED25519]
     # apt was asked with what was written then, before any of it was there, and with settings of ours.
-    assert (host.place / "there").read_text().strip() == "0"
+    assert (host.place / "there").read_text().strip() == "1"
     assert (host.place / "tried/key.asc").read_text() == written[KEYRING]
     asked = [line for line in host.asked() if "update" in line]
     assert len(asked) == 1 and asked[0].startswith(f"{host.root}/state/apt.conf ") and "sourceparts=-" in asked[0]
