@@ -132,7 +132,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 MAPPINGS: dict[str, str] = {
     "extra_env": "write NAME: value, one line each",
-    "secret_env": "write NAME: <a key of vllm_engine_secrets>, one line each",
+    "secret_env": "write NAME: <a key of vllm_engine_secrets>, one line each",  # pragma: allowlist secret (a name)
     "limit_mm_per_prompt": "write {image: 0, video: 0, audio: 0} for text only",
     "vllm_engine_request_limits": "write {VLLM_MAX_N_SEQUENCES: 16}",
 }
