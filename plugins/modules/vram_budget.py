@@ -35,6 +35,15 @@ options:
       the memory of the GPU.
     type: dict
     required: true
+  expected_mib:
+    description: Memory that the engines are expected to use on each GPU in MiB, with the same keys as O(budgets). If
+      they use less by more than O(tolerance_mib), the module warns that something else runs than was planned.
+    type: dict
+    default: {}
+  tolerance_mib:
+    description: How far the memory in use may be below O(expected_mib), in MiB.
+    type: int
+    default: 300
   settle_timeout_s:
     description: Maximum time in seconds to wait until two samples, taken one second apart, differ by less than 16 MiB
       on every GPU. V(0) takes one sample.
@@ -57,6 +66,9 @@ EXAMPLES = r"""
     budgets:
       0: 20900
       1: 20800
+    expected_mib:
+      0: 20600
+      1: 20500
   register: vram
 
 - name: Ensure that the GPUs are empty before the engines start
@@ -74,7 +86,8 @@ gpus:
       where NVML has only version 1 of the call (C(memory_version)), whose C(used_mib) contains it; C(foreign_mib) of
       foreign processes and C(unattributed_mib) that no process holds, V(null) if they are not known; C(engine_mib),
       used memory minus foreign memory, which is compared with C(budget_mib), and C(engine_mib_is), V(exact) or
-      V(upper bound); C(headroom_mib), negative over the budget, and C(within_budget)."
+      V(upper bound); C(expected_mib), V(null) if O(expected_mib) does not contain it; C(headroom_mib), negative over
+      the budget, and C(within_budget)."
     - "C(processes), each with its C(pid) on the host, C(used_mib) (V(null) if NVML does not report it), C(container)
       (its name, or the first digits of its id if Docker does not know it; V(null) without one), systemd C(unit),
       C(owner) (V(ours), V(foreign) or V(unknown)) and the C(reason) why the owner is unknown."
@@ -146,6 +159,8 @@ from ..module_utils.vllm_edge.system.nvml import (
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "budgets": {"type": "dict", "required": True},
+    "expected_mib": {"type": "dict", "default": {}},
+    "tolerance_mib": {"type": "int", "default": 300},
     "foreign": {"type": "str", "choices": ["ignore", "warn", "fail"], "default": "warn"},
     "settle_timeout_s": {"type": "float", "default": 30},
     "gpu_slots": {"type": "list", "elements": "str"},
@@ -159,7 +174,7 @@ class Measurement:
 
     def __init__(self, params: dict[str, Any]) -> None:
         self.params = params
-        self.limits = Limits({})
+        self.limits = Limits({}, {})
         self.slots: list[str] = []
         self.last: HostReading | None = None
         """Set after the budgets were checked. Without valid budgets a sample cannot be evaluated."""
@@ -182,7 +197,14 @@ class Measurement:
         for failure in gpu_slots.list_lost(session, slots):
             raise failure
         first = session.read()
-        self.limits = Limits(resolve_mib(self.params["budgets"], first.gpus, self.slots), self.params["foreign"])
+        gpus = first.gpus
+        self.limits = Limits(
+            budgets=resolve_mib("budgets", self.params["budgets"], gpus, self.slots),
+            expected=resolve_mib("expected_mib", self.params["expected_mib"], gpus, self.slots),
+            foreign=self.params["foreign"],
+            tolerance_mib=self.params["tolerance_mib"],
+        )
+
         self.last = first
 
         def read() -> HostReading:
@@ -216,8 +238,9 @@ def main() -> None:
             )
         module.fail_json(msg=f"VRAM cannot be measured: {reason}. {RUNTIME_REMEDY}", gpus=[])
 
-    if (timeout_s := module.params["settle_timeout_s"]) < 0:
-        module.fail_json(msg=f"settle_timeout_s is {timeout_s}: it cannot be negative.", gpus=[])
+    for option in ("settle_timeout_s", "tolerance_mib"):
+        if module.params[option] < 0:
+            module.fail_json(msg=f"{option} is {module.params[option]}: it cannot be negative.", gpus=[])
 
     measurement = Measurement(module.params)
     try:
@@ -237,7 +260,7 @@ def main() -> None:
 
     for warning in result.evaluation.warnings:
         module.warn(warning)
-    if not result.settled and timeout_s > 0:
+    if not result.settled and module.params["settle_timeout_s"] > 0:
         module.warn(
             f"VRAM still moved after {result.waited_s:.0f} s ({result.samples} samples); the last sample was judged. "
             "Is an engine still loading? A longer settle_timeout_s waits for it."

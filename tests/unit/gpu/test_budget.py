@@ -48,8 +48,10 @@ def gpu(used: int, *processes: tuple[int, int | None], index: int = 0, v1: bool 
     )
 
 
-def verdict(reading: GpuReading, owners: Mapping[int, Owner], budget: int = 0, foreign: Foreign = "warn") -> Evaluation:
-    limits = Limits({reading.uuid: budget} if budget else {}, foreign)
+def verdict(
+    reading: GpuReading, owners: Mapping[int, Owner], budget: int = 0, foreign: Foreign = "warn", expected: Any = None
+) -> Evaluation:
+    limits = Limits({reading.uuid: budget} if budget else {}, {reading.uuid: expected}, foreign)
     return evaluate([reading], owners, limits, [reading.uuid])
 
 
@@ -104,6 +106,15 @@ def test_foreign_policy(owner: Owner, policy: Foreign, failures: int, warnings: 
         assert "pid 7" in text and str(owner.container) in text
 
 
+@pytest.mark.parametrize(("used", "warned"), [(20600, False), (20300, False), (20299, True), (0, True), (20900, False)])
+def test_far_below_the_expected_is_a_warning(used: int, warned: bool) -> None:
+    evaluation = verdict(gpu(used, (7, used)), {7: OURS}, 20900, expected=20600)
+    assert not evaluation.failures
+    assert [f"{20600 - used} MiB less than the expected 20600" in text for text in evaluation.warnings] == [
+        True
+    ] * warned
+
+
 def test_the_paragraph_says_which_how_much_who_and_what_to_do() -> None:
     reading = gpu(21904, (4711, 20604), (99, 1000), index=3)
     evaluation = verdict(reading, {4711: OURS, 99: THEIRS}, 20500)
@@ -124,7 +135,7 @@ def test_the_paragraph_says_which_how_much_who_and_what_to_do() -> None:
 
 def test_every_gpu_over_budget_is_named_and_a_slot_that_nvml_does_not_see_is_a_warning() -> None:
     boards = [gpu(500, index=0), gpu(0, index=1), gpu(700, index=2)]
-    evaluation = evaluate(boards, {}, Limits({}), ["GPU-1", "GPU-gone"])
+    evaluation = evaluate(boards, {}, Limits({}, {}), ["GPU-1", "GPU-gone"])
     assert len(evaluation.failures) == 2
     assert "GPU 0 (no slot" in evaluation.message and "GPU 2 (no slot" in evaluation.message
     assert evaluation.warnings == ("NVML does not see slot 1, GPU-gone; nothing is known about it.",)
@@ -147,7 +158,7 @@ SLOTS = ["GPU-1", "GPU-0", "GPU-gone"]
     ],
 )
 def test_budgets_by_slot_and_uuid(budgets: dict[Any, Any], expected: dict[str, int]) -> None:
-    assert resolve_mib(budgets, BOARDS, SLOTS) == expected
+    assert resolve_mib("budgets", budgets, BOARDS, SLOTS) == expected
 
 
 @pytest.mark.parametrize(
@@ -170,7 +181,7 @@ def test_budgets_by_slot_and_uuid(budgets: dict[Any, Any], expected: dict[str, i
 )
 def test_budgets_that_are_refused(budgets: dict[str, Any], teaches: str) -> None:
     with pytest.raises(BudgetError) as refused:
-        resolve_mib(budgets, BOARDS, SLOTS)
+        resolve_mib("budgets", budgets, BOARDS, SLOTS)
     assert teaches in str(refused.value)
 
 
@@ -181,7 +192,7 @@ def settle_over(
     samples: list[GpuReading], owners: dict[int, Owner], budget: int, timeout_s: float
 ) -> tuple[Any, float]:
     """Settle over prepared samples, one a second; the last one repeats."""
-    clock, limits = Clock(), Limits({"GPU-0": budget})
+    clock, limits = Clock(), Limits({"GPU-0": budget}, {})
     clock.now = 0.0
 
     def read() -> HostReading:

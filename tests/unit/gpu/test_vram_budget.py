@@ -37,7 +37,9 @@ def measure(run_module: Run, tmp_path: Path) -> Run:
 def test_within_budget(gpus: LabRoot, measure: Run, docker_api: Any, processes: Any) -> None:
     with gpus.claim(0, 20600) as pid:
         processes.engine(pid)
-        result = measure({"0": 20900})
+        result = measure({"0": 20900}, expected_mib={"0": 20600})
+        below = measure({"0": 20900}, expected_mib={"0": 20901})
+    assert "301 MiB less than the expected 20901" in below["warnings"][0] and below["rc"] == 0
     assert (result["rc"], result["changed"], result["settled"], result["warnings"]) == (0, False, True, [])
     assert len(result["gpus"]) == 4
     process = {"pid": pid, "used_mib": 20600, "container": "vllm-e2b", "unit": "vllm-e2b.service"}
@@ -45,7 +47,7 @@ def test_within_budget(gpus: LabRoot, measure: Run, docker_api: Any, processes: 
         **{"index": 0, "slot": 0, "uuid": UUIDS[0], "name": "NVIDIA L4", "pci_bus_id": "00000000:17:00.0"},
         **{"compute_capability": "8.9", "memory_version": "v2", "total_mib": 23034, "reserved_mib": 470},
         **{"used_mib": 20600, "free_mib": 1964, "engine_mib": 20600, "engine_mib_is": "exact", "foreign_mib": 0},
-        **{"unattributed_mib": 0, "budget_mib": 20900, "headroom_mib": 300},
+        **{"unattributed_mib": 0, "budget_mib": 20900, "expected_mib": 20600, "headroom_mib": 300},
         **{"within_budget": True, "processes": [{**process, "owner": "ours", "reason": None}]},
     }
     assert result["msg"].startswith("Every GPU is within its budget (GPU 0: 20600 of 20900 MiB; GPU 1: 0 of 0 MiB")
@@ -116,8 +118,9 @@ def test_a_driver_that_does_not_answer(
     ("budgets", "options", "teaches"),
     [
         ({"7": 5}, {}, "names slot 7, but this host has the slots 0 to 3"),
-        ({"0": "20 GB"}, {}, "budgets[0] is '20 GB'"),
+        ({}, {"expected_mib": {"0": "20 GB"}}, "expected_mib[0] is '20 GB'"),
         ({}, {"settle_timeout_s": -1}, "settle_timeout_s is -1"),
+        ({}, {"tolerance_mib": -1}, "tolerance_mib is -1"),
         ({}, {"gpu_slots": [UUIDS[0], UUIDS[0]]}, "more than once"),
     ],
 )

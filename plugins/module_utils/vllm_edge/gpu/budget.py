@@ -9,6 +9,9 @@ Meaning of the figures of a GPU:
   engine_mib    used minus foreign: our engines, and memory that no process holds any more. The latter counts as ours
                 because a crashed engine may leave it behind. It is an upper bound (used_mib) if foreign_mib is None.
   headroom_mib  budget minus engine_mib; negative if the GPU is over budget
+
+vLLM takes its whole share of memory when it starts, so too little memory is a finding as well: far below the expected
+amount, something else runs than was planned.
 """
 
 from __future__ import annotations
@@ -34,8 +37,8 @@ UNKNOWN_RESERVE_SHARE = 0.03
 STABLE_MIB = 16
 """Two samples that differ by less than this are equal."""
 
-TOLERANCE_MIB = 300
-"""What a budget that accepts a measurement has beyond it."""
+DEFAULT_TOLERANCE_MIB = 300
+"""How far below the expected memory a GPU may be without a warning."""
 
 
 class BudgetError(ValueError):
@@ -44,12 +47,14 @@ class BudgetError(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What the GPUs are compared with."""
+    """What the GPUs are compared with; the maps are by UUID, in MiB."""
 
     budgets: Mapping[str, int]
-    """MiB by UUID."""
+    expected: Mapping[str, int]
     foreign: Foreign = "warn"
     """What happens if processes that are not ours use a GPU: nothing, a warning or a failure."""
+    tolerance_mib: int = DEFAULT_TOLERANCE_MIB
+    """How far below `expected` a GPU may be without a warning."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,7 @@ class GpuVerdict:
     reading: GpuReading
     slot: int | None
     budget_mib: int
+    expected_mib: int | None
     engine_mib: int
     foreign_mib: int | None
     unattributed_mib: int | None
@@ -121,6 +127,7 @@ class GpuVerdict:
             "foreign_mib": self.foreign_mib,
             "unattributed_mib": self.unattributed_mib,
             "budget_mib": self.budget_mib,
+            "expected_mib": self.expected_mib,
             "headroom_mib": self.headroom_mib,
             "within_budget": self.within_budget,
             "processes": [asdict(process) for process in self.processes],
@@ -153,7 +160,7 @@ class Evaluation:
         return f"Every GPU is within its budget ({'; '.join(parts)})."
 
 
-def _parse_mib(key: str, value: object) -> int:
+def _parse_mib(option: str, key: str, value: object) -> int:
     """Return a number of MiB. Digits as text are accepted, since `-e` passes numbers as text. Raises BudgetError."""
     if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]+", value.strip()):
         value = int(value)
@@ -163,9 +170,9 @@ def _parse_mib(key: str, value: object) -> int:
             hint = " GB and GiB are never guessed: 20.6 GB read from nvidia-smi is 20600 MiB, 20.6 GiB is 21094."
         elif isinstance(value, float) and 0 < value <= 1:
             hint = " A share of the GPU is no budget: what it means differs between vLLM versions."
-        raise BudgetError(f"budgets[{key}] is {value!r}: write a whole number of MiB, as nvidia-smi shows it.{hint}")
+        raise BudgetError(f"{option}[{key}] is {value!r}: write a whole number of MiB, as nvidia-smi shows it.{hint}")
     if value < 0:
-        raise BudgetError(f"budgets[{key}] is {value}: MiB cannot be negative. A GPU that must stay empty has 0.")
+        raise BudgetError(f"{option}[{key}] is {value}: MiB cannot be negative. A GPU that must stay empty has 0.")
     return value
 
 
@@ -182,10 +189,13 @@ def check_slots(slots: Sequence[str]) -> None:
         raise BudgetError(f"gpu_slots names {', '.join(twice)} more than once: every slot is another GPU.")
 
 
-def resolve_mib(values: Mapping[Any, object], gpus: Sequence[GpuReading], slots: Sequence[str]) -> dict[str, int]:
-    """Convert the option `budgets` of vram_budget, {UUID or slot: MiB}, to {UUID: MiB}.
+def resolve_mib(
+    option: str, values: Mapping[Any, object], gpus: Sequence[GpuReading], slots: Sequence[str]
+) -> dict[str, int]:
+    """Convert {UUID or slot: MiB} to {UUID: MiB}.
 
     Args:
+        option: name of the module's option, for messages
         values: amounts by UUID or by slot number
         gpus: the GPUs that NVML sees
         slots: UUIDs by slot
@@ -198,11 +208,11 @@ def resolve_mib(values: Mapping[Any, object], gpus: Sequence[GpuReading], slots:
     spelled: dict[str, str] = {}
     for raw_key, raw_value in values.items():
         key = str(raw_key).strip()
-        mib = _parse_mib(key, raw_value)
+        mib = _parse_mib(option, key, raw_value)
         if re.fullmatch(r"[0-9]+", key):
             if int(key) >= len(slots):
                 raise BudgetError(
-                    f"budgets names slot {key}, but this host has "
+                    f"{option} names slot {key}, but this host has "
                     + (f"the slots 0 to {len(slots) - 1}" if slots else "no slots")
                     + f" ({_list_known_gpus(gpus, slots)}). Correct the engine's gpus, or add the card to gpu_uuids."
                 )
@@ -212,18 +222,18 @@ def resolve_mib(values: Mapping[Any, object], gpus: Sequence[GpuReading], slots:
         if uuid not in by_uuid:
             what = f"slot {key}, which is {uuid}" if uuid != key else key
             raise BudgetError(
-                f"budgets names {what}, but NVML does not see that GPU. It sees {_list_known_gpus(gpus, slots)}. "
+                f"{option} names {what}, but NVML does not see that GPU. It sees {_list_known_gpus(gpus, slots)}. "
                 "If the card was exchanged, put the new UUID in its place in gpu_uuids; if it should be there, "
                 "look for Xid messages in 'journalctl -k'."
             )
         if uuid in resolved:
             raise BudgetError(
-                f"budgets names the same GPU twice, as {spelled[uuid]} and as {key} ({uuid}): keep one of them."
+                f"{option} names the same GPU twice, as {spelled[uuid]} and as {key} ({uuid}): keep one of them."
             )
         total = by_uuid[uuid].total_mib
         if mib > total:
             raise BudgetError(
-                f"budgets[{key}] is {mib} MiB, but {uuid} ({by_uuid[uuid].name}) has {total} MiB in all, "
+                f"{option}[{key}] is {mib} MiB, but {uuid} ({by_uuid[uuid].name}) has {total} MiB in all, "
                 "so it could never be exceeded. Is it in another unit (bytes, KiB), or for another card?"
             )
         resolved[uuid] = mib
@@ -250,6 +260,7 @@ def judge_gpu(gpu: GpuReading, owners: Mapping[int, Owner], limits: Limits, slot
     Args:
         gpu: the sample
         owners: owner by pid
+        limits: budgets and expected memory
         slot: its slot; None if it has none
     """
     processes = _list_processes(gpu, owners)
@@ -269,6 +280,7 @@ def judge_gpu(gpu: GpuReading, owners: Mapping[int, Owner], limits: Limits, slot
         reading=gpu,
         slot=slot,
         budget_mib=limits.budgets.get(gpu.uuid, 0),
+        expected_mib=limits.expected.get(gpu.uuid),
         engine_mib=engine_mib,
         foreign_mib=foreign_mib,
         unattributed_mib=unattributed_mib,
@@ -316,7 +328,7 @@ def _accept(gpu: GpuVerdict, units: Sequence[str]) -> str:
     if len(units) == 1:
         held[units[0]] = gpu.engine_mib
     return " and ".join(
-        f"'vram_budget_mib: {min(total, mib + TOLERANCE_MIB)}' of "
+        f"'vram_budget_mib: {min(total, mib + DEFAULT_TOLERANCE_MIB)}' of "
         f"{_name_in_inventory(unit[len('vllm-') : -len('.service')])}"
         for unit, mib in held.items()
     )
@@ -338,6 +350,25 @@ def _describe_foreign(gpu: GpuVerdict) -> str | None:
     return None
 
 
+def _describe_far_below(gpu: GpuVerdict, tolerance_mib: int) -> str | None:
+    if gpu.expected_mib is None or gpu.engine_mib >= gpu.expected_mib - tolerance_mib:
+        return None
+    return (
+        f"{gpu.card} uses {gpu.engine_mib} MiB, {gpu.expected_mib - gpu.engine_mib} MiB less than the expected "
+        f"{gpu.expected_mib}. vLLM takes its whole share at start-up, so something else runs than was planned: "
+        "compare the engine's model, max_model_len and gpu_memory_utilization with the profile."
+    )
+
+
+def _describe_unknown_reserve(gpu: GpuVerdict) -> str | None:
+    if not gpu.reading.used_includes_reserved:
+        return None
+    return (
+        f"{gpu.card} answers only NVML's first memory call: used_mib includes the driver's own reserve, which is not "
+        "known (about 470 MiB on an L4), so the check is stricter than the budget by that much."
+    )
+
+
 def evaluate(
     gpus: Iterable[GpuReading], owners: Mapping[int, Owner], limits: Limits, slots: Sequence[str] = ()
 ) -> Evaluation:
@@ -346,6 +377,7 @@ def evaluate(
     Args:
         gpus: one sample per GPU
         owners: owner by pid
+        limits: budgets, expected memory and tolerances
         slots: UUIDs by slot
     """
     verdicts = tuple(
@@ -359,11 +391,9 @@ def evaluate(
             failures.append(f"{foreign} foreign is fail: stop them, or let the profile use other GPUs.")
         elif foreign and limits.foreign == "warn":
             warnings.append(foreign)
-        if gpu.reading.used_includes_reserved:
-            warnings.append(
-                f"{gpu.card} answers only NVML's first memory call: used_mib includes the driver's own reserve, which "
-                "is not known (about 470 MiB on an L4), so the check is stricter than the budget by that much."
-            )
+        warnings.extend(
+            text for text in (_describe_far_below(gpu, limits.tolerance_mib), _describe_unknown_reserve(gpu)) if text
+        )
     seen = {gpu.reading.uuid for gpu in verdicts}
     for number, uuid in enumerate(slots):
         if uuid not in seen:

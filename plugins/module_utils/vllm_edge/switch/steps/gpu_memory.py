@@ -327,7 +327,7 @@ def measure(host: HostView, wanted: Generation, timeout_s: float = SETTLE_S, *, 
         PhaseFailed: if a GPU is over its budget or cannot be read.
     """
     slots = load_slots(host.paths)
-    limits = Limits(budgets=wanted.budgets_mib, foreign=wanted.foreign)
+    limits = Limits(budgets=wanted.budgets_mib, expected={}, foreign=wanted.foreign)
     needed = sorted({uuid for engine in wanted.engines.values() for uuid in engine.config.gpus})
     numbers = [slot.uuid for slot in slots]
     lost: tuple[NvmlFailure, ...] = ()
