@@ -193,20 +193,21 @@ class Rendered:
     """As `Generation.quality`."""
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """What generation.json says beside engines and numbers."""
+        return {
+            "profile": self.profile,
+            "budgets_mib": dict(self.budgets_mib),
+            "foreign": self.foreign,
+            "limits": asdict(self.limits),
+            # Generations of before have no quality gate, and their recorded hash stays right.
+            **({"quality": dict(self.quality)} if self.quality else {}),
+        }
+
+    @property
     def digest(self) -> str:
-        # Generations of before have no quality gate, and their recorded hash stays right.
-        added = {"quality": dict(self.quality)} if self.quality else {}
-        return _hash(
-            {
-                **added,
-                "profile": self.profile,
-                "engines": {name: engine.content for name, engine in self.engines.items()},
-                "target": self.target,
-                "budgets_mib": dict(self.budgets_mib),
-                "foreign": self.foreign,
-                "limits": asdict(self.limits),
-            }
-        )
+        engines = {name: engine.content for name, engine in self.engines.items()}
+        return _hash({**self.settings, "engines": engines, "target": self.target})
 
     @property
     def hashes(self) -> dict[str, str]:

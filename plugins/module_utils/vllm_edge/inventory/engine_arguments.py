@@ -322,7 +322,8 @@ def _find_value_errors(where: str, argument: Argument, option: Option) -> Iterat
     """Yield values that an option of the recorded release does not take."""
     text = f"{where}.extra_args: {quote(argument.text)}"
     if option.takes == "none" and argument.glued:
-        yield f"{text}: {option.name} takes no value; write {option.name}{_describe_negation(option)}."
+        negated = "".join(f" or {alias}" for alias in option.aliases if alias.startswith("--no-"))
+        yield f"{text}: {option.name} takes no value; write {option.name}{negated}."
     elif option.takes in ("one", "many") and not argument.values:
         yield f"{text}: {option.name} needs a value; write {option.name}=..."
     elif not argument.dotted:
@@ -333,8 +334,3 @@ def _find_value_errors(where: str, argument: Argument, option: Option) -> Iterat
                 yield f"{text}: {option.name} takes a number, and {shown(value)} is none."
             elif option.choices and value not in option.choices:
                 yield f"{text}: {describe_invalid_choice(value, option.choices)}"
-
-
-def _describe_negation(option: Option) -> str:
-    negated = [alias for alias in option.aliases if alias.startswith("--no-")]
-    return f" or {negated[0]}" if negated else ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..names import VARIABLE_NAME
@@ -178,6 +178,19 @@ SHORTEST_SECRET, LONGEST_SECRET = 8, 16_384
 
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _TRUE, _FALSE = ("true", "yes", "on", "1", "y", "t"), ("false", "no", "off", "0", "n", "f")
+
+
+def select_texts(value: Any) -> list[str]:
+    """Return the texts in a list; what is no text is refused elsewhere."""
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+def find_owners(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
+    """Return the names by the item that each of them has, in the order of the pairs."""
+    owners: dict[Any, list[str]] = {}
+    for item, name in pairs:
+        owners.setdefault(item, []).append(name)
+    return owners
 
 
 def find_name_errors(where: str, name: str, what: str) -> Iterator[str]:
