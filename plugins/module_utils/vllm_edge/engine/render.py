@@ -175,14 +175,9 @@ def list_create_arguments(
     """Return the arguments of `docker create`: options, image, arguments of vLLM.
 
     The labels of generation and input hash are not among them, because the hash is over these (`config.add_labels`).
-
-    Args:
-        engine: the engine as the inventory has it, with its name and the settings of the plan
-        model: `path` of its weights on the host
-        chat_template: whether it gets a chat template instead of that of the checkpoint
-
-    Raises:
-        EngineConfigError: a value is no single printable line, or would be read as something else; the text names it
+    `engine` is as the inventory has it, with its name and the settings of the plan; `model` has the `path` of its
+    weights on the host; with `chat_template` it gets a chat template instead of that of the checkpoint. Raises
+    EngineConfigError: a value is no single printable line, or would be read as something else; the text names it.
     """
     if not ENGINE_NAME.fullmatch(engine["name"]):
         raise EngineConfigError(f"name is {shown(engine['name'])}: small letters, digits and '-', at most 63")
@@ -371,9 +366,8 @@ def describe_engine(
 ) -> dict[str, Any]:
     """Return the content of engine.json, without `input_hash` and `generation`.
 
-    Args:
-        engine: the engine as the inventory has it, with its name and the settings of the plan
-        model: `repo`, `revision`, `precision`, and `path` and `record` on the host
+    `engine` is as the inventory has it, with its name and the settings of the plan; `model` has `repo`, `revision`,
+    `precision`, and `path` and `record` on the host.
     """
     name = engine["name"]
     secrets = settings.secrets_hashes.get(name)

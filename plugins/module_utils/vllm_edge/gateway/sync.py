@@ -311,16 +311,10 @@ def apply(
     The keys come first. What cannot be read or told is a warning: where the clients cannot be read, those that are
     known stay, but not longer than their keys count; where the view cannot be read, names and links stay, and rights
     only become fewer. A gateway that does not run is neither a failure nor a warning; one that runs and does not answer
-    is reloaded, and asked again.
-
-    Args:
-        look: returns the view, None if names and links shall stay as they are; called while nobody else changes the
-            files. Raises GatewayError
-        check: change nothing, and take no lock
-        proxy: the gateway; a stand-in for tests
-
-    Raises:
-        GatewayError: maps or links cannot be written, or read; running processes know the keys all the same
+    is reloaded, and asked again. `look` returns the view, or None if names and links shall stay as they are; it is
+    called while nobody else changes the files, and may raise GatewayError. A check takes no lock; `proxy` is a stand-in
+    for tests. Raises GatewayError: maps or links cannot be written, or read; running processes know the keys all the
+    same.
     """
     if not is_installed(paths):
         return Report(False)

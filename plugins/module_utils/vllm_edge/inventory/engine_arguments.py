@@ -207,8 +207,7 @@ def _find_repeated_options(where: str, found: list[Argument]) -> Iterator[str]:
 def find_recorded_release(release: str) -> str:
     """Return the recorded release that stands for a release: itself, or the newest before it, or the oldest of all.
 
-    Args:
-        release: numbers with dots between them; empty if it is not known, for which VERSION stands.
+    A release is numbers with dots between them; where it is empty, because it is not known, VERSION stands for it.
     """
     number = [int(part) for part in release.split(".") if part]
     older = [each for each in RELEASES if [int(part) for part in each.split(".")] <= number]

@@ -250,9 +250,7 @@ def find_value_errors(where: str, key: str, value: Any, option: Mapping[str, Any
 def find_number_errors(where: str, key: str, value: Any, *, whole: bool) -> Iterator[str]:
     """Yield a sentence if a value is no number, has a unit, or is out of range.
 
-    Args:
-        key: the key, whose unit and bounds are in QUANTITIES.
-        whole: True if decimals are wrong.
+    Unit and bounds of the key are in QUANTITIES; `whole` is whether decimals are wrong.
     """
     quantity = QUANTITIES.get(key, OTHER)
     usual = _describe_number(quantity, whole)
@@ -491,10 +489,8 @@ def _suggest_number(text: str, quantity: Quantity, whole: bool) -> str:
 def _suggest_size(number: str, unit: str, letter: str, suffix: str, counted: str) -> str:
     """Return what to write for a number with a unit, which may count by 1000 or by 1024.
 
-    Args:
-        number, unit: what was written, for example `4` and `GiB`.
-        letter, suffix: the parts of the unit: `G` and `iB`.
-        counted: what the key counts, for example `MiB`.
+    `number` and `unit` are what was written, such as `4` and `GiB`, `letter` and `suffix` the parts of the unit, `G`
+    and `iB`; `counted` is what the key counts, such as `MiB`.
     """
     power = _POWERS[letter.lower()]
     each = 1048576 if counted == "MiB" else 1

@@ -65,9 +65,8 @@ def find_gateway_errors(
 ) -> Iterator[str]:
     """Yield what is wrong with the variables of the gateway.
 
-    Args:
-        variables: values by name, of VARIABLES; those that are not set are left out.
-        certificate_fault: what is wrong with the files of the operator's certificate, or "".
+    `variables` has the values of VARIABLES that are set; `certificate_fault` is what is wrong with the files of the
+    operator's certificate, or "".
     """
     for name in ("serving_gateway_paths", "serving_gateway_certificate_names"):
         if name in variables:

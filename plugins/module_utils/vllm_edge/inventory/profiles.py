@@ -126,14 +126,8 @@ def compute_vram_floor(engine: Mapping[str, Any], gpu_memory_mib: int, default: 
     """Return the least MiB that an engine takes on each GPU, as far as that follows from its arguments alone.
 
     vLLM reserves its whole share when it starts, so this is taken whatever the load. Weights and activations are left
-    to the planner.
-
-    Args:
-        gpu_memory_mib: the total that nvidia-smi prints.
-        default: gpu_memory_utilization of the release if the engine has none; None if it is not known.
-
-    Returns:
-        None if nothing follows from the arguments.
+    to the planner. `gpu_memory_mib` is the total that nvidia-smi prints, `default` the release's
+    gpu_memory_utilization, None if it is not known. Returns None if nothing follows from the arguments.
     """
     kv_cache = engine.get("kv_cache_memory_bytes")
     if _is_number(kv_cache):
@@ -199,8 +193,7 @@ def _drop_inherited(
 ) -> Iterator[str]:
     """Yield the sentences about an engine, without those about arguments that it has from its model.
 
-    Args:
-        defaults: the sentences about `engine_defaults`, by model.
+    `defaults` are the sentences about `engine_defaults`, by model.
     """
     model = engine.get("model")
     known = defaults.get(model, []) if isinstance(model, str) else []
@@ -300,8 +293,7 @@ def _find_argument_mistakes(
 ) -> Iterator[str]:
     """Yield what is wrong with the arguments of an engine, or of the defaults of a model.
 
-    Args:
-        free: those of them that are allowed, and if required must be there.
+    `free` are the keys that are allowed, and if required must be there.
     """
     for key in engine:
         if key not in keys:
@@ -437,11 +429,7 @@ def _find_host_errors(inventory: Inventory) -> Iterator[str]:
 
 
 def _find_slot_errors(where: str, gpus: Any, slots: list[tuple[int, str]]) -> Iterator[str]:
-    """Yield slots that the host does not have.
-
-    Args:
-        slots: numbers of slots, each with what states it.
-    """
+    """Yield slots that the host does not have. `slots` are numbers of slots, each with what states it."""
     for slot in sorted({slot for slot in gpus if _is_whole(slot)}) if isinstance(gpus, list) else ():
         beyond = min(((limit, said) for limit, said in slots if slot >= limit), default=None)
         if beyond:

@@ -159,9 +159,8 @@ _HARMLESS_ENVIRONMENT = re.compile(r"NCCL_(IB_ADDR_(FAMILY|RANGE)|IB_HCA|NET_SHA
 def find_risks(engine: Mapping[str, Any], version: str = VERSION) -> dict[str, str]:
     """Return what an engine has that its key `accept_risk` must name, and what each opens.
 
-    Args:
-        engine: the keys of the engine, of any type.
-        version: a key of vllm_arguments.RELEASES; another release may read an alias or an abbreviation otherwise.
+    The keys of the engine may be of any type. `version` is a key of vllm_arguments.RELEASES; another release may read
+    an alias or an abbreviation otherwise.
     """
     found: dict[str, str] = {}
     given = engine.get("extra_args")
@@ -188,10 +187,7 @@ def find_risks(engine: Mapping[str, Any], version: str = VERSION) -> dict[str, s
 def find_risk_errors(where: str, engine: Mapping[str, Any], version: str = VERSION) -> Iterator[str]:
     """Yield risks that an engine does not accept, and those that it accepts for nothing.
 
-    Args:
-        where: the variable, for the beginning of each sentence.
-        engine: the keys of the engine, of any type.
-        version: a key of vllm_arguments.RELEASES.
+    Each sentence begins with `where`, the variable; the rest is as in `find_risks`.
     """
     given = engine.get("accept_risk")
     accepted = [item for item in given if isinstance(item, str)] if isinstance(given, list) else []

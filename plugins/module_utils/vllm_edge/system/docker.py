@@ -125,11 +125,9 @@ def split_records(chunk: str, previous: str = "") -> list[LogRecord]:
     """Split a piece of log text that carries time stamps into records.
 
     A progress bar redraws its line with carriage returns; only its last state is kept. Lines are cut to LINE_CHARS: a
-    client writes as much as it likes into vLLM's access log, and all later work on a line is to be bounded.
-
-    Args:
-        chunk: text as Docker sends it with `timestamps=true`
-        previous: time stamp for a first line that has none (the continuation of a long line)
+    client writes as much as it likes into vLLM's access log, and all later work on a line is to be bounded. `chunk` is
+    text as Docker sends it with `timestamps=true`, `previous` a time stamp for a first line that has none (the
+    continuation of a long line).
     """
     records: list[LogRecord] = []
     for raw in chunk.split("\n"):
@@ -287,8 +285,7 @@ class DockerEngine:
     def create(self, arguments: Sequence[str]) -> str:
         """Create a container without starting it, and return its id.
 
-        Args:
-            arguments: arguments of `docker create`: options, image, command
+        `arguments` are those of `docker create`: options, image, command.
         """
         client = shutil.which("docker", path=self._environ.get("PATH"))
         if client is None:
@@ -325,10 +322,8 @@ class DockerEngine:
     def logs(self, container_id: str, *, after: str | None, follow: bool, tail: int | None) -> Iterator[LogRecord]:
         """Yield lines of the container's log.
 
-        Args:
-            after: only lines with a later time stamp; None for all lines
-            follow: wait for further lines until the container ends
-            tail: only the last so many lines; None for all lines
+        Only those with a later time stamp than `after`, and only the last `tail` lines; None means all. With `follow`
+        further lines are waited for until the container ends.
         """
         options: dict[str, Any] = {
             "stdout": True,
@@ -422,9 +417,8 @@ def docker_unit(environ: Mapping[str, str] | None = None) -> DockerUnit | None:
 def explain_unreachable_docker(ping: Callable[[float], None], unit: DockerUnit | None, timeout_s: float) -> str | None:
     """Return None if the Docker Engine answers, else the reason why not.
 
-    Args:
-        ping: `DockerEngine.ping`, which is called only if the unit is active (see `docker_unit`)
-        unit: state of docker.service; None if it is unknown
+    `ping` is `DockerEngine.ping`, which is called only if the unit is active (see `docker_unit`); `unit` is None if its
+    state is unknown.
     """
     if unit is not None and not unit.active:
         return "docker.service is not running"

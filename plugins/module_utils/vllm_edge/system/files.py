@@ -38,11 +38,8 @@ def sync(path: Path) -> None:
 def hold_lock(path: Path, patience_s: float = 0.0) -> Iterator[None]:
     """Hold an exclusive flock(2) on a file that is for its owner alone, and is made if it is missing.
 
-    The kernel releases the lock when the process dies. No program that is started meanwhile inherits it.
-
-    Raises:
-        LockHeld: another process holds it, also after `patience_s`
-        OSError: the file cannot be made or opened
+    The kernel releases the lock when the process dies. No program that is started meanwhile inherits it. Raises
+    LockHeld: another process holds it, also after `patience_s`; OSError: the file cannot be made or opened.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, LOCK_MODE)

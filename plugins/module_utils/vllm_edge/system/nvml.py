@@ -236,12 +236,8 @@ class HostReading:
 def interpret_memory(total: int, used: int, free: int, reserved: int | None) -> MemoryReading | None:
     """Convert the bytes of a memory call, whose sum shows which definition of "used" applies.
 
-    Args:
-        reserved: None for the v1 call
-
-    Returns:
-        The reading; None if the figures match neither definition. A difference of one MiB is tolerated, because some
-        drivers round the parts.
+    `reserved` is None for the v1 call. Returns None if the figures match neither definition. A difference of one MiB is
+    tolerated, because some drivers round the parts.
     """
 
     def reading(used_bytes: int, version: MemoryVersion) -> MemoryReading:
@@ -286,11 +282,8 @@ Place = Literal["here", "respawn", "nowhere"]
 def decide_where_to_run(python: str, *, respawned: bool) -> tuple[Place, str]:
     """Decide where a module that needs pynvml can run.
 
-    Args:
-        python: path of the interpreter in vllm-edge's environment, which has nvidia-ml-py
-
-    Returns:
-        "here", "respawn" (under `python`) or "nowhere", and in the last case the reason.
+    `python` is the interpreter in vllm-edge's environment, which has nvidia-ml-py. Returns "here", "respawn" (under
+    `python`) or "nowhere", and in the last case the reason.
     """
     if not pynvml_missing():
         return "here", ""
@@ -434,9 +427,7 @@ class NvmlSession:
 def open_nvml() -> Iterator[NvmlSession]:
     """Open NVML for the duration of a with block.
 
-    Raises:
-        NvmlFailure: NVML could not be initialized
-        ImportError: nvidia-ml-py is not installed
+    Raises NvmlFailure: NVML could not be initialized; ImportError: nvidia-ml-py is not installed.
     """
     pynvml: Any = importlib.import_module("pynvml")
     try:

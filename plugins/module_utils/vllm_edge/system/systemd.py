@@ -73,11 +73,7 @@ class Run(Protocol):
 def run_command(command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> Ran:
     """Run a program and wait until it ends.
 
-    Args:
-        environment: its environment; None for that of this process
-
-    Raises:
-        SystemdError: it could not be run or did not end in time
+    `environment` is None for that of this process. Raises SystemdError: it could not be run or did not end in time.
     """
     try:
         process = subprocess.Popen(
@@ -252,8 +248,7 @@ class Systemd:
     def stop(self, units: Sequence[str], timeout_s: float) -> str | None:
         """Stop all units at the same time and wait until they have ended.
 
-        Returns:
-            None if they ended within `timeout_s` seconds, else systemctl's message.
+        Returns None if they ended within `timeout_s` seconds, else systemctl's message.
         """
         try:
             ran = self._systemctl("stop", "--", *units, timeout_s=timeout_s)

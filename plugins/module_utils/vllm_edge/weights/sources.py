@@ -154,9 +154,8 @@ def _describe_cause(error: Exception) -> tuple[int | None, str | None, str, str]
 def parse_listing(origin: str, answer: bytes) -> Listing:
     """Return the commit and files of the hub's answer about a model. Raises HubError or WeightsError.
 
-    Args:
-        origin: who answered, and to what, for messages
-        answer: the JSON text of `/api/models/<repo>/revision/<revision>?blobs=true`
+    `origin` is who answered, and to what, for messages; `answer` the JSON text of
+    `/api/models/<repo>/revision/<revision>?blobs=true`.
     """
     try:
         data = json.loads(answer)
