@@ -164,10 +164,7 @@ def find_free(module: AnsibleModule, docker: str, gpus: list[str]) -> list[str]:
 def judge(code: int, out: str, err: str, gpus: list[str], timeout: int, image: str = "", container: str = "") -> str:
     """Return why a container cannot use exactly its GPUs, with a remedy. Empty if it can.
 
-    Args:
-        timeout: seconds that the program could take
-        image: image of a container that was started for the probe
-        container: name of a container that was running already
+    `timeout` are the seconds that the program could take. The container was started from `image`, or ran already.
     """
     answer = answer_of(out)
     said = " ".join(err.split())
