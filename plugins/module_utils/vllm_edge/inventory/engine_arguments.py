@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..text import describe_invalid_choice, nearest, shown
-from .engine_inputs import convert_to_yaml, describe_unknown_key, find_control_character
+from .engine_inputs import convert_to_yaml, describe_unknown_key, find_control_character, select_texts
 from .vllm_arguments import RELEASES, VERSION
 
 
@@ -171,10 +171,7 @@ def parse_arguments(items: list[str], version: str = VERSION) -> tuple[list[Argu
 
 def find_argument_errors(where: str, engine: Mapping[str, Any], keys: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with extra_args in every release of vLLM."""
-    given = engine.get("extra_args")
-    if not isinstance(given, list):
-        return
-    items = [item for item in given if isinstance(item, str)]
+    items = select_texts(engine.get("extra_args"))
     faults = {item: fault for item in items if (fault := _find_fault(item))}
     for item, fault in faults.items():
         yield f"{where}.extra_args: {quote(item)} {fault}."
@@ -222,10 +219,7 @@ def find_release_errors(
         value = engine.get(key)
         if isinstance(value, str) and value and value not in choices:
             yield f"{where}.{key}: vLLM {version} knows no {shown(value)}; {nearest(value, choices)}"
-    given = engine.get("extra_args")
-    if not isinstance(given, list):
-        return
-    items = [item for item in given if isinstance(item, str) and not _find_fault(item)]
+    items = [item for item in select_texts(engine.get("extra_args")) if not _find_fault(item)]
     for argument in parse_arguments(items, version)[0]:
         option = argument.option
         if option is None:

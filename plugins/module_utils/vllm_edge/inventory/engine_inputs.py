@@ -194,11 +194,7 @@ def find_owners(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
 
 
 def find_name_errors(where: str, name: str, what: str) -> Iterator[str]:
-    """Yield a sentence if a key cannot be a file name on the host.
-
-    Args:
-        what: what the key names, for example `an engine`.
-    """
+    """Yield a sentence if a key cannot be a file name on the host; `what` is what it names, such as `an engine`."""
     if not re.fullmatch(PLAIN_NAME, name):
         yield (
             f"{where}: {shown(name)} cannot be the name of {what}, since it becomes a file name on the host; "
@@ -224,11 +220,7 @@ def describe_unknown_key(where: str, key: str, known: Collection[str]) -> str:
 
 
 def find_value_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the value of a key.
-
-    Args:
-        option: the key's entry in the argument spec.
-    """
+    """Yield what is wrong with the value of a key; `option` is its entry in the argument spec."""
     kind = option.get("type", "str")
     if value is None:
         yield f"{where}: has no value; {_describe_expected(key, option)}, or remove the line."

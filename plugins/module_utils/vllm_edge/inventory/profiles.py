@@ -211,7 +211,6 @@ def find_release(image: Any) -> str:
 
 
 def _is_recorded_release(inventory: Inventory) -> bool:
-    """Return whether the image has a release of vLLM whose options are recorded."""
     return find_release(inventory.image) in RELEASES
 
 

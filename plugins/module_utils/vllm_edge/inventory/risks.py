@@ -16,7 +16,7 @@ from typing import Any
 from ..names import VARIABLE_NAME
 from ..text import nearest, shown
 from .engine_arguments import Argument, parse_arguments, quote, read_spellings
-from .engine_inputs import NO_SECRET, OUR_ENVIRONMENT, SECRET
+from .engine_inputs import NO_SECRET, OUR_ENVIRONMENT, SECRET, select_texts
 from .vllm_arguments import VERSION
 
 _CODE = "it imports Python code by name"
@@ -163,12 +163,7 @@ def find_risks(engine: Mapping[str, Any], version: str = VERSION) -> dict[str, s
     an alias or an abbreviation otherwise.
     """
     found: dict[str, str] = {}
-    given = engine.get("extra_args")
-    for argument in (
-        parse_arguments([item for item in given if isinstance(item, str)], version)[0]
-        if isinstance(given, list)
-        else ()
-    ):
+    for argument in parse_arguments(select_texts(engine.get("extra_args")), version)[0]:
         found |= _find_argument_risks(argument, version)
     for key in ("extra_env", "secret_env"):
         environment = engine.get(key)
@@ -189,8 +184,7 @@ def find_risk_errors(where: str, engine: Mapping[str, Any], version: str = VERSI
 
     Each sentence begins with `where`, the variable; the rest is as in `find_risks`.
     """
-    given = engine.get("accept_risk")
-    accepted = [item for item in given if isinstance(item, str)] if isinstance(given, list) else []
+    accepted = select_texts(engine.get("accept_risk"))
     risks = find_risks(engine, version)
     for name, opens in risks.items():
         hidden = engine.get("secret_env")

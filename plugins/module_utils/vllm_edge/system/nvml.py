@@ -138,11 +138,8 @@ class NvmlFailure(Exception):
     def __init__(self, code: str, gpu: str | None = None, *, card: str | None = None, index: int | None = None) -> None:
         """Build the texts from ERRORS.
 
-        Args:
-            code: NVML's error name without the prefix NVML_ERROR_
-            gpu: UUID of the GPU; None if it is unknown or the error concerns the host
-            card: what to call the card in the sentence, if there is more to say than the UUID
-            index: NVML's index of the GPU, if that is all that is known of it
+        `code` is NVML's error name without the prefix NVML_ERROR_, `gpu` the UUID, None if it is unknown or the error
+        concerns the host. `card` is what to call it, if there is more to say, `index` NVML's, if that is all we know.
         """
         sentence, self.remedy = ERRORS.get(code, (f"NVML answered {code} for {{gpu}}.", ERRORS["UNKNOWN"][1]))
         self.code = code
