@@ -371,35 +371,25 @@ def describe_engine(
     """
     name = engine["name"]
     secrets = settings.secrets_hashes.get(name)
+    stated = ("port", "tool_call_parser", "reasoning_parser", "max_model_len", "vram_budget_mib", "plan")
+    of_host = ("image", "image_id", "stop_timeout_s", "stall_timeout_s", "progress_timeout_s", "idle_probe_s")
     return {
+        **{key: engine.get(key) for key in stated},
+        **{key: model[key] for key in ("repo", "revision", "precision")},
+        **{key: getattr(settings, key) for key in of_host},
         "engine": name,
         "unit": unit_name(name),
         "container": f"vllm-{name}",
         "url": f"unix:{paths.engine_socket(name)}",
-        "port": engine.get("port"),
         "served_names": engine["served_names"],
         "stands_in_for": engine.get("stands_in_for", []),
         "model": engine["model"],
-        "repo": model["repo"],
-        "revision": model["revision"],
-        "precision": model["precision"],
         "tensor_parallel_size": engine["tensor_parallel_size"],
         "gpus": [settings.gpu_uuids[slot] for slot in engine["gpus"]],
-        "tool_call_parser": engine.get("tool_call_parser"),
-        "reasoning_parser": engine.get("reasoning_parser"),
-        "max_model_len": engine.get("max_model_len"),
         "weights_path": model["path"],
         "weights_record": model["record"],
-        "vram_budget_mib": engine.get("vram_budget_mib"),
         "accept_risk": engine.get("accept_risk", []),
-        "plan": engine.get("plan"),
-        "image": settings.image,
-        "image_id": settings.image_id,
-        "stop_timeout_s": settings.stop_timeout_s,
-        "stall_timeout_s": settings.stall_timeout_s,
         "health_timeout_s": HEALTH_TIMEOUT_S,
-        "progress_timeout_s": settings.progress_timeout_s,
-        "idle_probe_s": settings.idle_probe_s,
         "shutdown_timeout_s": settings.shutdown_timeout_s or None,
         **({"secrets_hash": secrets} if secrets else {}),
     }
