@@ -127,7 +127,7 @@ def write_fresh(path: Path, text: str, mode: int, group: int | None = None) -> N
         if group is not None and os.geteuid() == 0:
             os.fchown(handle, 0, group)
         os.fchmod(handle, mode)
-        os.fsync(handle)
+        os.fsync(file.fileno())
 
 
 def write_durably(path: Path, text: str, mode: int = 0o644) -> None:
