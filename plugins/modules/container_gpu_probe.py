@@ -9,11 +9,11 @@ module: container_gpu_probe
 short_description: Check that a container can use its GPUs
 version_added: "0.1.0"
 description:
-  - With O(image), starts a temporary container with the given flags and GPUs, and runs O(program) with C(python3)
-    instead of the image's entry point. The container is removed afterwards. The arguments of O(program) are those of
-    O(gpus) that no running container has and no process uses.
-  - With O(container), runs O(program) with C(python3) inside a running container, beside its own processes and without
-    arguments.
+  - With O(image), starts a temporary container with the given flags and GPUs, and runs a program with C(python3)
+    instead of the image's entry point. The container is removed afterwards. The program allocates memory for a moment
+    on those of O(gpus) that no running container has and no process uses.
+  - With O(container), runs the program with C(python3) inside a running container, beside its own processes. It takes
+    no memory of the GPUs then.
   - Fails if the container cannot be started, if NVML or CUDA cannot be opened in it, if it sees other GPUs than those
     in O(gpus), or if its CUDA is older than that of the image.
 extends_documentation_fragment:
@@ -39,13 +39,6 @@ options:
     type: list
     elements: str
     default: []
-  program:
-    description: >-
-      Source of a Python program that prints one line of JSON. It has C(driver), C(uuids), C(libcuda), C(cuda) (as a
-      number, 13000 for 13.0), C(devices) (how many CUDA counts) and C(wanted) (the CUDA of the image); or C(error), and
-      with it C(code) if CUDA failed.
-    type: str
-    required: true
   timeout:
     description: Number of seconds that the program may take.
     type: int
@@ -58,7 +51,6 @@ EXAMPLES = r"""
     image: vllm-edge/vllm-openai
     gpus: [GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000]
     flags: [--read-only, --cap-drop=ALL]
-    program: "{{ lookup('ansible.builtin.file', 'probe.py') }}"
 """
 
 RETURN = r"""
@@ -85,6 +77,7 @@ seconds:
   type: float
 """
 
+import inspect
 import json
 import re
 import time
@@ -92,9 +85,11 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils.vllm_edge.gpu import container_probe
 from ..module_utils.vllm_edge.gpu.cuda import TOO_OLD, describe_error
 from ..module_utils.vllm_edge.text import printable
 
+PROGRAM = inspect.getsource(container_probe)
 REFRESH = '"systemctl restart nvidia-cdi-refresh.service"'
 LONGEST = 10_000
 """Characters of an answer that are read."""
@@ -164,10 +159,7 @@ def find_free(module: AnsibleModule, docker: str, gpus: list[str]) -> list[str]:
 def judge(code: int, out: str, err: str, gpus: list[str], timeout: int, image: str = "", container: str = "") -> str:
     """Return why a container cannot use exactly its GPUs, with a remedy. Empty if it can.
 
-    Args:
-        timeout: seconds that the program could take
-        image: image of a container that was started for the probe
-        container: name of a container that was running already
+    `timeout` are the seconds that the program could take. The container was started from `image`, or ran already.
     """
     answer = answer_of(out)
     said = " ".join(err.split())
@@ -209,7 +201,6 @@ def main() -> None:
             "container": {"type": "str"},
             "gpus": {"type": "list", "elements": "str", "required": True},
             "flags": {"type": "list", "elements": "str", "default": []},
-            "program": {"type": "str", "required": True},
             "timeout": {"type": "int", "default": 120},
         },
         required_one_of=[("image", "container")],
@@ -223,13 +214,13 @@ def main() -> None:
     started = time.monotonic()
     code, out, err = 127, "", "Docker is not installed"
     if docker and running:
-        command = ["timeout", str(params["timeout"]), docker, "exec", running, "python3", "-c", params["program"]]
+        command = ["timeout", str(params["timeout"]), docker, "exec", running, "python3", "-c", PROGRAM]
         code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"})
     elif docker:
         # If docker run is killed, the container keeps running. It can then be removed by its name.
         name = f"vllm-edge-probe-{module.tmpdir.rsplit('/', 1)[-1].lstrip('.')}"
         command = ["timeout", str(params["timeout"]), docker, "run", "--rm", "--pull=never", f"--name={name}"]
-        command += [*params["flags"], *devices, "--entrypoint=python3", params["image"], "-c", params["program"]]
+        command += [*params["flags"], *devices, "--entrypoint=python3", params["image"], "-c", PROGRAM]
         command += find_free(module, docker, params["gpus"])
         code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"})
         if code == 124:

@@ -123,22 +123,8 @@ EXAMPLES = r"""
       - engine: {name: e2b-all, model: e2b, tensor_parallel_size: 1, gpus: [0], served_names: [sentry]}
         unit: "{{ lookup('ansible.builtin.template', 'vllm-engine.service.j2') }}"
     models: "{{ model_weights_result | edge.vllm_edge.describe_weights(vllm_models, '/var/lib/vllm-edge') }}"
-    settings:
-      uid: 8050
-      gpu_uuids: [GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0003]
-      image: vllm-edge/vllm:v0.32.0-tf5.16.1
-      image_id: "{{ vllm_image_result.id }}"
-      cache_directory: /data/vllm/cache
-      shm_size: 4g
-      tmp_size: 4g
-      pids_limit: 4096
-      oom_score_adj: 500
-      max_logprobs: 20
-      max_tokens: 32768
-      stop_timeout_s: 30
-      stall_timeout_s: 300
-      progress_timeout_s: 300
-      idle_probe_s: 300
+    # uid: 8050, gpu_uuids: [GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0003], image: vllm-edge/vllm:v0.32.0-tf5.16.1, ...
+    settings: "{{ engine_settings }}"
     target: "{{ lookup('ansible.builtin.template', 'vllm-edge.target.j2') }}"
     budgets_mib:
       GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0003: 20900

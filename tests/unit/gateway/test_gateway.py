@@ -391,7 +391,7 @@ def test_a_full_disk_does_not_keep_a_revoked_key_valid(host: Host, monkeypatch: 
     told = dict[str, dict[str, str]]()
     monkeypatch.setattr(Servers, "read_map", lambda self, path: {"former": "x 0 0"})
     monkeypatch.setattr(Servers, "replace_map", lambda self, path, new: told.update({path.name: new}), raising=False)
-    monkeypatch.setattr(sync, "_stage", MagicMock(side_effect=OSError(errno.ENOSPC, "full")))
+    monkeypatch.setattr(sync, "write_fresh", MagicMock(side_effect=OSError(errno.ENOSPC, "full")))
     with pytest.raises(GatewayError, match="full"):
         host.sync(proxy=Servers({}).proxy)
     assert told == {"clients.map": {KEY: "default 600 64"}}
@@ -426,7 +426,7 @@ def test_clients_that_cannot_be_read_leave_their_maps_and_are_said(host: Host, v
     assert run_sync(host.paths, no_switch, check=True, output="json") == 1
 
 
-@pytest.mark.parametrize("step", ["_stage", "symlink"])
+@pytest.mark.parametrize("step", ["write_fresh", "symlink"])
 def test_a_full_file_system_changes_nothing(host: Host, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     host.sync()
     before = (host.map("models"), host.links)
@@ -435,7 +435,7 @@ def test_a_full_file_system_changes_nothing(host: Host, monkeypatch: pytest.Monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(sync, "_stage", full) if step == "_stage" else patch.setattr(os, "symlink", full)
+        patch.setattr(sync, "write_fresh", full) if step == "write_fresh" else patch.setattr(os, "symlink", full)
         with pytest.raises(GatewayError, match=r"No space left.*vllm-edge gateway sync"):
             host.away("e4b")
     assert (host.map("models"), host.links) == before

@@ -16,7 +16,7 @@ from helpers import ROOT
 
 from lab.nvidia import testing
 
-PROBE = ROOT / "roles/container_runtime/files/probe.py"
+PROBE = (ROOT / "plugins/module_utils/vllm_edge/gpu/container_probe.py").read_text()
 GPUS = ["GPU-a", "GPU-b"]
 
 
@@ -98,7 +98,7 @@ def args(program: Callable[[str, str], None]) -> dict[str, Any]:
         '*) printf "%s\\n" "$@" > "$STATE/command"; cat "$STATE/answer"; exit "$(cat "$STATE/code")";; esac',
     )
     program("nvidia-smi", "echo GPU-c")
-    return {"image": "engine", "gpus": GPUS, "flags": ["--read-only", "--user=8050:8050"], "program": "pass"}
+    return {"image": "engine", "gpus": GPUS, "flags": ["--read-only", "--user=8050:8050"]}
 
 
 @pytest.mark.parametrize("check", [True, False])
@@ -111,10 +111,10 @@ def test_command_and_failure(
     result = run_module("container_gpu_probe", args, check=check)
     assert (result["changed"], result["problem"], result["driver"]) == (False, "", "580.173.02")
     assert (result["libcuda"], result["cuda"]) == (LIBRARY, "13.0")
-    command = (tmp_path / "command").read_text().splitlines()
+    command = (tmp_path / "command").read_text().replace(PROBE, "the program").splitlines()
     assert command[:3] == ["run", "--rm", "--pull=never"]
     devices = [f"--device=nvidia.com/gpu={gpu}" for gpu in args["gpus"]]
-    assert command[4:] == [*args["flags"], *devices, "--entrypoint=python3", "engine", "-c", "pass", "GPU-b"]
+    assert command[4:] == [*args["flags"], *devices, "--entrypoint=python3", "engine", "-c", "the program", "GPU-b"]
     (tmp_path / "code").write_text("125")
     (tmp_path / "answer").write_text("")
     result = run_module("container_gpu_probe", args, check=check)
@@ -126,12 +126,12 @@ def test_command_and_failure(
 def test_one_that_runs(
     run_module: Callable[..., dict[str, Any]], args: dict[str, Any], tmp_path: Path, check: bool
 ) -> None:
-    running = {"container": "vllm-e2b", "gpus": GPUS, "program": "pass"}
+    running = {"container": "vllm-e2b", "gpus": GPUS}
     (tmp_path / "answer").write_text(f"{BOTH}\n")
     (tmp_path / "code").write_text("0")
     result = run_module("container_gpu_probe", running, check=check)
     assert (result["changed"], result["problem"], result["driver"]) == (False, "", "580.173.02")
-    assert (tmp_path / "command").read_text().splitlines() == ["exec", "vllm-e2b", "python3", "-c", "pass"]
+    assert (tmp_path / "command").read_text() == f"exec\nvllm-e2b\npython3\n-c\n{PROBE}\n"
     (tmp_path / "answer").write_text(json.dumps({"error": "nvmlInit_v2: Unknown Error (999)"}) + "\n")
     (tmp_path / "code").write_text("3")
     result = run_module("container_gpu_probe", running, check=check)
@@ -141,7 +141,7 @@ def test_one_that_runs(
 
 
 def run_probe(lab: testing.LabRoot, library: Path, *free: str, **more: str) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-c", PROBE.read_text(), *free]
+    command = [sys.executable, "-c", PROBE, *free]
     done = subprocess.run(command, env=lab.environment(library) | more, capture_output=True, text=True)
     assert done.stderr == ""
     return done.returncode, json.loads(done.stdout)

@@ -24,11 +24,7 @@ REMOVE_S = 60.0
 def make_directory(socket: Path, uid: int) -> None:
     """Make the directory of a socket anew, for a container that does not exist yet.
 
-    Args:
-        uid: user id and group id of the engine
-
-    Raises:
-        OSError: it could not be removed or made
+    `uid` is the user id and the group id of the engine. Raises OSError: it could not be removed or made.
     """
     place, root = socket.parent, os.geteuid() == 0
     if not place.parent.is_dir():

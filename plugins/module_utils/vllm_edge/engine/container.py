@@ -103,12 +103,8 @@ class ContainerControl:
     def remove(self, container_id: str, *, stopping: bool = False) -> None:
         """Remove a container and wait until it is gone: `docker rm` returns early if another removal is in progress.
 
-        Args:
-            stopping: whether a signal to stop is no reason to give up
-
-        Raises:
-            LaunchFailed: the container was still there after REMOVE_WAIT_S seconds
-            Stopped: a signal arrived
+        With `stopping`, a signal to stop is no reason to give up. Raises LaunchFailed: the container was still there
+        after REMOVE_WAIT_S seconds; Stopped: a signal arrived.
         """
         deadline = time.monotonic() + REMOVE_WAIT_S
         problem = ""

@@ -94,10 +94,8 @@ def match_lines(lines: Sequence[str], was_serving: bool = False) -> Explanation 
     """Return the most specific known cause in the log; for one signature the last matching line counts.
 
     Errors before the last sign of progress were apparently survived. They count only if nothing later explains the end,
-    and then another attempt may succeed.
-
-    Args:
-        was_serving: whether the engine had answered /health, which excludes signatures for startup only
+    and then another attempt may succeed. `was_serving` is whether the engine had answered /health, which excludes
+    signatures for startup only.
     """
     onward = max((number for number, line in enumerate(lines) if parse_phase(line)), default=-1) + 1
     found = _match(ENGINE_SIGNATURES, lines, range(onward, len(lines)), was_serving)

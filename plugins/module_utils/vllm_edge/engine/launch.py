@@ -81,10 +81,7 @@ class Launcher:
         """Return the running container and how it came about: created, or attached to.
 
         Launches that failed for a reason that may pass are repeated: systemd would use up its starts in half a minute.
-
-        Raises:
-            LaunchFailed: the engine cannot run now, or systemd should try again
-            Stopped: a signal to stop arrived
+        Raises LaunchFailed: the engine cannot run now, or systemd should try again; Stopped: a signal to stop arrived.
         """
         deadline = time.monotonic() + self.docker_wait_s
         pause = RETRY_FIRST_S

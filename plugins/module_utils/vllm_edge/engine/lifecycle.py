@@ -89,10 +89,8 @@ def decide_existing(container: Container | None, config: EngineConfig, found: Fo
     """Decide what to do with an existing container.
 
     Containers of others are never touched. One of ours is kept only if it has the right configuration and is alive.
-
-    Args:
-        container: container with the engine's container name; None if there is none
-        found: its condition; None if `needs_look` is False
+    `container` is the one with the engine's container name, None if there is none; `found` is its condition, None if
+    `needs_look` is False.
     """
     if container is None:
         return Decision(Existing.CREATE, "no container of this name")
@@ -323,9 +321,8 @@ class Supervision:
     def on_health(self, answer: Answer, now: float, clock: str, metrics: str = "") -> Reaction:
         """Process an answer of /health.
 
-        Args:
-            clock: the wall clock time as text, for messages
-            metrics: text of /metrics at the same time; empty if it could not be read
+        `clock` is the wall clock time as text, for messages; `metrics` the text of /metrics at the same time, empty if
+        it could not be read.
         """
         before = self.phase
         self.advance.on_metrics(metrics, now)

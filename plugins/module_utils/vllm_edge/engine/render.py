@@ -175,14 +175,9 @@ def list_create_arguments(
     """Return the arguments of `docker create`: options, image, arguments of vLLM.
 
     The labels of generation and input hash are not among them, because the hash is over these (`config.add_labels`).
-
-    Args:
-        engine: the engine as the inventory has it, with its name and the settings of the plan
-        model: `path` of its weights on the host
-        chat_template: whether it gets a chat template instead of that of the checkpoint
-
-    Raises:
-        EngineConfigError: a value is no single printable line, or would be read as something else; the text names it
+    `engine` is as the inventory has it, with its name and the settings of the plan; `model` has the `path` of its
+    weights on the host; with `chat_template` it gets a chat template instead of that of the checkpoint. Raises
+    EngineConfigError: a value is no single printable line, or would be read as something else; the text names it.
     """
     if not ENGINE_NAME.fullmatch(engine["name"]):
         raise EngineConfigError(f"name is {shown(engine['name'])}: small letters, digits and '-', at most 63")
@@ -371,41 +366,30 @@ def describe_engine(
 ) -> dict[str, Any]:
     """Return the content of engine.json, without `input_hash` and `generation`.
 
-    Args:
-        engine: the engine as the inventory has it, with its name and the settings of the plan
-        model: `repo`, `revision`, `precision`, and `path` and `record` on the host
+    `engine` is as the inventory has it, with its name and the settings of the plan; `model` has `repo`, `revision`,
+    `precision`, and `path` and `record` on the host.
     """
     name = engine["name"]
     secrets = settings.secrets_hashes.get(name)
+    stated = ("port", "tool_call_parser", "reasoning_parser", "max_model_len", "vram_budget_mib", "plan")
+    of_host = ("image", "image_id", "stop_timeout_s", "stall_timeout_s", "progress_timeout_s", "idle_probe_s")
     return {
+        **{key: engine.get(key) for key in stated},
+        **{key: model[key] for key in ("repo", "revision", "precision")},
+        **{key: getattr(settings, key) for key in of_host},
         "engine": name,
         "unit": unit_name(name),
         "container": f"vllm-{name}",
         "url": f"unix:{paths.engine_socket(name)}",
-        "port": engine.get("port"),
         "served_names": engine["served_names"],
         "stands_in_for": engine.get("stands_in_for", []),
         "model": engine["model"],
-        "repo": model["repo"],
-        "revision": model["revision"],
-        "precision": model["precision"],
         "tensor_parallel_size": engine["tensor_parallel_size"],
         "gpus": [settings.gpu_uuids[slot] for slot in engine["gpus"]],
-        "tool_call_parser": engine.get("tool_call_parser"),
-        "reasoning_parser": engine.get("reasoning_parser"),
-        "max_model_len": engine.get("max_model_len"),
         "weights_path": model["path"],
         "weights_record": model["record"],
-        "vram_budget_mib": engine.get("vram_budget_mib"),
         "accept_risk": engine.get("accept_risk", []),
-        "plan": engine.get("plan"),
-        "image": settings.image,
-        "image_id": settings.image_id,
-        "stop_timeout_s": settings.stop_timeout_s,
-        "stall_timeout_s": settings.stall_timeout_s,
         "health_timeout_s": HEALTH_TIMEOUT_S,
-        "progress_timeout_s": settings.progress_timeout_s,
-        "idle_probe_s": settings.idle_probe_s,
         "shutdown_timeout_s": settings.shutdown_timeout_s or None,
         **({"secrets_hash": secrets} if secrets else {}),
     }

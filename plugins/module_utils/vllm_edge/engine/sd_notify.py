@@ -44,14 +44,9 @@ class Notifier:
     ) -> bool:
         """Send one message (sd_notify(3)).
 
-        A message that is lost is not an error: another one follows.
-
-        Args:
-            status: text for `systemctl status`
-            extend_s: seconds during which the current start or stop timeout must not expire
-
-        Returns:
-            Whether the message was delivered to systemd.
+        A message that is lost is not an error: another one follows. `status` is the text for `systemctl status`,
+        `extend_s` the seconds during which the current start or stop timeout must not expire. Returns whether systemd
+        got it.
         """
         fields: list[str] = []
         if ready:

@@ -351,8 +351,7 @@ class Supervisor:
 def run_engine(name: str, paths: HostPaths, *, docker_wait_s: float = DOCKER_WAIT_S) -> int:
     """Run `vllm-edge run-engine`.
 
-    Returns:
-        EXIT_OK after a requested stop, EXIT_FAILED if another attempt may succeed, else EXIT_CONFIG.
+    Returns EXIT_OK after a requested stop, EXIT_FAILED if another attempt may succeed, else EXIT_CONFIG.
     """
     notifier = Notifier(os.environ.get("NOTIFY_SOCKET"))
     journal = Journal(sys.stdout, prefixed=not sys.stdout.isatty())

@@ -33,10 +33,8 @@ class Usage:
 def read_usage(pid: int, root: Path = Path("/")) -> Usage | None:
     """Return what a container's processes have used; None if it cannot be read.
 
-    /proc/<pid>/io would need CAP_SYS_PTRACE. The numbers here need no capability.
-
-    Args:
-        pid: main process of the container, an ancestor of all others
+    `pid` is the main process of the container, an ancestor of all others. /proc/<pid>/io would need CAP_SYS_PTRACE; the
+    numbers here need no capability.
     """
     parents: dict[int, int] = {}
     used: dict[int, tuple[int, int]] = {}

@@ -101,14 +101,8 @@ def read_clients(path: Path) -> dict[str, Client]:
 def read_temporary(path: Path, now: str) -> dict[str, Client]:
     """Read the clients that a program made for itself; none where it has ended, also by SIGKILL, or its time is over.
 
-    The program holds the file locked as long as it runs.
-
-    Args:
-        path: the file, in the form of `clients.json`
-        now: the time, as `stamp` formats it
-
-    Raises:
-        GatewayError: as `read_clients`
+    The program holds the file, which has the form of `clients.json`, locked as long as it runs. `now` is a time as
+    `stamp` formats it. Raises GatewayError, as `read_clients`.
     """
     try:
         clients = read_clients(path) if is_locked(path) else {}

@@ -29,11 +29,8 @@ def synchronize(
 ) -> Report:
     """Make the gateway fit the committed generation and a switch that has not ended. See `sync.apply`.
 
-    Args:
-        read_course: reads the switch; called while nobody else changes the gateway's files
-
-    Raises:
-        GatewayError: maps and links cannot be written
+    `read_course` reads the switch, while nobody else changes the gateway's files. Raises GatewayError: maps and links
+    cannot be written.
     """
 
     def look() -> View | None:

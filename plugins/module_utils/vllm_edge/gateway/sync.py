@@ -23,7 +23,7 @@ from ..generation.model import Generation
 from ..names import GATEWAY_UNIT
 from ..paths import HostPaths
 from ..planning.load_time import expect_load
-from ..system.files import LockHeld, hold_lock, make_fresh_name, read_foreign, sync
+from ..system.files import LockHeld, hold_lock, make_fresh_name, read_foreign, sync, write_fresh
 from ..system.systemd import SystemdError
 from .admin import GatewayDown, GatewayRefused, HAProxy, Worker, end_worker
 from .clients import Client, GatewayBusy, GatewayError, read_clients, read_temporary
@@ -116,19 +116,6 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def _stage(path: Path, text: str, group: int) -> None:
-    fresh = make_fresh_name(path)
-    fresh.unlink(missing_ok=True)
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        if os.geteuid() == 0:
-            os.fchown(handle, 0, group)
-        os.fchmod(handle, FILE_MODE)
-        os.fsync(handle)
-
-
 def _list_links(roles: Path) -> dict[str, str]:
     """Return the links in the directory of roles, by name; files of others are left out. Raises OSError."""
     try:
@@ -170,7 +157,7 @@ def _write(paths: HostPaths, difference: _Difference) -> None:
     try:
         for path, text in difference.files.items():
             staged.append(make_fresh_name(path))
-            _stage(path, text, group)
+            write_fresh(path, text, FILE_MODE, group)
         for name, target in difference.links.items():
             if target is not None:
                 with contextlib.suppress(FileNotFoundError):
@@ -311,16 +298,10 @@ def apply(
     The keys come first. What cannot be read or told is a warning: where the clients cannot be read, those that are
     known stay, but not longer than their keys count; where the view cannot be read, names and links stay, and rights
     only become fewer. A gateway that does not run is neither a failure nor a warning; one that runs and does not answer
-    is reloaded, and asked again.
-
-    Args:
-        look: returns the view, None if names and links shall stay as they are; called while nobody else changes the
-            files. Raises GatewayError
-        check: change nothing, and take no lock
-        proxy: the gateway; a stand-in for tests
-
-    Raises:
-        GatewayError: maps or links cannot be written, or read; running processes know the keys all the same
+    is reloaded, and asked again. `look` returns the view, or None if names and links shall stay as they are; it is
+    called while nobody else changes the files, and may raise GatewayError. A check takes no lock; `proxy` is a stand-in
+    for tests. Raises GatewayError: maps or links cannot be written, or read; running processes know the keys all the
+    same.
     """
     if not is_installed(paths):
         return Report(False)

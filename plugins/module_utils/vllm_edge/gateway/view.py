@@ -84,13 +84,9 @@ def build_view(
 ) -> View:
     """Return what clients should see.
 
-    A name of which no engine stays is away, unless engines that stay stand in for it.
-
-    Args:
-        live: the generation whose names are known
-        course: the switch that has not ended
-        load_seconds: the seconds that the last load of an engine took, otherwise those that are expected; None if
-            neither is known
+    A name of which no engine stays is away, unless engines that stay stand in for it. `live` is the generation whose
+    names are known, `course` the switch that has not ended. `load_seconds` returns the seconds that the last load of an
+    engine took, otherwise those that are expected; None if neither is known.
     """
     course = course or Course(None)
     if live is None:
@@ -162,10 +158,8 @@ def _list_models(roles: Sequence[Role]) -> str:
 def keep_seconds(maps: Maps, text: str) -> Maps:
     """Return the maps with the former seconds of names that are up, where nothing else of their entries is new.
 
-    An engine that was loaded again by itself has another load time, which alone is no difference.
-
-    Args:
-        text: the former content of models.map
+    An engine that was loaded again by itself has another load time, which alone is no difference. `text` is the former
+    content of models.map.
     """
     former = {name: line.split(" ") for name, line in parse_text(text).items()}
     kept = {}

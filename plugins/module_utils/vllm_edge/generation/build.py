@@ -40,9 +40,8 @@ def input_hash(
 ) -> str:
     """Return the hash over everything that affects the container or its supervisor. An engine restarts if it changes.
 
-    Args:
-        container: arguments of `docker create` without the labels that follow from this hash
-        manifest_sha256: hash over the model's files (`weights.record.Record.manifest_sha256`)
+    `container` are the arguments of `docker create` without the labels that follow from this hash, `manifest_sha256` is
+    the hash over the model's files (`weights.record.Record.manifest_sha256`).
     """
     reaches = {key: config.get(key) for key in REACH_THE_SUPERVISOR}
     reaches |= {key: config[key] for key in ADDED_LATER if key in config}
@@ -60,12 +59,8 @@ def rendered(
 
     An engine whose unit differs from the installed one only in its section [Unit] keeps the input hash with which it
     runs: systemd applies that section (order, dependencies, limits of starts) at daemon-reload, without a restart.
-
-    Args:
-        installed: hashes of the engines of the committed generation, by engine
-
-    Raises:
-        GenerationError: one error that names every mistake
+    `installed` are the hashes of the engines of the committed generation. Raises GenerationError: one error that names
+    every mistake.
     """
     engines: dict[str, EngineFiles] = {}
     problems: list[str] = []
@@ -193,20 +188,21 @@ class Rendered:
     """As `Generation.quality`."""
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """What generation.json says beside engines and numbers."""
+        return {
+            "profile": self.profile,
+            "budgets_mib": dict(self.budgets_mib),
+            "foreign": self.foreign,
+            "limits": asdict(self.limits),
+            # Generations of before have no quality gate, and their recorded hash stays right.
+            **({"quality": dict(self.quality)} if self.quality else {}),
+        }
+
+    @property
     def digest(self) -> str:
-        # Generations of before have no quality gate, and their recorded hash stays right.
-        added = {"quality": dict(self.quality)} if self.quality else {}
-        return _hash(
-            {
-                **added,
-                "profile": self.profile,
-                "engines": {name: engine.content for name, engine in self.engines.items()},
-                "target": self.target,
-                "budgets_mib": dict(self.budgets_mib),
-                "foreign": self.foreign,
-                "limits": asdict(self.limits),
-            }
-        )
+        engines = {name: engine.content for name, engine in self.engines.items()}
+        return _hash({**self.settings, "engines": engines, "target": self.target})
 
     @property
     def hashes(self) -> dict[str, str]:

@@ -43,14 +43,9 @@ def commit(
 ) -> None:
     """Make a generation the committed one, by one rename; the former one is recorded as the previous generation.
 
-    Committing the committed generation again keeps the recorded previous one.
-
-    Args:
-        chosen_at: time of the choice, as `engine.state.stamp` formats it
-        over_budget: whether its engines were measured to use more than their budgets
-
-    Raises:
-        GenerationError: the file could not be written
+    Committing the committed generation again keeps the recorded previous one. `chosen_at` is the time of the choice, as
+    `engine.state.stamp` formats it; `over_budget` says that its engines were measured to use more than their budgets.
+    Raises GenerationError: the file could not be written.
     """
     before = _read_committed_before(paths)
     if before is None or before.generation == generation.number:

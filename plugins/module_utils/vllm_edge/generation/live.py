@@ -85,8 +85,7 @@ def live_places(
 ) -> dict[Path, str | None]:
     """Return the relevant live files with their wanted content; None means that the file must not exist.
 
-    Args:
-        engines: engines to consider; None considers all of the generation and all with live files
+    `engines` are those to consider; None means all of the generation and all with live files.
     """
     names = sorted(generation.engines.keys() | set(list_live_engines(paths))) if engines is None else list(engines)
     wanted: dict[Path, str | None] = {}
@@ -200,12 +199,9 @@ def build_file_rows(
     """Return all relevant live files, and the record of the committed generation, each with its difference for
     `--diff`.
 
-    Args:
-        changes: differences of the live files
-        record: difference of the record, from `record_difference`; None leaves it out
-
-    Returns:
-        `path`, `diff` and, in words, `how` (both empty if the file does not differ) of each file, sorted by path.
+    `changes` are differences of the live files; `record` is that of the record (`record_difference`), and None leaves
+    it out. Each row has `path`, `diff` and, in words, `how` (both empty if the file does not differ); rows are sorted
+    by path.
     """
     places = live_places(generation, paths).items()
     rows = {str(place): {"diff": {}, "how": ""} for place, text in places if text is not None}
@@ -220,8 +216,7 @@ def record_difference(
 ) -> dict[str, Any] | None:
     """Return how a run changes the record of the committed generation, for `--diff`; None if it does not.
 
-    Args:
-        defect: what is wrong with the stored committed generation, if anything
+    `defect` is what is wrong with the stored committed generation, if anything.
     """
 
     def lines(number: int, profile: str, digest: str, chosen: str, state: str) -> str:

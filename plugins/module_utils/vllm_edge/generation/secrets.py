@@ -69,15 +69,10 @@ def prepare(
 ) -> tuple[dict[str, str], list[str]]:
     """Write the secrets of engines beside their files, where they differ, for the next switch to install.
 
-    Args:
-        wanted: values by environment variable, by engine.
-        write: False only computes the hashes; without a key yet, they are of no use but to differ from all others.
-
-    Returns:
-        The keyed hash of the secrets by engine, and the engines whose secrets differ from those on the host.
-
-    Raises:
-        GenerationError: a value cannot stand in the file, or a file cannot be read or written.
+    `wanted` are values by environment variable, by engine. Without `write` the hashes are only computed; without a key
+    yet, they are of no use but to differ from all others. Returns the keyed hash of the secrets by engine, and the
+    engines whose secrets differ from those on the host. Raises GenerationError: a value cannot stand in the file, or a
+    file cannot be read or written.
     """
     texts = {engine: render(values) for engine, values in wanted.items() if values}
     place = paths.secrets / KEY_FILE

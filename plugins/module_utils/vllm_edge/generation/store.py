@@ -13,7 +13,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 
 from ..engine import policy
@@ -121,29 +121,16 @@ def _load(directory: Path, number: int) -> Generation:
             content_hash=row.get("content_hash", ""),
         )
     known = {item.name for item in fields(Limits)}
-    rendered = Rendered(
-        profile=data["profile"],
-        engines=files,
-        target=(directory / "units" / TARGET).read_text(encoding="utf-8"),
-        budgets_mib=data["budgets_mib"],
-        foreign=data["foreign"],
-        limits=Limits(**{key: value for key, value in data["limits"].items() if key in known}),
-        quality=data.get("quality"),
-    )
+    settings = {key: data[key] for key in ("profile", "budgets_mib", "foreign")} | {
+        "limits": Limits(**{key: value for key, value in data["limits"].items() if key in known}),
+        "quality": data.get("quality"),
+    }
+    target = (directory / "units" / TARGET).read_text(encoding="utf-8")
+    rendered = Rendered(engines=files, target=target, **settings)
     if rendered.digest != data["digest"]:
         raise ValueError(f"a file of {directory} was changed: their digest is not the recorded {data['digest'][:12]}")
-    return Generation(
-        number=number,
-        profile=rendered.profile,
-        digest=rendered.digest,
-        created_at=data["created_at"],
-        directory=directory,
-        engines=engines,
-        budgets_mib=rendered.budgets_mib,
-        foreign=rendered.foreign,
-        limits=rendered.limits,
-        quality=rendered.quality,
-    )
+    written = {"digest": rendered.digest, "created_at": data["created_at"], "directory": directory}
+    return Generation(number=number, engines=engines, **written, **settings)
 
 
 def read_installed_hashes(paths: HostPaths) -> Mapping[str, InstalledHash]:
@@ -215,14 +202,10 @@ def documents(rendered: Rendered, number: int, now: Committed | None, created_at
     described = {
         "format": FORMAT,
         "generation": number,
-        "profile": rendered.profile,
         "digest": rendered.digest,
         "created_at": created_at,
         "engines": marks,
-        "budgets_mib": dict(rendered.budgets_mib),
-        "foreign": rendered.foreign,
-        "limits": asdict(rendered.limits),
-        **({"quality": dict(rendered.quality)} if rendered.quality else {}),
+        **rendered.settings,
     }
     files["generation.json"] = json.dumps(described, indent=2, ensure_ascii=False) + "\n"
     return files

@@ -90,8 +90,7 @@ def _classify_runtime(host: Mapping[str, Any], env: Sequence[str]) -> str:
 def find_method(container: Mapping[str, Any]) -> str:
     """Return how a container got its NVIDIA GPUs: `device` (CDI included), `hook`, or empty if it has none of its own.
 
-    Args:
-        container: one object of `docker inspect`
+    `container` is one object of `docker inspect`.
     """
     host = container.get("HostConfig") or {}
     if host.get("Privileged"):
@@ -144,8 +143,7 @@ def _inspect(run: Run) -> list[dict[str, Any]]:
 def ask_docker(run: Run, *arguments: str, ended: str = "") -> str:
     """Return the output of a `docker` command. Raises CannotAsk, SystemdError.
 
-    Args:
-        ended: words of an error message that is tolerated, as of containers that have ended since they were listed
+    `ended` are words of an error message that is tolerated, as of containers that have ended since they were listed.
     """
     ran = run(["docker", *arguments], DOCKER_S)
     refused = [line for line in ran.err.splitlines() if line.strip() and not (ended and ended in line.lower())]

@@ -194,14 +194,7 @@ def resolve_mib(
 ) -> dict[str, int]:
     """Convert {UUID or slot: MiB} to {UUID: MiB}.
 
-    Args:
-        option: name of the module's option, for messages
-        values: amounts by UUID or by slot number
-        gpus: the GPUs that NVML sees
-        slots: UUIDs by slot
-
-    Raises:
-        BudgetError: an amount or a key is not valid, or a GPU is named twice
+    Raises BudgetError: an amount or a key is not valid, or a GPU is named twice.
     """
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     resolved: dict[str, int] = {}
@@ -255,14 +248,7 @@ def _sum_mib(processes: Iterable[ProcessUse]) -> int:
 
 
 def judge_gpu(gpu: GpuReading, owners: Mapping[int, Owner], limits: Limits, slot: int | None) -> GpuVerdict:
-    """Compute the figures of one GPU.
-
-    Args:
-        gpu: the sample
-        owners: owner by pid
-        limits: budgets and expected memory
-        slot: its slot; None if it has none
-    """
+    """Compute the figures of one GPU. `slot` is None if it has none."""
     processes = _list_processes(gpu, owners)
     kinds = {process.owner for process in processes}
     memory_known = gpu.processes is not None and all(process.used_mib is not None for process in processes)
@@ -374,11 +360,7 @@ def evaluate(
 ) -> Evaluation:
     """Compare every GPU with its budget. A GPU that `limits.budgets` does not name has a budget of 0.
 
-    Args:
-        gpus: one sample per GPU
-        owners: owner by pid
-        limits: budgets, expected memory and tolerances
-        slots: UUIDs by slot
+    `gpus` has one sample per GPU.
     """
     verdicts = tuple(
         judge_gpu(gpu, owners, limits, slots.index(gpu.uuid) if gpu.uuid in slots else None) for gpu in gpus
@@ -432,15 +414,8 @@ def settle(
     """Take samples until two in a row agree, and evaluate the last one.
 
     If a GPU is over budget only by memory that no process holds, sampling goes on until the timeout: the driver frees
-    such memory some seconds after the process has ended, and the figures do not change until then.
-
-    Args:
-        read: takes a sample
-        judge: evaluates a sample
-        timeout_s: seconds after which the last sample is evaluated in any case
-        interval_s: seconds between two samples
-        clock: monotonic clock, in seconds
-        sleep: waits for so many seconds
+    such memory some seconds after the process has ended, and the figures do not change until then. Times are seconds;
+    after `timeout_s` the last sample is evaluated in any case.
     """
     start = clock()
     last = read()

@@ -173,10 +173,7 @@ def find_missing_access(devices: Sequence[str], root: Path = Path("/")) -> str |
 
     After a boot the specification may come late, may lack GPUs that are still being initialised, and lists only the
     nodes that exist at that moment; /dev/nvidia-uvm is made later than the others, or by nobody. A container that is
-    created from such a specification has NVML and no CUDA.
-
-    Args:
-        devices: names of CDI devices, as `nvidia.com/gpu=<name>` has them
+    created from such a specification has NVML and no CUDA. Devices are named as in `nvidia.com/gpu=<name>`.
     """
     texts = read_specifications(root)
     if devices and not texts:

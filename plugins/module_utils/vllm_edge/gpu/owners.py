@@ -83,10 +83,9 @@ def find_container_ids(cgroup: str) -> frozenset[str]:
 def parse_cgroup(cgroup: str, around: frozenset[str] = frozenset()) -> ContainerRef | None:
     """Return the container of a process; None for a process of the host itself.
 
-    Args:
-        cgroup: content of /proc/<pid>/cgroup
-        around: container ids that this host itself runs in (those of /proc/1/cgroup). If the host is a container, every
-            path begins with them, and a process in no further container is a process of the host.
+    `cgroup` is the content of /proc/<pid>/cgroup. `around` are the ids of containers that this host itself runs in
+    (those of /proc/1/cgroup): if the host is a container, every path begins with them, and a process in no further
+    container is a process of the host.
     """
     for path in _split_paths(cgroup):
         found = _find_container(path)
@@ -111,10 +110,8 @@ def decide_owner(
 ) -> Owner:
     """Determine the owner of a process. The function is pure except for `containers`.
 
-    Args:
-        cgroup: content of /proc/<pid>/cgroup; None if the process has ended
-        around: container ids that this host itself runs in
-        containers: queries Docker; returns the containers by id, or a sentence why Docker cannot be queried
+    `cgroup` and `around` are as in `parse_cgroup`; None means that the process has ended. `containers` queries Docker,
+    and returns the containers by id, or a sentence why Docker cannot be queried.
     """
     if cgroup is None:
         return Owner("unknown", reason=ENDED)

@@ -210,13 +210,9 @@ def plan(
 ) -> SlotPlan:
     """Determine the slots from the inventory, the record and the GPUs that NVML sees.
 
-    Args:
-        declared: gpu_uuids of the inventory; None or empty if it does not state them
-        record: text of the record on the host; empty if there is none
-        minimum: number of slots that the profile needs
-
-    Raises:
-        SlotError: a GPU that has a slot is missing, there are fewer slots than needed, or a list is invalid
+    `declared` is gpu_uuids of the inventory, `record` the text of the record on the host; both may be empty. `minimum`
+    is the number of slots that the profile needs. Raises SlotError: a GPU that has a slot is missing, there are fewer
+    slots than needed, or a list is invalid.
     """
     check_declared(declared or ())
     slots, source, where = _choose(declared, record, present, path)

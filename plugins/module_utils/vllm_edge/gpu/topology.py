@@ -153,10 +153,8 @@ def read_iommu(root: Path, device: Path) -> str | Unread:
 def find_acs_control(config: bytes) -> int | None:
     """Find the control register of Access Control Services in a PCI configuration space.
 
-    The extended capabilities are a linked list that begins at EXTENDED_CONFIG.
-
-    Returns:
-        The register, or None if the device has no such capability.
+    The extended capabilities are a linked list that begins at EXTENDED_CONFIG. Returns None if the device has no such
+    capability.
     """
     at, seen = EXTENDED_CONFIG, set()
     while EXTENDED_CONFIG <= at <= len(config) - 8 and at not in seen:

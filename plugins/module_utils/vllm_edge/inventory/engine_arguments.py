@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..text import describe_invalid_choice, nearest, shown
-from .engine_inputs import convert_to_yaml, describe_unknown_key, find_control_character
+from .engine_inputs import convert_to_yaml, describe_unknown_key, find_control_character, select_texts
 from .vllm_arguments import RELEASES, VERSION
 
 
@@ -171,10 +171,7 @@ def parse_arguments(items: list[str], version: str = VERSION) -> tuple[list[Argu
 
 def find_argument_errors(where: str, engine: Mapping[str, Any], keys: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with extra_args in every release of vLLM."""
-    given = engine.get("extra_args")
-    if not isinstance(given, list):
-        return
-    items = [item for item in given if isinstance(item, str)]
+    items = select_texts(engine.get("extra_args"))
     faults = {item: fault for item in items if (fault := _find_fault(item))}
     for item, fault in faults.items():
         yield f"{where}.extra_args: {quote(item)} {fault}."
@@ -207,8 +204,7 @@ def _find_repeated_options(where: str, found: list[Argument]) -> Iterator[str]:
 def find_recorded_release(release: str) -> str:
     """Return the recorded release that stands for a release: itself, or the newest before it, or the oldest of all.
 
-    Args:
-        release: numbers with dots between them; empty if it is not known, for which VERSION stands.
+    A release is numbers with dots between them; where it is empty, because it is not known, VERSION stands for it.
     """
     number = [int(part) for part in release.split(".") if part]
     older = [each for each in RELEASES if [int(part) for part in each.split(".")] <= number]
@@ -223,10 +219,7 @@ def find_release_errors(
         value = engine.get(key)
         if isinstance(value, str) and value and value not in choices:
             yield f"{where}.{key}: vLLM {version} knows no {shown(value)}; {nearest(value, choices)}"
-    given = engine.get("extra_args")
-    if not isinstance(given, list):
-        return
-    items = [item for item in given if isinstance(item, str) and not _find_fault(item)]
+    items = [item for item in select_texts(engine.get("extra_args")) if not _find_fault(item)]
     for argument in parse_arguments(items, version)[0]:
         option = argument.option
         if option is None:
@@ -322,7 +315,8 @@ def _find_value_errors(where: str, argument: Argument, option: Option) -> Iterat
     """Yield values that an option of the recorded release does not take."""
     text = f"{where}.extra_args: {quote(argument.text)}"
     if option.takes == "none" and argument.glued:
-        yield f"{text}: {option.name} takes no value; write {option.name}{_describe_negation(option)}."
+        negated = "".join(f" or {alias}" for alias in option.aliases if alias.startswith("--no-"))
+        yield f"{text}: {option.name} takes no value; write {option.name}{negated}."
     elif option.takes in ("one", "many") and not argument.values:
         yield f"{text}: {option.name} needs a value; write {option.name}=..."
     elif not argument.dotted:
@@ -333,8 +327,3 @@ def _find_value_errors(where: str, argument: Argument, option: Option) -> Iterat
                 yield f"{text}: {option.name} takes a number, and {shown(value)} is none."
             elif option.choices and value not in option.choices:
                 yield f"{text}: {describe_invalid_choice(value, option.choices)}"
-
-
-def _describe_negation(option: Option) -> str:
-    negated = [alias for alias in option.aliases if alias.startswith("--no-")]
-    return f" or {negated[0]}" if negated else ""

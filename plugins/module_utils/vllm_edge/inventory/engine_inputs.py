@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..names import VARIABLE_NAME
@@ -180,12 +180,21 @@ _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _TRUE, _FALSE = ("true", "yes", "on", "1", "y", "t"), ("false", "no", "off", "0", "n", "f")
 
 
-def find_name_errors(where: str, name: str, what: str) -> Iterator[str]:
-    """Yield a sentence if a key cannot be a file name on the host.
+def select_texts(value: Any) -> list[str]:
+    """Return the texts in a list; what is no text is refused elsewhere."""
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
-    Args:
-        what: what the key names, for example `an engine`.
-    """
+
+def find_owners(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
+    """Return the names by the item that each of them has, in the order of the pairs."""
+    owners: dict[Any, list[str]] = {}
+    for item, name in pairs:
+        owners.setdefault(item, []).append(name)
+    return owners
+
+
+def find_name_errors(where: str, name: str, what: str) -> Iterator[str]:
+    """Yield a sentence if a key cannot be a file name on the host; `what` is what it names, such as `an engine`."""
     if not re.fullmatch(PLAIN_NAME, name):
         yield (
             f"{where}: {shown(name)} cannot be the name of {what}, since it becomes a file name on the host; "
@@ -211,11 +220,7 @@ def describe_unknown_key(where: str, key: str, known: Collection[str]) -> str:
 
 
 def find_value_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the value of a key.
-
-    Args:
-        option: the key's entry in the argument spec.
-    """
+    """Yield what is wrong with the value of a key; `option` is its entry in the argument spec."""
     kind = option.get("type", "str")
     if value is None:
         yield f"{where}: has no value; {_describe_expected(key, option)}, or remove the line."
@@ -237,9 +242,7 @@ def find_value_errors(where: str, key: str, value: Any, option: Mapping[str, Any
 def find_number_errors(where: str, key: str, value: Any, *, whole: bool) -> Iterator[str]:
     """Yield a sentence if a value is no number, has a unit, or is out of range.
 
-    Args:
-        key: the key, whose unit and bounds are in QUANTITIES.
-        whole: True if decimals are wrong.
+    Unit and bounds of the key are in QUANTITIES; `whole` is whether decimals are wrong.
     """
     quantity = QUANTITIES.get(key, OTHER)
     usual = _describe_number(quantity, whole)
@@ -478,10 +481,8 @@ def _suggest_number(text: str, quantity: Quantity, whole: bool) -> str:
 def _suggest_size(number: str, unit: str, letter: str, suffix: str, counted: str) -> str:
     """Return what to write for a number with a unit, which may count by 1000 or by 1024.
 
-    Args:
-        number, unit: what was written, for example `4` and `GiB`.
-        letter, suffix: the parts of the unit: `G` and `iB`.
-        counted: what the key counts, for example `MiB`.
+    `number` and `unit` are what was written, such as `4` and `GiB`, `letter` and `suffix` the parts of the unit, `G`
+    and `iB`; `counted` is what the key counts, such as `MiB`.
     """
     power = _POWERS[letter.lower()]
     each = 1048576 if counted == "MiB" else 1

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..names import ENGINE_NAME, TEMPORARY_CLIENT
 from ..text import nearest, shown
-from .engine_inputs import Spec, describe_unknown_key, find_key_errors, find_value_errors
+from .engine_inputs import Spec, describe_unknown_key, find_key_errors, find_owners, find_value_errors, select_texts
 
 VARIABLES = (
     *("serving_gateway_listen", "serving_gateway_paths", "serving_gateway_certificate", "serving_gateway_private_key"),
@@ -35,9 +35,14 @@ def find_stand_in_errors(engines: Mapping[str, Mapping[str, Any]]) -> Iterator[s
     """Yield names in `stands_in_for` that the engine serves itself, or that no other engine serves."""
     for name, engine in engines.items():
         where = f"serving_engines.{name}.stands_in_for"
-        others = {served for other in engines.values() if other is not engine for served in _select_names(other)}
-        for wanted in _select_names(engine, "stands_in_for"):
-            if wanted in _select_names(engine):
+        others = {
+            served
+            for other in engines.values()
+            if other is not engine
+            for served in select_texts(other.get("served_names"))
+        }
+        for wanted in select_texts(engine.get("stands_in_for")):
+            if wanted in select_texts(engine.get("served_names")):
                 yield f"{where}: the engine serves {shown(wanted)} itself (served_names); name roles of other engines."
             elif wanted not in others:
                 yield f"{where}: no other engine serves {shown(wanted)}; {nearest(wanted, others)}"
@@ -45,10 +50,11 @@ def find_stand_in_errors(engines: Mapping[str, Mapping[str, Any]]) -> Iterator[s
 
 def find_shared_stand_ins(where: str, engines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield names for which two engines of one profile stand in."""
-    owners: dict[str, list[str]] = {}
-    for name, engine in engines.items():
-        for wanted in dict.fromkeys(_select_names(engine, "stands_in_for")):
-            owners.setdefault(wanted, []).append(name)
+    owners = find_owners(
+        (wanted, name)
+        for name, engine in engines.items()
+        for wanted in dict.fromkeys(select_texts(engine.get("stands_in_for")))
+    )
     for wanted, names in owners.items():
         if len(names) > 1:
             yield f"{where}: {' and '.join(names)} stand in for {shown(wanted)}; leave it in stands_in_for of one."
@@ -59,9 +65,8 @@ def find_gateway_errors(
 ) -> Iterator[str]:
     """Yield what is wrong with the variables of the gateway.
 
-    Args:
-        variables: values by name, of VARIABLES; those that are not set are left out.
-        certificate_fault: what is wrong with the files of the operator's certificate, or "".
+    `variables` has the values of VARIABLES that are set; `certificate_fault` is what is wrong with the files of the
+    operator's certificate, or "".
     """
     for name in ("serving_gateway_paths", "serving_gateway_certificate_names"):
         if name in variables:
@@ -72,7 +77,7 @@ def find_gateway_errors(
         yield from _find_listen_errors(variables["serving_gateway_listen"], engines)
     yield from _find_certificate_errors(variables, certificate_fault)
     if "serving_clients" in variables:
-        known = {served for engine in engines.values() for served in _select_names(engine)}
+        known = {served for engine in engines.values() for served in select_texts(engine.get("served_names"))}
         yield from _find_client_errors(variables["serving_clients"], known)
 
 
@@ -160,11 +165,6 @@ def _find_client_errors(value: Any, served: set[str]) -> Iterator[str]:
             yield f"{where}.{name}: {shown(client)} is not a mapping; write {{}} for a client that may use every name."
         else:
             yield from _find_keys(f"{where}.{name}", client, CLIENT_KEYS)
-            for wanted in _select_names(client):
+            for wanted in select_texts(client.get("served_names")):
                 if wanted not in served:
                     yield f"{where}.{name}.served_names: no engine serves {shown(wanted)}; {nearest(wanted, served)}"
-
-
-def _select_names(entry: Mapping[str, Any], key: str = "served_names") -> list[str]:
-    names = entry.get(key)
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []

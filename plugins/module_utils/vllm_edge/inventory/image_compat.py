@@ -103,11 +103,7 @@ def intersect(first: Range, second: Range) -> Range | None:
 def parse_range(text: str, what: str) -> Range:
     """Parse specifiers such as ``>=5.5.3,!=5.6.0,<6``.
 
-    Args:
-        what: what the text is, for the message.
-
-    Raises:
-        CompatError: if the text cannot be read or contradicts itself.
+    `what` is what the text is, for the message. Raises CompatError: it cannot be read, or contradicts itself.
     """
     try:
         specifiers = SpecifierSet(text)
@@ -162,12 +158,8 @@ def _parse_version(version: str, what: str) -> Version:
 def find_rows(vllm: str, matrix: Sequence[Row]) -> list[Row]:
     """Return every row that covers a vLLM release.
 
-    Args:
-        vllm: the release, as PEP 440 writes it.
-        matrix: the variable ``vllm_compatibility_matrix``.
-
-    Raises:
-        CompatError: if no row with specifiers covers it, it is no version, or a range of any row cannot be read.
+    `vllm` is the release as PEP 440 writes it, `matrix` the variable ``vllm_compatibility_matrix``. Raises CompatError:
+    no row with specifiers covers it, it is no version, or a range of any row cannot be read.
     """
     release = _parse_version(vllm, "The base image's vLLM")
     for number, row in enumerate(matrix, start=1):

@@ -40,10 +40,8 @@ def list_used_repositories(values: Mapping[str, Any], distribution: str) -> list
 def find_unpinned(values: Mapping[str, Any], models: Sequence[Mapping[str, Any]], distribution: str) -> list[str]:
     """Return a sentence about each thing that is not pinned, with the way to its value.
 
-    Args:
-        values: variables by name; None or missing where one is not set
-        models: models of the chosen profile, each with `name`
-        distribution: name and release of the host's distribution; empty if unknown
+    `values` has variables by name, None or missing where one is not set; `models` are those of the chosen profile, each
+    with `name`; `distribution` is name and release of the host's, empty if unknown.
     """
     found = []
     pins = [str(values.get(name) or "") for name in ("vllm_image_base_digest", "vllm_image_base_id")]

@@ -31,9 +31,11 @@ from .engine_inputs import (
     find_key_errors,
     find_name_errors,
     find_number_errors,
+    find_owners,
     find_repeated,
     find_switch_errors,
     find_value_errors,
+    select_texts,
 )
 from .gateway import find_gateway_errors, find_shared_stand_ins, find_stand_in_errors
 from .replicas import OF_ONE_ENGINE, add_defaults, count_replicas, find_replica_errors
@@ -131,14 +133,8 @@ def compute_vram_floor(engine: Mapping[str, Any], gpu_memory_mib: int, default: 
     """Return the least MiB that an engine takes on each GPU, as far as that follows from its arguments alone.
 
     vLLM reserves its whole share when it starts, so this is taken whatever the load. Weights and activations are left
-    to the planner.
-
-    Args:
-        gpu_memory_mib: the total that nvidia-smi prints.
-        default: gpu_memory_utilization of the release if the engine has none; None if it is not known.
-
-    Returns:
-        None if nothing follows from the arguments.
+    to the planner. `gpu_memory_mib` is the total that nvidia-smi prints, `default` the release's
+    gpu_memory_utilization, None if it is not known. Returns None if nothing follows from the arguments.
     """
     kv_cache = engine.get("kv_cache_memory_bytes")
     if _is_number(kv_cache):
@@ -204,8 +200,7 @@ def _drop_inherited(
 ) -> Iterator[str]:
     """Yield the sentences about an engine, without those about arguments that it has from its model.
 
-    Args:
-        defaults: the sentences about `engine_defaults`, by model.
+    `defaults` are the sentences about `engine_defaults`, by model.
     """
     model = engine.get("model")
     known = defaults.get(model, []) if isinstance(model, str) else []
@@ -223,7 +218,6 @@ def find_release(image: Any) -> str:
 
 
 def _is_recorded_release(inventory: Inventory) -> bool:
-    """Return whether the image has a release of vLLM whose options are recorded."""
     return find_release(inventory.image) in RELEASES
 
 
@@ -275,7 +269,7 @@ def _find_default_errors(name: str, model: Mapping[str, Any], inventory: Invento
 
 
 def _find_shared_directories(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    owners = _find_owners((model["dir"], name) for name, model in models.items() if isinstance(model.get("dir"), str))
+    owners = find_owners((model["dir"], name) for name, model in models.items() if isinstance(model.get("dir"), str))
     for directory, names in owners.items():
         if len(names) > 1:
             yield (
@@ -305,8 +299,7 @@ def _find_argument_mistakes(
 ) -> Iterator[str]:
     """Yield what is wrong with the arguments of an engine, or of the defaults of a model.
 
-    Args:
-        free: those of them that are allowed, and if required must be there.
+    `free` are the keys that are allowed, and if required must be there.
     """
     for key in engine:
         if key not in keys:
@@ -359,14 +352,6 @@ def _find_clashes(where: str, engine: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _find_owners(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
-    """Return the names by the item that each of them has, in the order of the pairs."""
-    owners: dict[Any, list[str]] = {}
-    for item, name in pairs:
-        owners.setdefault(item, []).append(name)
-    return owners
-
-
 def _find_chat_template_errors(where: str, value: Any, inventory: Inventory) -> Iterator[str]:
     """Yield a sentence if the template does not exist. A value that is no plain name is refused elsewhere."""
     if isinstance(value, str) and re.fullmatch(PLAIN_NAME, value) and value not in inventory.chat_templates:
@@ -383,7 +368,7 @@ def _find_profile_errors(name: str, profile: Mapping[str, Any], inventory: Inven
             yield describe_unknown_key(where, key, PROFILE_KEYS)
     yield from find_key_errors(where, profile, PROFILE_KEYS)
     known = inventory.engines if isinstance(inventory.engines, dict) else {}
-    names = list(dict.fromkeys(_select_texts(profile.get("engines"))))
+    names = list(dict.fromkeys(select_texts(profile.get("engines"))))
     for engine in names:
         if engine.strip() and engine not in known and isinstance(inventory.engines, dict):
             yield f"{where}.engines: {shown(engine)} is not a key of serving_engines; {nearest(engine, known)}"
@@ -398,7 +383,7 @@ def _find_profile_errors(name: str, profile: Mapping[str, Any], inventory: Inven
 def _find_shared(where: str, engines: Mapping[str, Mapping[str, Any]], key: str, what: str) -> Iterator[str]:
     """Yield slots or ports that two engines of a profile use."""
     values = {name: engine.get(key) for name, engine in engines.items()}
-    owners = _find_owners(
+    owners = find_owners(
         (item, name)
         for name, value in values.items()
         for item in set(filter(_is_whole, value if isinstance(value, list) else [value]))
@@ -410,10 +395,10 @@ def _find_shared(where: str, engines: Mapping[str, Mapping[str, Any]], key: str,
 
 def _find_unserved(where: str, engines: Mapping[str, Mapping[str, Any]], roles: Any) -> Iterator[str]:
     """Yield names that two engines serve, and roles that no engine serves."""
-    owners = _find_owners(
-        (served, name) for name, engine in engines.items() for served in set(_select_texts(engine.get("served_names")))
+    owners = find_owners(
+        (served, name) for name, engine in engines.items() for served in set(select_texts(engine.get("served_names")))
     )
-    wanted = _select_texts(roles)
+    wanted = select_texts(roles)
     for role in dict.fromkeys([*wanted, *sorted(owners)]):
         names = owners.get(role, [])
         if len(names) != 1:
@@ -450,11 +435,7 @@ def _find_host_errors(inventory: Inventory) -> Iterator[str]:
 
 
 def _find_slot_errors(where: str, gpus: Any, slots: list[tuple[int, str]]) -> Iterator[str]:
-    """Yield slots that the host does not have.
-
-    Args:
-        slots: numbers of slots, each with what states it.
-    """
+    """Yield slots that the host does not have. `slots` are numbers of slots, each with what states it."""
     for slot in sorted({slot for slot in gpus if _is_whole(slot)}) if isinstance(gpus, list) else ():
         beyond = min(((limit, said) for limit, said in slots if slot >= limit), default=None)
         if beyond:
@@ -481,7 +462,7 @@ def _find_uuid_errors(uuids: Any) -> Iterator[str]:
                 f"gpu_uuids[{slot}]: {shown(uuid)} is no UUID of a GPU; 'nvidia-smi -L' prints them: GPU- and "
                 f"8-4-4-4-12 hexadecimal digits."
             )
-    yield from find_repeated("gpu_uuids", [uuid.lower() for uuid in _select_texts(uuids)], "every slot is another card")
+    yield from find_repeated("gpu_uuids", [uuid.lower() for uuid in select_texts(uuids)], "every slot is another card")
 
 
 def _find_budget_errors(where: str, engine: Mapping[str, Any], memory: int, default: float | None) -> Iterator[str]:
@@ -534,13 +515,8 @@ def _select_active_engines(inventory: Inventory) -> dict[str, Mapping[str, Any]]
     )
     engines = _select_mappings(inventory.engines)
     return {
-        name: engines[name] for name in _select_texts(profile.get("engines") if profile else None) if name in engines
+        name: engines[name] for name in select_texts(profile.get("engines") if profile else None) if name in engines
     }
-
-
-def _select_texts(value: Any) -> list[str]:
-    """Return the texts in a list; what is no text is refused elsewhere."""
-    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
 def _select_mappings(value: Any) -> dict[str, Mapping[str, Any]]:

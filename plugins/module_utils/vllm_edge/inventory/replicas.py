@@ -42,8 +42,7 @@ OF_ONE_ENGINE: dict[str, str] = {
 def add_defaults(engine: Mapping[str, Any], models: Any) -> dict[str, Any]:
     """Return an engine with the arguments that its model's `engine_defaults` have and it does not state itself.
 
-    Args:
-        models: vllm_models, as the operator wrote them; what has not the expected type has no defaults.
+    `models` is vllm_models, as the operator wrote it; what has not the expected type has no defaults.
     """
     name = engine.get("model")
     model = models.get(name) if isinstance(models, Mapping) and isinstance(name, str) else None

@@ -25,9 +25,8 @@ def locate(inventory_file: str | None) -> str:
 def find_fault(directory: str, sources: Sequence[str], ignored: Sequence[str]) -> str:
     """Return why this is no place for keys, or an empty string.
 
-    Args:
-        sources: the inventories of this run
-        ignored: patterns of names in a directory of inventories that Ansible does not read
+    `sources` are the inventories of this run, `ignored` patterns of names in a directory of inventories that Ansible
+    does not read.
     """
     told = f"serving_reports_directory: {directory!r} "
     remedy = f"such as {os.path.expanduser('~/vllm-edge-reports')}"

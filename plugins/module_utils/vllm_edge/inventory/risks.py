@@ -16,7 +16,7 @@ from typing import Any
 from ..names import VARIABLE_NAME
 from ..text import nearest, shown
 from .engine_arguments import Argument, parse_arguments, quote, read_spellings
-from .engine_inputs import NO_SECRET, OUR_ENVIRONMENT, SECRET
+from .engine_inputs import NO_SECRET, OUR_ENVIRONMENT, SECRET, select_texts
 from .vllm_arguments import VERSION
 
 _CODE = "it imports Python code by name"
@@ -159,17 +159,11 @@ _HARMLESS_ENVIRONMENT = re.compile(r"NCCL_(IB_ADDR_(FAMILY|RANGE)|IB_HCA|NET_SHA
 def find_risks(engine: Mapping[str, Any], version: str = VERSION) -> dict[str, str]:
     """Return what an engine has that its key `accept_risk` must name, and what each opens.
 
-    Args:
-        engine: the keys of the engine, of any type.
-        version: a key of vllm_arguments.RELEASES; another release may read an alias or an abbreviation otherwise.
+    The keys of the engine may be of any type. `version` is a key of vllm_arguments.RELEASES; another release may read
+    an alias or an abbreviation otherwise.
     """
     found: dict[str, str] = {}
-    given = engine.get("extra_args")
-    for argument in (
-        parse_arguments([item for item in given if isinstance(item, str)], version)[0]
-        if isinstance(given, list)
-        else ()
-    ):
+    for argument in parse_arguments(select_texts(engine.get("extra_args")), version)[0]:
         found |= _find_argument_risks(argument, version)
     for key in ("extra_env", "secret_env"):
         environment = engine.get(key)
@@ -188,13 +182,9 @@ def find_risks(engine: Mapping[str, Any], version: str = VERSION) -> dict[str, s
 def find_risk_errors(where: str, engine: Mapping[str, Any], version: str = VERSION) -> Iterator[str]:
     """Yield risks that an engine does not accept, and those that it accepts for nothing.
 
-    Args:
-        where: the variable, for the beginning of each sentence.
-        engine: the keys of the engine, of any type.
-        version: a key of vllm_arguments.RELEASES.
+    Each sentence begins with `where`, the variable; the rest is as in `find_risks`.
     """
-    given = engine.get("accept_risk")
-    accepted = [item for item in given if isinstance(item, str)] if isinstance(given, list) else []
+    accepted = select_texts(engine.get("accept_risk"))
     risks = find_risks(engine, version)
     for name, opens in risks.items():
         hidden = engine.get("secret_env")

@@ -20,11 +20,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from ..names import LABEL_ENGINE, LABEL_INPUT_HASH
 from ..text import printable
 from .systemd import Systemd, SystemdError, run_command
+
+T = TypeVar("T")
 
 UNIT_S = 5.0
 """Seconds that systemd may take to show docker.service."""
@@ -123,11 +125,9 @@ def split_records(chunk: str, previous: str = "") -> list[LogRecord]:
     """Split a piece of log text that carries time stamps into records.
 
     A progress bar redraws its line with carriage returns; only its last state is kept. Lines are cut to LINE_CHARS: a
-    client writes as much as it likes into vLLM's access log, and all later work on a line is to be bounded.
-
-    Args:
-        chunk: text as Docker sends it with `timestamps=true`
-        previous: time stamp for a first line that has none (the continuation of a long line)
+    client writes as much as it likes into vLLM's access log, and all later work on a line is to be bounded. `chunk` is
+    text as Docker sends it with `timestamps=true`, `previous` a time stamp for a first line that has none (the
+    continuation of a long line).
     """
     records: list[LogRecord] = []
     for raw in chunk.split("\n"):
@@ -221,7 +221,7 @@ class DockerEngine:
             self._local.client = client
         return client
 
-    def _translate(self, what: str, function: Callable[[], Any]) -> Any:
+    def _translate(self, what: str, function: Callable[[], T]) -> T:
         """Call `function`; convert the exceptions of docker-py and requests to DockerRefused, ContainerGone or
         DockerAway.
         """
@@ -248,7 +248,7 @@ class DockerEngine:
                 f"{what}: Docker's answer has a form that was not expected ({_quote(repr(error))})"
             ) from error
 
-    def _call(self, what: str, function: Callable[[Any], Any]) -> Any:
+    def _call(self, what: str, function: Callable[[Any], T]) -> T:
         return self._translate(what, lambda: function(self._get_client()))
 
     def _call_patiently(self, what: str, timeout_s: float, function: Callable[[Any], Any]) -> None:
@@ -276,7 +276,7 @@ class DockerEngine:
     def find(self, name: str) -> Container | None:
         """Return the container with this name or full id; None if there is none."""
         try:
-            found: Container = self._call(f"inspect {name}", lambda c: parse_container(c.inspect_container(name)))
+            found = self._call(f"inspect {name}", lambda c: parse_container(c.inspect_container(name)))
         except ContainerGone:
             return None
         # Docker also accepts the beginning of an id. Only the name or the whole id counts here.
@@ -285,8 +285,7 @@ class DockerEngine:
     def create(self, arguments: Sequence[str]) -> str:
         """Create a container without starting it, and return its id.
 
-        Args:
-            arguments: arguments of `docker create`: options, image, command
+        `arguments` are those of `docker create`: options, image, command.
         """
         client = shutil.which("docker", path=self._environ.get("PATH"))
         if client is None:
@@ -318,15 +317,13 @@ class DockerEngine:
         self._call_patiently("docker start", 120, lambda c: c.start(container_id))
 
     def wait(self, container_id: str) -> int:
-        return int(self._call("docker wait", lambda c: int(c.wait(container_id)["StatusCode"])))
+        return self._call("docker wait", lambda c: int(c.wait(container_id)["StatusCode"]))
 
     def logs(self, container_id: str, *, after: str | None, follow: bool, tail: int | None) -> Iterator[LogRecord]:
         """Yield lines of the container's log.
 
-        Args:
-            after: only lines with a later time stamp; None for all lines
-            follow: wait for further lines until the container ends
-            tail: only the last so many lines; None for all lines
+        Only those with a later time stamp than `after`, and only the last `tail` lines; None means all. With `follow`
+        further lines are waited for until the container ends.
         """
         options: dict[str, Any] = {
             "stdout": True,
@@ -373,14 +370,10 @@ class DockerEngine:
             lines = [line for item in answer for line in item.decode().splitlines() if line.strip()]
             return find_kill_signal([json.loads(line) for line in lines])
 
-        signal: str | None = self._call("docker events", ask)
-        return signal
+        return self._call("docker events", ask)
 
     def listed(self) -> list[Container]:
-        found: list[Container] = self._call(
-            "docker ps", lambda c: [parse_listed(entry) for entry in c.containers(all=True)]
-        )
-        return found
+        return self._call("docker ps", lambda c: [parse_listed(entry) for entry in c.containers(all=True)])
 
     def kill(self, container_id: str) -> None:
         self._call("docker kill", lambda c: c.kill(container_id))
@@ -388,7 +381,7 @@ class DockerEngine:
     def image_id(self, name: str) -> str | None:
         """Return the id of an image; None if the host does not have it."""
         try:
-            return str(self._call(f"docker image inspect {name}", lambda c: c.inspect_image(name)["Id"]))
+            return self._call(f"docker image inspect {name}", lambda c: str(c.inspect_image(name)["Id"]))
         except ContainerGone:
             return None
 
@@ -424,9 +417,8 @@ def docker_unit(environ: Mapping[str, str] | None = None) -> DockerUnit | None:
 def explain_unreachable_docker(ping: Callable[[float], None], unit: DockerUnit | None, timeout_s: float) -> str | None:
     """Return None if the Docker Engine answers, else the reason why not.
 
-    Args:
-        ping: `DockerEngine.ping`, which is called only if the unit is active (see `docker_unit`)
-        unit: state of docker.service; None if it is unknown
+    `ping` is `DockerEngine.ping`, which is called only if the unit is active (see `docker_unit`); `unit` is None if its
+    state is unknown.
     """
     if unit is not None and not unit.active:
         return "docker.service is not running"

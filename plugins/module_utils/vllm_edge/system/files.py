@@ -38,11 +38,8 @@ def sync(path: Path) -> None:
 def hold_lock(path: Path, patience_s: float = 0.0) -> Iterator[None]:
     """Hold an exclusive flock(2) on a file that is for its owner alone, and is made if it is missing.
 
-    The kernel releases the lock when the process dies. No program that is started meanwhile inherits it.
-
-    Raises:
-        LockHeld: another process holds it, also after `patience_s`
-        OSError: the file cannot be made or opened
+    The kernel releases the lock when the process dies. No program that is started meanwhile inherits it. Raises
+    LockHeld: another process holds it, also after `patience_s`; OSError: the file cannot be made or opened.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, LOCK_MODE)
@@ -115,6 +112,24 @@ def find_wrong_attributes(path: Path, mode: int) -> str:
     return "; ".join(wrong)
 
 
+def write_fresh(path: Path, text: str, mode: int, group: int | None = None) -> None:
+    """Write and flush the new content of `path` under its temporary name, which `make_fresh_name` returns.
+
+    With `group`, its id, the file belongs to root and that group if this runs as root. Raises OSError.
+    """
+    fresh = make_fresh_name(path)
+    fresh.unlink(missing_ok=True)
+    # Readable by its owner only until it has its final mode: the text may be confidential.
+    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        if group is not None and os.geteuid() == 0:
+            os.fchown(handle, 0, group)
+        os.fchmod(handle, mode)
+        os.fsync(file.fileno())
+
+
 def write_durably(path: Path, text: str, mode: int = 0o644) -> None:
     """Replace the file atomically: readers, and a host after a power failure, see the old or the new content.
 
@@ -124,14 +139,7 @@ def write_durably(path: Path, text: str, mode: int = 0o644) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = make_fresh_name(path)
     try:
-        fresh.unlink(missing_ok=True)
-        # Readable by its owner only until it has its final mode: the text may be confidential.
-        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
+        write_fresh(path, text, mode)
         os.rename(fresh, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -67,9 +67,8 @@ def process_of(inode: str, proc: Path = PROC) -> int | None:
 def find_port_users(wanted: Iterable[tuple[str, int]], own_unit: str, proc: Path = PROC) -> list[str]:
     """Return one sentence for each wanted address whose port somebody else listens on.
 
-    Args:
-        wanted: addresses and ports that a unit will listen on
-        own_unit: that unit; what it listens on already is left out
+    `wanted` are addresses and ports that a unit will listen on; what `own_unit`, that unit, listens on already is left
+    out.
     """
     found = []
     for address, port in dict.fromkeys(wanted):

@@ -138,11 +138,8 @@ class NvmlFailure(Exception):
     def __init__(self, code: str, gpu: str | None = None, *, card: str | None = None, index: int | None = None) -> None:
         """Build the texts from ERRORS.
 
-        Args:
-            code: NVML's error name without the prefix NVML_ERROR_
-            gpu: UUID of the GPU; None if it is unknown or the error concerns the host
-            card: what to call the card in the sentence, if there is more to say than the UUID
-            index: NVML's index of the GPU, if that is all that is known of it
+        `code` is NVML's error name without the prefix NVML_ERROR_, `gpu` the UUID, None if it is unknown or the error
+        concerns the host. `card` is what to call it, if there is more to say, `index` NVML's, if that is all we know.
         """
         sentence, self.remedy = ERRORS.get(code, (f"NVML answered {code} for {{gpu}}.", ERRORS["UNKNOWN"][1]))
         self.code = code
@@ -236,12 +233,8 @@ class HostReading:
 def interpret_memory(total: int, used: int, free: int, reserved: int | None) -> MemoryReading | None:
     """Convert the bytes of a memory call, whose sum shows which definition of "used" applies.
 
-    Args:
-        reserved: None for the v1 call
-
-    Returns:
-        The reading; None if the figures match neither definition. A difference of one MiB is tolerated, because some
-        drivers round the parts.
+    `reserved` is None for the v1 call. Returns None if the figures match neither definition. A difference of one MiB is
+    tolerated, because some drivers round the parts.
     """
 
     def reading(used_bytes: int, version: MemoryVersion) -> MemoryReading:
@@ -286,11 +279,8 @@ Place = Literal["here", "respawn", "nowhere"]
 def decide_where_to_run(python: str, *, respawned: bool) -> tuple[Place, str]:
     """Decide where a module that needs pynvml can run.
 
-    Args:
-        python: path of the interpreter in vllm-edge's environment, which has nvidia-ml-py
-
-    Returns:
-        "here", "respawn" (under `python`) or "nowhere", and in the last case the reason.
+    `python` is the interpreter in vllm-edge's environment, which has nvidia-ml-py. Returns "here", "respawn" (under
+    `python`) or "nowhere", and in the last case the reason.
     """
     if not pynvml_missing():
         return "here", ""
@@ -434,9 +424,7 @@ class NvmlSession:
 def open_nvml() -> Iterator[NvmlSession]:
     """Open NVML for the duration of a with block.
 
-    Raises:
-        NvmlFailure: NVML could not be initialized
-        ImportError: nvidia-ml-py is not installed
+    Raises NvmlFailure: NVML could not be initialized; ImportError: nvidia-ml-py is not installed.
     """
     pynvml: Any = importlib.import_module("pynvml")
     try:

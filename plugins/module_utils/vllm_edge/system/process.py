@@ -65,12 +65,9 @@ def end_process(
 ) -> bool:
     """Send signals to one process until it has ended, through a pidfd: a process that gets the pid later is never hit.
 
-    Args:
-        signals: each a signal and the seconds to wait for the end of the process after it
-        is_still_meant: called once the pidfd is open; False means that the pid now belongs to another process
-
-    Returns:
-        Whether the process is gone. False if it may not be signalled or was still there after the last wait.
+    `signals` are each a signal and the seconds to wait for the end of the process after it. `is_still_meant` is called
+    once the pidfd is open; False means that the pid now belongs to another process. Returns whether the process is
+    gone: False if it may not be signalled or was still there after the last wait.
     """
     try:
         descriptor = os.pidfd_open(pid)

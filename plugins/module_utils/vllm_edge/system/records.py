@@ -25,13 +25,8 @@ def parse_json(raw: bytes | str, most_depth: int = MOST_DEPTH) -> Any:
     """Parse JSON that somebody else wrote.
 
     Unlike json.loads it refuses keys that an object has twice, numbers that are not finite, deep nesting, and so many
-    values that they would fill the memory. The caller bounds the length of the text.
-
-    Args:
-        most_depth: levels of objects and lists that it may have
-
-    Raises:
-        ValueError: the text is not such JSON
+    values that they would fill the memory. The caller bounds the length of the text. `most_depth` are the levels of
+    objects and lists that it may have. Raises ValueError: the text is not such JSON.
     """
     text = raw if isinstance(raw, bytes) else raw.encode("utf-8", "replace")
     if sum(text.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
@@ -79,13 +74,9 @@ class RecordError(ValueError):
 def read_record(kind: type[T], data: object, where: str = "") -> T:
     """Build a dataclass from parsed JSON, including the dataclasses, enums, lists and mappings in it.
 
-    Unknown keys, which a newer program wrote, are dropped. A missing key gets its default.
-
-    Args:
-        where: where the data are within the record, for messages, such as `files.config.json`
-
-    Raises:
-        RecordError: keys without a default are missing, or a value has another type
+    Unknown keys, which a newer program wrote, are dropped. A missing key gets its default. `where` is where the data
+    are within the record, for messages, such as `files.config.json`. Raises RecordError: keys without a default are
+    missing, or a value has another type.
     """
     if not isinstance(data, Mapping):
         raise RecordError(f"{where or 'the record'} is {data!r}, an object is expected")

@@ -39,12 +39,8 @@ class Removal:
 def check_path(path: str, inside: str | None = None) -> Path:
     """Return the path. Its last component may be a link, which is removed as a link.
 
-    Args:
-        path: absolute path
-        inside: directory that it must be in, after links are resolved; links in this directory count as part of it
-
-    Raises:
-        RemovalError: the path is relative or contains `..`, is a system directory or is not inside `inside`
+    `inside` is a directory that it must be in, after links are resolved; links in this directory count as part of it.
+    Raises RemovalError: the path is relative or contains `..`, is a system directory or is not inside `inside`.
     """
     pure = Path(path)
     if not path or not pure.is_absolute() or ".." in pure.parts:

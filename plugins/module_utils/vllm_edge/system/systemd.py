@@ -10,27 +10,22 @@ import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..text import printable
 
-PROPERTIES = (
-    "Id",
-    "LoadState",
-    "ActiveState",
-    "SubState",
-    "UnitFileState",
-    "NeedDaemonReload",
-    "FragmentPath",
-    "StatusText",
-    "Result",
-    "NRestarts",
-    "InvocationID",
-    "MainPID",
-    "Job",
-    "TimeoutStopUSec",
-    "LimitNOFILE",
-)
+TEXTS = {
+    "LoadState": "load_state",
+    "ActiveState": "active_state",
+    "SubState": "sub_state",
+    "UnitFileState": "file_state",
+    "FragmentPath": "fragment",
+    "StatusText": "status_text",
+    "Result": "result",
+    "InvocationID": "invocation",
+}
+"""Properties whose text is a field of Unit, and its name."""
+PROPERTIES = ("Id", *TEXTS, "NeedDaemonReload", "NRestarts", "MainPID", "Job", "TimeoutStopUSec", "LimitNOFILE")
 """Properties of a unit that `Systemd.show` reads."""
 ASK_S = 20.0
 """Seconds that a query may take."""
@@ -73,11 +68,7 @@ class Run(Protocol):
 def run_command(command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> Ran:
     """Run a program and wait until it ends.
 
-    Args:
-        environment: its environment; None for that of this process
-
-    Raises:
-        SystemdError: it could not be run or did not end in time
+    `environment` is None for that of this process. Raises SystemdError: it could not be run or did not end in time.
     """
     try:
         process = subprocess.Popen(
@@ -170,23 +161,17 @@ def parse_timespan(text: str) -> float | None:
 
 
 def build_unit(shown: Mapping[str, str]) -> Unit:
+    texts: dict[str, Any] = {name: shown[key] for key, name in TEXTS.items() if key in shown}
     restarts = shown.get("NRestarts", "")
     return Unit(
         id=shown["Id"],
-        load_state=shown.get("LoadState", "not-found"),
-        active_state=shown.get("ActiveState", "inactive"),
-        sub_state=shown.get("SubState", "dead"),
-        file_state=shown.get("UnitFileState", ""),
         need_daemon_reload=shown.get("NeedDaemonReload") == "yes",
-        fragment=shown.get("FragmentPath", ""),
-        status_text=shown.get("StatusText", ""),
-        result=shown.get("Result", "success"),
         restarts=int(restarts) if restarts.isdigit() else 0,
-        invocation=shown.get("InvocationID", ""),
         main_pid=int(shown.get("MainPID") or 0),
         job=shown.get("Job", "0") not in ("", "0"),
         stop_timeout_s=parse_timespan(shown.get("TimeoutStopUSec", "1min 30s")),
         files_limit=int(files) if (files := shown.get("LimitNOFILE", "")).isdigit() else None,
+        **texts,
     )
 
 
@@ -252,8 +237,7 @@ class Systemd:
     def stop(self, units: Sequence[str], timeout_s: float) -> str | None:
         """Stop all units at the same time and wait until they have ended.
 
-        Returns:
-            None if they ended within `timeout_s` seconds, else systemctl's message.
+        Returns None if they ended within `timeout_s` seconds, else systemctl's message.
         """
         try:
             ran = self._systemctl("stop", "--", *units, timeout_s=timeout_s)

@@ -122,9 +122,7 @@ def read_token_file(path: Path) -> str:
 def find_access_mistakes(endpoint: Any, token: Any, token_file: Any, environment: Any = None) -> list[str]:
     """Return what is wrong with the variables about access to the hub, one sentence each, without any secret.
 
-    Args:
-        endpoint, token, token_file, environment: values of the variables model_weights_...; None and an empty text
-            mean that it is not set
+    The arguments are the variables model_weights_...; None and an empty text mean that one is not set.
     """
     found = []
     for check in (

@@ -53,8 +53,7 @@ def find_file_system(device: str, mounts: Path = Path("/proc/self/mountinfo")) -
 def measure(path: Path, clock: Callable[[], float] = time.monotonic) -> tuple[float | None, str, int]:
     """Read up to MOST_BYTES of a file, for at most LIMIT_S seconds.
 
-    Returns:
-        Bytes per second or None, why it could not be measured, and the bytes read. Nothing is raised.
+    Returns bytes per second or None, why it could not be measured, and the bytes read. Nothing is raised.
     """
     done, began = 0, clock()
     try:
@@ -107,11 +106,8 @@ def find_rate(record: Path, weights: Path) -> ReadRate | None:
 def ensure_measured(record: Path, weights: Path, files: Sequence[tuple[Path, int]], at: str) -> ReadRate | None:
     """Measure the disk of a model's directory, unless it was measured before, and record the result.
 
-    Returns:
-        The new rate, or None if there is nothing new. A rate that could not be measured is tried again next time.
-
-    Raises:
-        OSError: the record cannot be written, or the directory cannot be read
+    Returns the new rate, or None if there is nothing new; one that could not be measured is tried again next time.
+    Raises OSError: the record cannot be written, or the directory cannot be read.
     """
     known = find_rate(record, weights)
     if not files or (known is not None and known.bytes_per_s is not None):

@@ -75,13 +75,9 @@ def check_path(origin: str, path: Any) -> str:
 def check_listing(origin: str, commit: Any, files: Iterable[tuple[Any, Any, Any]]) -> Listing:
     """Return what a source says of a commit, checked: every path, number and hash.
 
-    Args:
-        origin: who says it, for messages
-        files: path, size in bytes and digest of each file; a digest is the SHA-256 or the id of the git blob, and None
-            only for a file that is not brought
-
-    Raises:
-        WeightsError: something is not as a well-formed source states it; the message quotes it, shortened
+    `origin` is who says it, for messages. `files` are path, size in bytes and digest of each file; a digest is the
+    SHA-256 or the id of the git blob, and None only for a file that is not brought. Raises WeightsError: something is
+    not as a well-formed source states it; the message quotes it, shortened.
     """
     if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
         raise WeightsError(f"{origin} did not say which commit it is: {shown(commit)} is not 40 hexadecimal digits.")

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
@@ -154,9 +154,8 @@ def _describe_cause(error: Exception) -> tuple[int | None, str | None, str, str]
 def parse_listing(origin: str, answer: bytes) -> Listing:
     """Return the commit and files of the hub's answer about a model. Raises HubError or WeightsError.
 
-    Args:
-        origin: who answered, and to what, for messages
-        answer: the JSON text of `/api/models/<repo>/revision/<revision>?blobs=true`
+    `origin` is who answered, and to what, for messages; `answer` the JSON text of
+    `/api/models/<repo>/revision/<revision>?blobs=true`.
     """
     try:
         data = json.loads(answer)
@@ -230,22 +229,17 @@ class HubSource:
             )
             raise HubError(message, passing=elsewhere or status is None or status in PASSING_STATUS) from error
 
+    def _stream(self, url: str, headers: Mapping[str, str], **options: Any) -> Any:
+        """Return the client's context manager around the answer to a GET. It waits where the rate is limited."""
+        headers = self._utils.build_hf_headers(token=self._access["token"]) | headers
+        options |= {"headers": headers, "timeout": self._timeout_s, "retry_on_exceptions": ()}
+        return self._utils.http_stream_backoff("GET", url, retry_on_status_codes=429, **options)
+
     def listing(self, repo: str, revision: str) -> Listing:
         """Query the hub for the commit and its files, with sizes and hashes."""
         url = f"{self._access['endpoint']}/api/models/{repo}/revision/{quote(revision, safe='')}"
         answer = b""
-        with (
-            self._explain_errors(repo, revision),
-            self._utils.http_stream_backoff(
-                "GET",
-                url,
-                headers=self._utils.build_hf_headers(token=self._access["token"]),
-                params={"blobs": True},
-                timeout=self._timeout_s,
-                retry_on_exceptions=(),
-                retry_on_status_codes=429,
-            ) as response,
-        ):
+        with self._explain_errors(repo, revision), self._stream(url, {}, params={"blobs": True}) as response:
             self._hub.hf_raise_for_status(response)
             for block in response.iter_bytes():
                 answer += block
@@ -286,20 +280,12 @@ class HubSource:
         the token from a request that is redirected to another host.
         """
         url = self._hub.hf_hub_url(repo, item.path, revision=commit, endpoint=self._access["endpoint"])
-        headers = self._utils.build_hf_headers(token=self._access["token"]) | {"Accept-Encoding": "identity"}
         with part.open("ab") as stream:
             while (had_bytes := stream.tell()) < item.size_bytes:
                 last = min(had_bytes + ANSWER_BYTES, item.size_bytes) - 1
                 # A whole file is asked for without a range, as not every mirror answers one.
                 asked = {} if (had_bytes, last + 1) == (0, item.size_bytes) else {"Range": f"bytes={had_bytes}-{last}"}
-                with self._utils.http_stream_backoff(
-                    "GET",
-                    url,
-                    headers=headers | asked,
-                    timeout=self._timeout_s,
-                    retry_on_exceptions=(),
-                    retry_on_status_codes=429,
-                ) as response:
+                with self._stream(url, {"Accept-Encoding": "identity"} | asked) as response:
                     if had_bytes and response.status_code in (200, 416):  # ranges are not answered, or not this one
                         stream.truncate(0)
                         stream.seek(0)

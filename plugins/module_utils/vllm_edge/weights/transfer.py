@@ -266,12 +266,9 @@ def bring(
 ) -> dict[str, RecordedFile]:
     """Download the files of a plan, verify all of them, and only then put them in place.
 
-    Returns the record entries of the files by path. `reserve_bytes` stay free on the file system.
-
-    Raises:
-        WeightsError: there is not enough space, a download failed or does not match its hash (then no file was
-            replaced), or a directory exists in the place of a file
-        OSError: the file system refused an operation
+    Returns the record entries of the files by path. `reserve_bytes` stay free on the file system. Raises WeightsError:
+    there is not enough space, a download failed or does not match its hash (then no file was replaced), or a directory
+    exists in the place of a file; OSError: the file system refused an operation.
     """
     staging = staging_directory(wanted, plan.commit)
     files = plan.bring

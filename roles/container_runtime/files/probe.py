@@ -1,1 +1,0 @@
-../../../plugins/module_utils/vllm_edge/gpu/container_probe.py
