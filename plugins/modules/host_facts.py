@@ -14,7 +14,6 @@ description:
   - Works on a host that has neither a driver nor anything of vllm-edge.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
-  - edge.vllm_edge.root
 options:
   driver:
     description: >-
@@ -41,6 +40,10 @@ options:
       them.
     type: bool
     default: false
+  root:
+    description: Root directory of the host's file system. Only tests set it to something other than V(/).
+    type: path
+    default: /
 seealso:
   - module: edge.vllm_edge.host_doctor
     description: Check everything that serving needs.
