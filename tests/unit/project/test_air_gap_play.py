@@ -129,7 +129,7 @@ def test_keys_are_compared_before_apt_gets_them(staged: Any) -> None:
     assert "fetch.sh packages" not in calls["other"]
     stage = place / "known.stage"
     assert f"target=/stage/apt,source={stage}/apt sha256:container /fetch.sh packages" in calls["known"]
-    assert (stage / ".work/in/vllm-edge-nvidia-driver.key").exists()
+    assert (stage / ".work/in/vllm-edge-nvidia-driver.asc").exists()
 
 
 def test_hosts_get_what_was_staged_or_nothing(staged: Any, tmp_path: Path) -> None:
