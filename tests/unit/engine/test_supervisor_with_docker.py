@@ -129,7 +129,7 @@ class Case:
     def stop(self) -> None:
         self.supervisor.events.receive(signal.SIGTERM)
 
-    def ends(self, seconds: float = 60) -> int | None:
+    def ends(self, seconds: float = 40) -> int | None:
         self.thread.join(seconds)
         assert not self.thread.is_alive(), self.output.getvalue()
         return self.code
