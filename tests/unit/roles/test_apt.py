@@ -212,6 +212,7 @@ MIRROR = "http://vendor.example/debian"
         (URL, "http://deb.debian.org/debian", "NVIDIA|N", 'origin "vendor.example"'),
         (URL, MIRROR, "NVIDIA|N", "release o=NVIDIA,l=N"),
         ("file:///media/x/", "file:///media/debian", "NVIDIA|N", "release o=NVIDIA,l=N"),
+        ("http://vendor.example/deb/$(ARCH)", MIRROR, "NVIDIA|N", "release o=NVIDIA,l=N"),
         (URL, MIRROR, "a,b|Fine", "release l=Fine"),
         (URL, MIRROR, "*|$(LABEL)", "can replace every package of this host"),
         (URL, MIRROR, "Debian|Debian", "apt cannot tell them apart"),
@@ -222,7 +223,10 @@ def test_repository_is_told_from_others_by_its_host_or_its_index(url: str, other
         "/s/debian.list": f"deb {other} stable main\n",
         "/s/vendor.sources": f"Types: deb\nURIs: {url}\nSuites: /\n",
     }
-    lines = [f"{other}/|Debian|Debian", f"{url}|{origin}"]
+    # apt 2.6 and 3.0 print the address of a directory with one slash, and the architecture in place of $(ARCH).
+    printed = [uri.replace("file:///", "file:/").replace("$(ARCH)", "amd64") for uri in (other, url)]
+    lines = [f"{printed[0]}/|Debian|Debian", f"{printed[1]}|{origin}"]
+    assert apt_sources.has_index(lines, url) and not apt_sources.has_index(lines[:1], url)
     chosen = apt_sources.choose_preferences(WANTED | {"url": url}, files, lines)
     assert pin in "".join(chosen.values())
     # A medium that was taken away leaves the preferences as they are.

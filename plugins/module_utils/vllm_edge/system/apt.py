@@ -18,15 +18,13 @@ HINTS = (
     (
         r"dpkg was interrupted",
         'An earlier run of dpkg on this host was cut off: run "dpkg --configure -a", see that "dpkg --audit" is '
-        "silent, "
-        "and run again.",
+        "silent, and run again.",
     ),
     (
         r"dpkg returned an error|errors were encountered while processing",
         "dpkg failed half way. Its output is in /var/log/apt/term.log; a kernel module that DKMS cannot build and a "
-        "full "
-        '/boot are the usual causes. Repair it, run "dpkg --configure -a", see that "dpkg --audit" is silent, and run '
-        "again.",
+        'full /boot are the usual causes. Repair it, run "dpkg --configure -a", see that "dpkg --audit" is silent, and '
+        "run again.",
     ),
     (
         LOCK.pattern,

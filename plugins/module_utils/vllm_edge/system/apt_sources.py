@@ -81,14 +81,21 @@ def read_sources(files: Mapping[str, str], own: str) -> list[Source]:
     return found
 
 
+def shorten_address(uri: str) -> str:
+    """Return an address without slashes at its end; that of a directory begins with one slash, as apt prints it."""
+    return re.sub(r"^file:/+", "file:/", uri).rstrip("/")
+
+
+def covers(uri: str, printed: str) -> bool:
+    """Return whether an address is that of a source, where apt puts the architecture in place of $(ARCH)."""
+    pattern = re.escape(shorten_address(uri)).replace(re.escape("$(ARCH)"), "[a-z0-9]+")
+    return re.fullmatch(pattern, shorten_address(printed)) is not None
+
+
 def find_clashes(sources: Sequence[Source], uri: str, suites: Sequence[str]) -> list[Source]:
     """Return the sources that define a repository of ours too, which apt refuses with another Signed-By value."""
 
-    def cover(one: str, other: str) -> bool:
-        pattern = re.escape(one.rstrip("/")).replace(re.escape("$(ARCH)"), "[a-z0-9]+")
-        return re.fullmatch(pattern, other.rstrip("/")) is not None
-
-    return [one for one in sources if one.suite in suites and (cover(one.uri, uri) or cover(uri, one.uri))]
+    return [one for one in sources if one.suite in suites and (covers(one.uri, uri) or covers(uri, one.uri))]
 
 
 def find_missing_components(sources: Sequence[Source], release: str, components: Sequence[str]) -> list[Source]:
@@ -269,8 +276,17 @@ def read_targets(lines: Sequence[str]) -> dict[str, dict[str, str]]:
         if line.count("|") == 2:
             uri, *values = line.split("|")
             named = zip(("o", "l"), values, strict=True)
-            found[uri.rstrip("/")] = {key: value for key, value in named if RELEASE_FIELD.fullmatch(value)}
+            found[uri] = {key: value for key, value in named if RELEASE_FIELD.fullmatch(value)}
     return found
+
+
+def find_index(indexes: Mapping[str, Mapping[str, str]], uri: str) -> Mapping[str, str] | None:
+    """Return Origin and Label of a repository, from what `read_targets` returns; None if apt has no index of it."""
+    return next((index for printed, index in indexes.items() if covers(uri, printed)), None)
+
+
+def has_index(lines: Sequence[str], uri: str) -> bool:
+    return find_index(read_targets(lines), uri) is not None
 
 
 def choose_preferences(wanted: Wanted, files: Mapping[str, str], targets: Sequence[str]) -> dict[str, str]:
@@ -295,9 +311,7 @@ def choose_preferences(wanted: Wanted, files: Mapping[str, str], targets: Sequen
     others = [one for one in others if one.path.rpartition("/")[2].removesuffix(".sources") not in restricted]
     pin = f'origin "{host}"'
     if not host or any(get_host(other.uri) == host for other in others):
-        # A $(ARCH) of the address is its architecture there.
-        own = re.escape(wanted["url"].rstrip("/")).replace(re.escape("$(ARCH)"), "[a-z0-9]+")
-        release = next((index for uri, index in indexes.items() if re.fullmatch(own, uri)), None)
+        release = find_index(indexes, wanted["url"])
         if release is None:
             return {"text": current, "warning": "", "mistake": ""}
         told = f"The repository {wanted['url']}"
@@ -308,7 +322,7 @@ def choose_preferences(wanted: Wanted, files: Mapping[str, str], targets: Sequen
                 f"and its index has neither Origin nor Label. Serve it from a host of its own.",
                 "mistake": "",
             }
-        if any(indexes.get(other.uri.rstrip("/")) == release for other in others):
+        if any(find_index(indexes, other.uri) == release for other in others):
             return {
                 "text": current,
                 "warning": "",
