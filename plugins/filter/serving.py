@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,6 @@ def expand_replicas(engines: Any, every: Any, models: Any) -> dict[str, Any]:
     """Return `engines` with the defaults of their models, and `profiles`. Each replica is an engine of its own."""
     expanded, named = replicas.expand(engines, every, models)
     return {"engines": expanded, "profiles": named}
-
-
-def expand_observations(observations: Any, engines: Any) -> Any:
-    return replicas.expand_observations(observations, engines)
 
 
 def plan_profiles(every: Mapping[str, Entry], engines: Mapping[str, Entry], only: str = "") -> dict[str, Any]:
@@ -69,10 +66,6 @@ def list_served_names(every: Mapping[str, Entry], engines: Mapping[str, Entry]) 
     return sorted({served for name in names for served in engines[name]["served_names"]})
 
 
-def count_places(every: Mapping[str, Entry], engines: Mapping[str, Entry]) -> dict[str, int]:
-    return replicas.count_places(engines, every)
-
-
 def client_models(status: Iterable[Entry], engines: Mapping[str, Entry], url: str, max_tokens: int) -> dict[str, Any]:
     """Return what a client has to know of each served name: endpoints, model, context and max tokens.
 
@@ -91,12 +84,8 @@ def client_models(status: Iterable[Entry], engines: Mapping[str, Entry], url: st
 
 
 def describe_gpus(slots: Iterable[Entry]) -> list[dict[str, Any]]:
-    gpus = []
-    for slot in slots:
-        gpu = {"nvml_total_mib": slot["total_mib"], "name": slot["name"], "nvml_reserved_mib": slot["reserved_mib"]}
-        unknown = {key for key in gpu if gpu[key] is None or gpu[key] == ""}
-        gpus.append({key: value for key, value in gpu.items() if key not in unknown})
-    return gpus
+    names = {"nvml_total_mib": "total_mib", "name": "name", "nvml_reserved_mib": "reserved_mib"}
+    return [{key: slot[name] for key, name in names.items() if slot[name] not in (None, "")} for slot in slots]
 
 
 def add_settings(engines: Iterable[Entry], planned: Iterable[Entry]) -> list[dict[str, Any]]:
@@ -137,12 +126,11 @@ def sum_budgets(engines: Iterable[Entry], slots: Sequence[Entry]) -> dict[str, i
 
     An engine without a budget, which was started although it could not be planned, gets the whole GPU.
     """
-    budgets: dict[str, int] = {}
+    budgets: Counter[str] = Counter()
     for engine in engines:
         for slot in engine["gpus"]:
-            budget = engine["vram_budget_mib"] if "vram_budget_mib" in engine else slots[slot]["total_mib"]
-            budgets[str(slot)] = budgets.get(str(slot), 0) + budget
-    return budgets
+            budgets[str(slot)] += engine["vram_budget_mib"] if "vram_budget_mib" in engine else slots[slot]["total_mib"]
+    return dict(budgets)
 
 
 def assign_budgets(budgets: Mapping[str, int], uuids: Iterable[str]) -> dict[str, int]:
@@ -284,13 +272,13 @@ class FilterModule:
         filters: tuple[Callable[..., Any], ...] = (
             name_entries,
             expand_replicas,
-            expand_observations,
+            replicas.expand_observations,
             plan_profiles,
             read_recorded_facts,
             list_containers,
             list_ports,
             list_served_names,
-            count_places,
+            replicas.count_places,
             client_models,
             describe_gpus,
             add_settings,

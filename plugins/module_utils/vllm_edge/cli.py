@@ -2,7 +2,7 @@
 """`vllm-edge`, the program of the serving host: this module parses the command line and calls the subcommand.
 
 Each subcommand is in a module of its own. `plan`, `advise` and `facts` run on any machine, the others on a serving
-host.
+host. The functions here import what they need, so that `--help` needs nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .options import add_options, read_options
 from .paths import ETC, STATE, HostPaths, host_paths
@@ -21,103 +22,75 @@ from .system.long_run import LongRun, refusing
 from .text import make_printable
 
 Options = argparse.Namespace
+AddOption = Callable[[argparse.ArgumentParser], object]
+Run = Callable[[Options, HostPaths], int]
 HOST_PACKAGES = ("docker", "pynvml")
 """Packages of the extra `host`, without which no command of a host runs."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One subcommand: its options and the function that runs it. `run` imports what it needs, so that `--help` needs
-    nothing."""
-
     name: str
     summary: str
-    options: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[Options, HostPaths], int]
-    anywhere: bool = False
+    options: tuple[AddOption, ...]
+    run: Run
+    anywhere: bool
     """Whether it runs on machines that are no serving host."""
 
 
-def _engine(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("engine", help="name of the engine, as in vllm-<engine>.service")
+COMMANDS: list[Command] = []
+"""In the order of `--help`, which is that of the functions below."""
 
 
-def _add_format(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="for people or for programs")
+def command(name: str, summary: str, *options: AddOption, anywhere: bool = False) -> Callable[[Run], Run]:
+    """Make a function the subcommand `name`."""
+
+    def register(run: Run) -> Run:
+        COMMANDS.append(Command(name, summary, options, run, anywhere))
+        return run
+
+    return register
 
 
-def _add_run_engine_options(parser: argparse.ArgumentParser) -> None:
-    _engine(parser)
-    parser.add_argument(
-        "--docker-wait",
-        type=float,
-        default=900.0,
-        metavar="SECONDS",
-        help="time to wait for the Docker Engine and to retry a failed launch before giving up (default: %(default)g)",
-    )
+def option(*names: str, **more: Any) -> AddOption:
+    return lambda parser: parser.add_argument(*names, **more)
 
 
-def _run_engine(options: Options, paths: HostPaths) -> int:
-    from .engine.supervisor import run_engine
-
-    return run_engine(options.engine, paths, docker_wait_s=options.docker_wait)
-
-
-def _add_canary_options(parser: argparse.ArgumentParser) -> None:
-    _engine(parser)
-    _add_format(parser)
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=120.0,
-        metavar="SECONDS",
-        help="timeout of one request; the first one may compile kernels (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--unless-passed",
-        action="store_true",
-        help="request only one token, within 20 s, if this run of the engine's container has passed before",
-    )
+ENGINE = option("engine", help="name of the engine, as in vllm-<engine>.service")
+FORMAT = option("--format", choices=("text", "json"), default="text", help="for people or for programs")
+LIST = option("--list", action="store_true", help="only list former runs")
 
 
-def _run_canary(options: Options, paths: HostPaths) -> int:
-    from .answers.canary_command import run_canary
-
-    return run_canary(
-        options.engine, paths, output=options.format, timeout_s=options.timeout, unless_passed=options.unless_passed
-    )
-
-
-def _add_status_options(parser: argparse.ArgumentParser) -> None:
-    _add_format(parser)
-    parser.add_argument(
+@command(
+    "status",
+    "show engines, active profile, switches and GPUs of this host",
+    FORMAT,
+    option(
         "--expect-profile",
         metavar="PROFILE",
         help="profile of the inventory; reports a problem if another one is active",
-    )
-
-
+    ),
+)
 def _status(options: Options, paths: HostPaths) -> int:
     from .status.command import run_status
 
     return run_status(paths, output=options.format, expected_profile=options.expect_profile)
 
 
-def _add_doctor_options(parser: argparse.ArgumentParser) -> None:
-    _add_format(parser)
-    parser.add_argument(
+@command(
+    "doctor",
+    "check whether this host can serve, and name remedies; changes nothing",
+    FORMAT,
+    option(
         "--support-report",
         metavar="FILE",
         help="also write evidence, without secrets, into FILE (tar.gz); tries CUDA on unused GPUs",
-    )
-    parser.add_argument(
+    ),
+    option(
         "--deep", action="store_true", help="also hash the weights and send the canary to every engine (takes minutes)"
-    )
-    parser.add_argument(
-        "--expect", metavar="JSON", help="what the inventory expects, as the module host_doctor writes it"
-    )
-
-
+    ),
+    option("--expect", metavar="JSON", help="what the inventory expects, as the module host_doctor writes it"),
+)
 def _run_doctor(options: Options, paths: HostPaths) -> int:
     from .doctor.command import run_doctor
 
@@ -126,38 +99,58 @@ def _run_doctor(options: Options, paths: HostPaths) -> int:
     )
 
 
-def _add_explain_options(parser: argparse.ArgumentParser) -> None:
-    _engine(parser)
-    _add_format(parser)
-
-
+@command("explain", "explain the last failure of an engine, with a remedy", ENGINE, FORMAT)
 def _explain(options: Options, paths: HostPaths) -> int:
     from .status.command import run_explain
 
     return run_explain(options.engine, paths, output=options.format)
 
 
-def _add_choice(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+@command(
+    "canary",
+    "test each served name with the requests that clients rely on",
+    ENGINE,
+    FORMAT,
+    option(
+        "--timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="timeout of one request; the first one may compile kernels (default: %(default)g)",
+    ),
+    option(
+        "--unless-passed",
+        action="store_true",
+        help="request only one token, within 20 s, if this run of the engine's container has passed before",
+    ),
+)
+def _run_canary(options: Options, paths: HostPaths) -> int:
+    from .answers.canary_command import run_canary
+
+    return run_canary(
+        options.engine, paths, output=options.format, timeout_s=options.timeout, unless_passed=options.unless_passed
+    )
+
+
+CHOICE = (
+    option(
         "--origin", choices=("inventory", "-e", "host"), default="host", help="who chose the profile (default: host)"
-    )
-    parser.add_argument(
-        "--inventory-profile", metavar="PROFILE", help="profile of the inventory, if another one was chosen"
-    )
-    parser.add_argument(
-        "--asked-by", metavar="TEXT", help="who requested the switch (default: this command and the user)"
-    )
+    ),
+    option("--inventory-profile", metavar="PROFILE", help="profile of the inventory, if another one was chosen"),
+    option("--asked-by", metavar="TEXT", help="who requested the switch (default: this command and the user)"),
+)
 
 
-def _add_switch_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+@command(
+    "switch",
+    "switch to a generation or profile; does nothing if it is active",
+    option(
         "to", metavar="generation|profile", help="number of a generation, or name of a profile (its newest generation)"
-    )
-    parser.add_argument("--check", action="store_true", help="only print what the switch would do")
-    _add_format(parser)
-    _add_choice(parser)
-
-
+    ),
+    option("--check", action="store_true", help="only print what the switch would do"),
+    FORMAT,
+    *CHOICE,
+)
 def _run_switch_to(options: Options, paths: HostPaths) -> int:
     from .generation.model import Choice
     from .switch.command import run_check, run_switch_to
@@ -168,12 +161,14 @@ def _run_switch_to(options: Options, paths: HostPaths) -> int:
     return run_switch_to(options.to, paths, choice, output=options.format)
 
 
+@command("rollback", "switch to the previously committed generation", FORMAT)
 def _run_rollback(options: Options, paths: HostPaths) -> int:
     from .switch.command import run_rollback
 
     return run_rollback(paths, output=options.format)
 
 
+@command("stop", "finish requests and stop all engines until the next boot or switch", FORMAT)
 def _stop(options: Options, paths: HostPaths) -> int:
     from .switch.stop import run_stop
     from .switch.world import HostWorld
@@ -181,20 +176,29 @@ def _stop(options: Options, paths: HostPaths) -> int:
     return run_stop(paths, output=options.format, open_world=HostWorld)
 
 
+@command("history", "list previous switches of this host, newest first", FORMAT)
 def _run_history(options: Options, paths: HostPaths) -> int:
     from .switch.history import run_history
 
     return run_history(paths, output=options.format)
 
 
-def _add_recover_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+@command("progress", "show the progress of the running switch; nothing if none runs")
+def _run_progress(options: Options, paths: HostPaths) -> int:
+    from .switch.history import run_progress
+
+    return run_progress(paths)
+
+
+@command(
+    "recover",
+    "return to the committed generation after a switch was interrupted",
+    option(
         "--boot",
         action="store_true",
         help="for use at boot: restore the files, but leave it to systemd to start the engines",
-    )
-
-
+    ),
+)
 def _run_recover(options: Options, paths: HostPaths) -> int:
     from .switch.command import refuse_without_write_access
 
@@ -206,43 +210,45 @@ def _run_recover(options: Options, paths: HostPaths) -> int:
     return run_recover(paths, boot=options.boot)
 
 
-def _run_progress(options: Options, paths: HostPaths) -> int:
-    from .switch.history import run_progress
+@command(
+    "gateway",
+    "make the gateway's maps and links fit what serves (sync), or show them (status)",
+    option("action", choices=("sync", "status"), help="what to do"),
+    option("--check", action="store_true", help="sync: only say what would change"),
+    FORMAT,
+)
+def _run_gateway(options: Options, paths: HostPaths) -> int:
+    from .gateway.command import run_status, run_sync
 
-    return run_progress(paths)
+    if options.action == "status":
+        return run_status(paths, output=options.format)
+    from .switch.history import read_course
 
-
-def _add_run_switch_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("generation", type=int, help="number of the generation")
-    _add_choice(parser)
-
-
-def _run_switch(options: Options, paths: HostPaths) -> int:
-    from .generation.model import Choice
-    from .switch.run import run_switch
-
-    choice = Choice(options.origin, options.inventory_profile, options.asked_by or "vllm-edge run-switch")
-    return run_switch(paths, options.generation, choice)
+    return run_sync(paths, read_course, check=options.check, output=options.format)
 
 
-def _add_gateway_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("sync", "status"), help="what to do")
-    parser.add_argument("--check", action="store_true", help="sync: only say what would change")
-    _add_format(parser)
+LONG_RUN = (
+    option("--note", default="", metavar="TEXT", help="sentence in front of the results"),
+    option("--attended", action="store_true", help="end if nobody asks for --progress for 90 s"),
+    option("--progress", action="store_true", help="only print how far the run is that is under way"),
+    FORMAT,
+)
 
 
-def _add_long_run_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--note", default="", metavar="TEXT", help="sentence in front of the results")
-    parser.add_argument("--attended", action="store_true", help="end if nobody asks for --progress for 90 s")
-    parser.add_argument("--progress", action="store_true", help="only print how far the run is that is under way")
-    _add_format(parser)
+def _describe_long_run(name: str, options: Options, paths: HostPaths) -> LongRun:
+    return LongRun(paths.run, name, options.attended, echo=options.format == "text")
 
 
-def _add_reference_options(parser: argparse.ArgumentParser) -> None:
+def _add_reference(parser: argparse.ArgumentParser) -> None:
     from .trials.reference import Options as ReferenceOptions
 
-    add_options(parser, ReferenceOptions)
-    _add_long_run_options(parser)
+    summary = "compare an engine's answers with those of plain transformers, token by token"
+    actions = parser.add_subparsers(title="actions", metavar="[<action>]")
+    reference = actions.add_parser("reference", help=summary, description=summary)
+    add_options(reference, ReferenceOptions)
+    for add in LONG_RUN:
+        add(reference)
+    reference.set_defaults(run=_run_reference)
 
 
 def _run_reference(options: Options, paths: HostPaths) -> int:
@@ -255,35 +261,20 @@ def _run_reference(options: Options, paths: HostPaths) -> int:
     return reference_run.run_reference(wanted, paths, long_run, output=options.format)
 
 
-def _run_gateway(options: Options, paths: HostPaths) -> int:
-    from .gateway.command import run_status, run_sync
-
-    if options.action == "status":
-        return run_status(paths, output=options.format)
-    from .switch.history import read_course
-
-    return run_sync(paths, read_course, check=options.check, output=options.format)
-
-
-def _add_quality_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--suite", default="-", metavar="FILE", help="cases as JSON (default: standard input)")
-    parser.add_argument("--engine", action="append", default=[], metavar="NAME", help="may be repeated (default: all)")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="of each case (default: %(default)s)")
-    parser.add_argument(
+@command(
+    "quality",
+    "ask the engines questions, and judge and record the answers",
+    option("--suite", default="-", metavar="FILE", help="cases as JSON (default: standard input)"),
+    option("--engine", action="append", default=[], metavar="NAME", help="may be repeated (default: all)"),
+    option("--repeats", type=int, default=3, metavar="N", help="of each case (default: %(default)s)"),
+    option(
         "--timeout", type=float, default=300.0, metavar="SECONDS", help="most time of an answer (default: %(default)g)"
-    )
-    parser.add_argument(
-        "--compare", nargs=2, metavar="RUN", help="only compare two runs, or the newest of two profiles"
-    )
-    _add_long_run_options(parser)
-    parser.add_argument("--list", action="store_true", help="only list former runs")
-    actions = parser.add_subparsers(title="actions", metavar="[<action>]")
-    summary = "compare an engine's answers with those of plain transformers, token by token"
-    reference = actions.add_parser("reference", help=summary, description=summary)
-    _add_reference_options(reference)
-    reference.set_defaults(run=_run_reference)
-
-
+    ),
+    option("--compare", nargs=2, metavar="RUN", help="only compare two runs, or the newest of two profiles"),
+    *LONG_RUN,
+    LIST,
+    _add_reference,
+)
 @refusing
 def _run_quality(options: Options, paths: HostPaths) -> int:
     from .answers import quality as run
@@ -300,76 +291,13 @@ def _run_quality(options: Options, paths: HostPaths) -> int:
     return run.run_quality(paths, wanted, long_run, output=options.format)
 
 
-def _add_source_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--revision", default="", help="commit, branch or tag at the hub (default: main)")
-    parser.add_argument("--endpoint", default="https://huggingface.co", metavar="URL", help="address of the hub")
-    parser.add_argument("--token-file", metavar="FILE", help="file with a token for the hub, mode 0600")
-
-
-def _add_gpu_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--gpu", required=True, metavar="NAME", help="model of the GPUs, for example L4 or H100")
-    parser.add_argument("--count", type=int, default=1, metavar="N", help="number of GPUs (default: 1)")
-    parser.add_argument("--gpu-memory-mib", type=int, metavar="MIB", help="memory of a GPU as nvidia-smi prints it")
-    parser.add_argument("--vllm", default="0.32.0", metavar="RELEASE", help="release of vLLM (default: %(default)s)")
-    _add_source_options(parser)
-    _add_format(parser)
-
-
-_MODEL = "repository of the hub (owner/name), directory with config.json, or file that `vllm-edge facts` wrote"
-
-
-def _add_plan_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, metavar="MODEL", help=_MODEL)
-    _add_gpu_options(parser)
-    parser.add_argument("--context", type=int, metavar="TOKENS", help="max_model_len (default: the longest that fits)")
-    parser.add_argument("--tensor-parallel-size", type=int, metavar="N", help="only this number of GPUs")
-    parser.add_argument("--max-num-seqs", type=int, metavar="N", help="as vLLM's argument")
-    parser.add_argument("--kv-cache-dtype", metavar="DTYPE", help="as vLLM's argument")
-    parser.add_argument("--gpu-memory-utilization", type=float, metavar="SHARE", help="as vLLM's argument")
-    parser.add_argument("--enforce-eager", action="store_true", help="as vLLM's argument")
-    parser.add_argument("--text-only", action="store_true", help="limit_mm_per_prompt of 0 for images, video and audio")
-    parser.add_argument("--details", action="store_true", help="also print the memory of each GPU, and advice")
-
-
-def _add_advise_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, action="append", metavar="MODEL", help=f"{_MODEL}; may be repeated")
-    _add_gpu_options(parser)
-    parser.add_argument(
-        "--role", action="append", metavar="NAME", help="name to serve (default: main); may be repeated"
-    )
-    parser.add_argument("--by", default="tok_s", help="what to rank by: tok_s, together, context or free_gpus")
-    parser.add_argument("--choose", default=1, metavar="RANK", help="rank of the profile to print as YAML")
-    parser.add_argument("--min-context", default=8192, metavar="TOKENS", help="minimum context (default: %(default)s)")
-    parser.add_argument("--min-tok-s", metavar="N", help="least estimated speed of one request of each role")
-    parser.add_argument("--max-num-seqs", metavar="N,...", help="requests that an engine runs at once (default: 16)")
-    parser.add_argument("--main", metavar="NAME", help="model of the main engine: the last part of its name")
-
-
-def _add_facts_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, metavar="MODEL", help=_MODEL)
-    parser.add_argument("--repo", metavar="OWNER/NAME", help="name to record it under")
-    _add_source_options(parser)
-
-
-def _run_planning(options: Options, paths: HostPaths) -> int:
-    from .planning import command
-
-    runs = {"plan": command.run_plan, "advise": command.run_advise, "facts": command.run_facts}
-    return runs[options.command.name](options)
-
-
-def _add_bench_options(parser: argparse.ArgumentParser) -> None:
+def _add_bench(parser: argparse.ArgumentParser) -> None:
     from .trials.bench.cases import Options as BenchOptions
 
     add_options(parser, BenchOptions)
-    _add_long_run_options(parser)
-    parser.add_argument("--list", action="store_true", help="only list former runs")
 
 
-def _describe_long_run(name: str, options: Options, paths: HostPaths) -> LongRun:
-    return LongRun(paths.run, name, options.attended, echo=options.format == "text")
-
-
+@command("bench", "measure the engines that serve, and compare with the plan", _add_bench, *LONG_RUN, LIST)
 def _run_bench(options: Options, paths: HostPaths) -> int:
     from .trials.bench import cases, command
 
@@ -381,58 +309,108 @@ def _run_bench(options: Options, paths: HostPaths) -> int:
     return command.run_bench(paths, read_options(cases.Options, options), long_run, output=options.format)
 
 
-COMMANDS: tuple[Command, ...] = (
-    Command("status", "show engines, active profile, switches and GPUs of this host", _add_status_options, _status),
-    Command(
-        "doctor",
-        "check whether this host can serve, and name remedies; changes nothing",
-        _add_doctor_options,
-        _run_doctor,
-    ),
-    Command("explain", "explain the last failure of an engine, with a remedy", _add_explain_options, _explain),
-    Command("canary", "test each served name with the requests that clients rely on", _add_canary_options, _run_canary),
-    Command(
-        "switch", "switch to a generation or profile; does nothing if it is active", _add_switch_options, _run_switch_to
-    ),
-    Command("rollback", "switch to the previously committed generation", _add_format, _run_rollback),
-    Command("stop", "finish requests and stop all engines until the next boot or switch", _add_format, _stop),
-    Command("history", "list previous switches of this host, newest first", _add_format, _run_history),
-    Command(
-        "progress", "show the progress of the running switch; nothing if none runs", lambda parser: None, _run_progress
-    ),
-    Command(
-        "recover",
-        "return to the committed generation after a switch was interrupted",
-        _add_recover_options,
-        _run_recover,
-    ),
-    Command(
-        "gateway",
-        "make the gateway's maps and links fit what serves (sync), or show them (status)",
-        _add_gateway_options,
-        _run_gateway,
-    ),
-    Command(
-        "quality", "ask the engines questions, and judge and record the answers", _add_quality_options, _run_quality
-    ),
-    Command("bench", "measure the engines that serve, and compare with the plan", _add_bench_options, _run_bench),
-    Command("plan", "plan one model on some GPUs, anywhere", _add_plan_options, _run_planning, True),
-    Command(
-        "advise",
-        "rank the profiles of some models on some GPUs, on any machine",
-        _add_advise_options,
-        _run_planning,
-        True,
-    ),
-    Command("facts", "print the facts of a checkpoint as JSON, anywhere", _add_facts_options, _run_planning, True),
-    Command("run-switch", "run a switch (used by vllm-edge-switch.service)", _add_run_switch_options, _run_switch),
-    Command(
-        "run-engine",
-        "supervise one engine's container (used by vllm-<engine>.service)",
-        _add_run_engine_options,
-        _run_engine,
+SOURCE = (
+    option("--revision", default="", help="commit, branch or tag at the hub (default: main)"),
+    option("--endpoint", default="https://huggingface.co", metavar="URL", help="address of the hub"),
+    option("--token-file", metavar="FILE", help="file with a token for the hub, mode 0600"),
+)
+GPUS = (
+    option("--gpu", required=True, metavar="NAME", help="model of the GPUs, for example L4 or H100"),
+    option("--count", type=int, default=1, metavar="N", help="number of GPUs (default: 1)"),
+    option("--gpu-memory-mib", type=int, metavar="MIB", help="memory of a GPU as nvidia-smi prints it"),
+    option("--vllm", default="0.32.0", metavar="RELEASE", help="release of vLLM (default: %(default)s)"),
+    *SOURCE,
+    FORMAT,
+)
+_MODEL = "repository of the hub (owner/name), directory with config.json, or file that `vllm-edge facts` wrote"
+MODEL = option("--model", required=True, metavar="MODEL", help=_MODEL)
+
+
+@command(
+    "plan",
+    "plan one model on some GPUs, anywhere",
+    MODEL,
+    *GPUS,
+    option("--context", type=int, metavar="TOKENS", help="max_model_len (default: the longest that fits)"),
+    option("--tensor-parallel-size", type=int, metavar="N", help="only this number of GPUs"),
+    option("--max-num-seqs", type=int, metavar="N", help="as vLLM's argument"),
+    option("--kv-cache-dtype", metavar="DTYPE", help="as vLLM's argument"),
+    option("--gpu-memory-utilization", type=float, metavar="SHARE", help="as vLLM's argument"),
+    option("--enforce-eager", action="store_true", help="as vLLM's argument"),
+    option("--text-only", action="store_true", help="limit_mm_per_prompt of 0 for images, video and audio"),
+    option("--details", action="store_true", help="also print the memory of each GPU, and advice"),
+    anywhere=True,
+)
+def _run_plan(options: Options, paths: HostPaths) -> int:
+    from .planning.command import run_plan
+
+    return run_plan(options)
+
+
+@command(
+    "advise",
+    "rank the profiles of some models on some GPUs, on any machine",
+    option("--model", required=True, action="append", metavar="MODEL", help=f"{_MODEL}; may be repeated"),
+    *GPUS,
+    option("--role", action="append", metavar="NAME", help="name to serve (default: main); may be repeated"),
+    option("--by", default="tok_s", help="what to rank by: tok_s, together, context or free_gpus"),
+    option("--choose", default=1, metavar="RANK", help="rank of the profile to print as YAML"),
+    option("--min-context", default=8192, metavar="TOKENS", help="minimum context (default: %(default)s)"),
+    option("--min-tok-s", metavar="N", help="least estimated speed of one request of each role"),
+    option("--max-num-seqs", metavar="N,...", help="requests that an engine runs at once (default: 16)"),
+    option("--main", metavar="NAME", help="model of the main engine: the last part of its name"),
+    anywhere=True,
+)
+def _run_advise(options: Options, paths: HostPaths) -> int:
+    from .planning.command import run_advise
+
+    return run_advise(options)
+
+
+@command(
+    "facts",
+    "print the facts of a checkpoint as JSON, anywhere",
+    MODEL,
+    option("--repo", metavar="OWNER/NAME", help="name to record it under"),
+    *SOURCE,
+    anywhere=True,
+)
+def _run_facts(options: Options, paths: HostPaths) -> int:
+    from .planning.command import run_facts
+
+    return run_facts(options)
+
+
+@command(
+    "run-switch",
+    "run a switch (used by vllm-edge-switch.service)",
+    option("generation", type=int, help="number of the generation"),
+    *CHOICE,
+)
+def _run_switch(options: Options, paths: HostPaths) -> int:
+    from .generation.model import Choice
+    from .switch.run import run_switch
+
+    choice = Choice(options.origin, options.inventory_profile, options.asked_by or "vllm-edge run-switch")
+    return run_switch(paths, options.generation, choice)
+
+
+@command(
+    "run-engine",
+    "supervise one engine's container (used by vllm-<engine>.service)",
+    ENGINE,
+    option(
+        "--docker-wait",
+        type=float,
+        default=900.0,
+        metavar="SECONDS",
+        help="time to wait for the Docker Engine and to retry a failed launch before giving up (default: %(default)g)",
     ),
 )
+def _run_engine(options: Options, paths: HostPaths) -> int:
+    from .engine.supervisor import run_engine
+
+    return run_engine(options.engine, paths, docker_wait_s=options.docker_wait)
 
 
 class _Version(argparse.Action):
@@ -445,16 +423,17 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def build_parser(commands: Sequence[Command] = COMMANDS) -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="vllm-edge", description="Program of a vLLM serving host.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print version and hash of the sources, and exit")
     parser.add_argument("--etc", metavar="DIR", help=f"configuration tree (default: $VLLM_EDGE_ETC or {ETC})")
     parser.add_argument("--state", metavar="DIR", help=f"state tree (default: $VLLM_EDGE_STATE or {STATE})")
     subparsers = parser.add_subparsers(title="commands", metavar="<command>", required=True)
-    for command in commands:
-        sub = subparsers.add_parser(command.name, help=command.summary, description=command.summary)
-        command.options(sub)
-        sub.set_defaults(run=command.run, command=command)
+    for each in COMMANDS:
+        sub = subparsers.add_parser(each.name, help=each.summary, description=each.summary)
+        for add in each.options:
+            add(sub)
+        sub.set_defaults(run=each.run, command=each)
     return parser
 
 
@@ -464,19 +443,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out, err = make_printable(sys.stdout), make_printable(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         options = build_parser().parse_args(arguments)
-        run: Callable[[Options, HostPaths], int] = options.run
-        command: Command = options.command
-        if not command.anywhere and any(importlib.util.find_spec(package) is None for package in HOST_PACKAGES):
+        chosen: Command = options.command
+        if not chosen.anywhere and any(importlib.util.find_spec(package) is None for package in HOST_PACKAGES):
             print(
-                f"vllm-edge {command.name} is for a serving host, where playbooks/site.yml installs it with its "
+                f"vllm-edge {chosen.name} is for a serving host, where playbooks/site.yml installs it with its "
                 "packages (vllm-edge[host]); plan, advise and facts run on any machine.",
                 file=sys.stderr,
             )
             return 2
-        if not command.anywhere:
+        if not chosen.anywhere:
             os.umask(0o022)  # sudo may give root one that keeps the gateway, engines or people out
         try:
-            return run(options, host_paths(options.etc, options.state))
+            return int(options.run(options, host_paths(options.etc, options.state)))
         except BrokenPipeError:
             sys.stderr.close()  # `vllm-edge status | head`: the reader closed the pipe
             return 0

@@ -7,7 +7,6 @@ They are kept in one place so that tests and options can point the program at ot
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,29 +116,14 @@ class HostPaths:
         return self.state / "history"
 
 
-def host_paths(
-    etc: str | None = None,
-    state: str | None = None,
-    environ: Mapping[str, str] | None = None,
-    units: str | None = None,
-) -> HostPaths:
-    """Return the paths to use: an argument overrides the environment variable, which overrides the default.
-
-    VLLM_EDGE_RUN and VLLM_EDGE_GATEWAY_RUN replace /run/vllm-edge and /run/vllm-edge-gateway.
-
-    Args:
-        etc: configuration directory; default VLLM_EDGE_ETC, else /etc/vllm-edge
-        state: state directory; default VLLM_EDGE_STATE, else /var/lib/vllm-edge
-        environ: environment to read; default that of this process
-        units: directory of the systemd units; default VLLM_EDGE_UNITS, else /etc/systemd/system
-    """
-    env = os.environ if environ is None else environ
+def host_paths(etc: str | None = None, state: str | None = None) -> HostPaths:
+    """Return the paths to use: an argument overrides the environment variable, which overrides the default."""
     return HostPaths(
-        etc=Path(etc or env.get("VLLM_EDGE_ETC") or ETC),
-        state=Path(state or env.get("VLLM_EDGE_STATE") or STATE),
-        units=Path(units or env.get("VLLM_EDGE_UNITS") or UNITS),
-        run=Path(env.get("VLLM_EDGE_RUN") or RUN),
-        gateway_run=Path(env.get("VLLM_EDGE_GATEWAY_RUN") or GATEWAY_RUN),
+        etc=Path(etc or os.environ.get("VLLM_EDGE_ETC") or ETC),
+        state=Path(state or os.environ.get("VLLM_EDGE_STATE") or STATE),
+        units=Path(os.environ.get("VLLM_EDGE_UNITS") or UNITS),
+        run=Path(os.environ.get("VLLM_EDGE_RUN") or RUN),
+        gateway_run=Path(os.environ.get("VLLM_EDGE_GATEWAY_RUN") or GATEWAY_RUN),
     )
 
 

@@ -168,7 +168,7 @@ def test_xids() -> None:
     assert [(xid.bus, xid.number) for xid in found] == [("0000:17:00", 79), ("0000:b1:00", 31)]
     assert "fallen off the bus" in found[0].line
     grave_first = Topology((ONE,), {}, (Xid("0000:17:00", 48, "48"), Xid("0000:17:00", 31, "31")))
-    assert check(checks_of.check_xids, grave_first).state == "fail", "it is not hidden by others"
+    assert check(checks_of.check_xid, grave_first).state == "fail", "it is not hidden by others"
 
 
 def test_gpus_of_one_engine_on_two_nodes(host: FakeHost) -> None:
@@ -216,6 +216,6 @@ def test_shared_memory(gpus: tuple[str, ...], shm_bytes: int, state: str) -> Non
 
 def test_without_gpus_nothing_is_judged() -> None:
     empty = Topology((), {}, ())
-    for judge in (checks_of.check_link, checks_of.check_ecc, checks_of.check_power, checks_of.check_numa):
+    for judge in (checks_of.check_pcie, checks_of.check_ecc, checks_of.check_power, checks_of.check_numa):
         with pytest.raises(NotKnown, match="no GPU answers"):
             check(judge, empty)

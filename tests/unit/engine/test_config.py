@@ -107,8 +107,11 @@ def test_files_that_cannot_be_read_or_belong_to_another_engine_are_named(tmp_pat
         load_engine("e2b", paths)
 
 
-def test_where_the_trees_are() -> None:
-    assert host_paths(environ={}) == HostPaths()
-    env = {"VLLM_EDGE_ETC": "/a", "VLLM_EDGE_STATE": "/b"}
-    assert host_paths(environ=env) == HostPaths(Path("/a"), Path("/b"))
-    assert host_paths(etc="/c", environ=env).etc == Path("/c")
+def test_where_the_trees_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ETC", "STATE", "UNITS", "RUN", "GATEWAY_RUN"):
+        monkeypatch.delenv(f"VLLM_EDGE_{name}", raising=False)
+    assert host_paths() == HostPaths()
+    monkeypatch.setenv("VLLM_EDGE_ETC", "/a")
+    monkeypatch.setenv("VLLM_EDGE_STATE", "/b")
+    assert host_paths() == HostPaths(Path("/a"), Path("/b"))
+    assert host_paths(etc="/c").etc == Path("/c")

@@ -13,8 +13,10 @@ from ..facts.model import Expectation
 from ..facts.reader import Reader
 from ..paths import HostPaths
 from ..switch.command import refuse_without_write_access
+from ..text import print_result
 from .registry import examine
 from .render import render
+from .support import write_report
 
 
 def run_doctor(
@@ -41,16 +43,11 @@ def run_doctor(
     facts = reader.read(expectation)
     document = examine(replace(facts, deep=read_deep(paths, expectation)) if deep else facts)
     if support_report:
-        from .support import write_report
-
         try:
             write_report(Path(support_report), reader, document)
         except OSError as error:
             print(f"The support report {support_report} cannot be written: {error}", file=sys.stderr)
             return 2
         print(f"Support report: {support_report}. Read it before you give it away.", file=sys.stderr)
-    if output == "json":
-        print(json.dumps(document, indent=2, ensure_ascii=False))
-    else:
-        print("\n".join(render(document)))
+    print_result(output, document, render(document))
     return int(document["exit_status"])

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result types of checks: a state, the evidence, and what to do."""
+"""What checks are written with: verdicts of a state, the evidence and what to do, and words that several share."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Literal, NoReturn, TypeVar
 
+from ..facts.dpkg import parse_upstream_version
 from ..system.host import Unread
 
 State = Literal["ok", "warn", "fail", "unknown"]
 STATES: tuple[State, ...] = ("ok", "warn", "fail", "unknown")
+HOST_STAGE = "'ansible-playbook playbooks/host.yml'"
 
 T = TypeVar("T")
 
@@ -26,6 +30,10 @@ def known(value: T | Unread) -> T:
     return value
 
 
+def decline_to_judge(why: str) -> NoReturn:
+    raise NotKnown(f"not judged: {why}")
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The result of one check. If the state is `ok`, the remedy is advice."""
@@ -39,3 +47,12 @@ class Verdict:
 good = partial(Verdict, "ok")
 warn = partial(Verdict, "warn")
 fail = partial(Verdict, "fail")
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    upstream = parse_upstream_version(version) if "-" in version else version
+    return tuple(int(part) for part in re.findall(r"\d+", upstream))
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -22,6 +22,7 @@ from ..system.systemd import Ran
 LONGEST = 262_144
 """Most characters of one output. Of a longer one the beginning is kept, where a log has the start of the engine."""
 PROBE_CONTAINER = "vllm-edge-support-probe"
+BOOT = ("journalctl", "--boot", "--no-pager", "--output=short-monotonic")
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "kernel": ("uname", "-a"),
     "kernel-command-line": ("cat", "/proc/cmdline"),
@@ -42,14 +43,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "cdi-devices": ("nvidia-ctk", "cdi", "list"),
     "block-devices": ("df", "-h"),
     "boot-duration": ("systemd-analyze", "--no-pager", "critical-chain", "vllm-edge.target"),
-    "boot-kernel": (
-        "journalctl",
-        "--boot",
-        "--dmesg",
-        "--no-pager",
-        "--output=short-monotonic",
-        "--grep=nvidia|NVRM|nouveau|IOMMU|DMAR|AMD-Vi",
-    ),
+    "boot-kernel": (*BOOT, "--dmesg", "--grep=nvidia|NVRM|nouveau|IOMMU|DMAR|AMD-Vi"),
 }
 UNIT_TIMES = (
     "Id,LoadState,ActiveState,SubState,Result,NRestarts,InactiveExitTimestampMonotonic,ActiveEnterTimestampMonotonic"
@@ -65,8 +59,8 @@ def show(command: Sequence[str], ran: Ran | Unread) -> str:
         if len(out) > LONGEST:
             out = f"{out[:LONGEST]}\n[left out: {len(out) - LONGEST} more characters]"
         text = f"$ {' '.join(command)}\n{out}\n" + (f"exit status {ran.status}\n" if ran.status else "")
-    for word in command:
-        text = text.replace(word, "...") if "\n" in word else text
+    for program in (word for word in command if "\n" in word):
+        text = text.replace(program, "...")
     return text
 
 
@@ -81,11 +75,10 @@ def read_evidence(reader: Reader, engines: Sequence[str], units: Sequence[str]) 
     prebuilt = ("apt-cache", "search", "--full", "--names-only", f"^linux-modules-nvidia-.*-{release}$")
     texts["driver-modules"] = run(reader, *prebuilt)
     texts["boot-times"] = run(reader, "systemctl", "show", f"--property={UNIT_TIMES}", "--", *units)
-    boot = ("journalctl", "--boot", "--no-pager", "--output=short-monotonic")
     texts["unit-files"] = run(reader, "systemctl", "--no-pager", "cat", *units)
-    texts["boot-units"] = run(reader, *boot, "--identifier=systemd", *(f"--unit={unit}" for unit in units))
+    texts["boot-units"] = run(reader, *BOOT, "--identifier=systemd", *(f"--unit={unit}" for unit in units))
     nvidia = [f"--unit={unit}" for unit in units if unit.startswith("nvidia-")]
-    texts["boot-nvidia"] = run(reader, *boot, *nvidia)
+    texts["boot-nvidia"] = run(reader, *BOOT, *nvidia)
     texts["iommu-groups"] = describe_iommu(reader)
     image = reader.image()
     name = image.name if image and not isinstance(image, Unread) else ""
@@ -132,9 +125,7 @@ def find_idle_gpus(reader: Reader) -> list[str] | Unread:
     rows, problem = reader.smi(("uuid",))
     if isinstance(ran, Unread) or ran.status or problem:
         return Unread(f"nvidia-smi: {problem or (ran.why if isinstance(ran, Unread) else ran.out + ran.err)}")
-    used = set(ran.out.split())
-    for engine in serving.engines:
-        used |= set() if engine.unit.down else set(engine.gpus)
+    used = {*ran.out.split(), *(uuid for engine in serving.engines if not engine.unit.down for uuid in engine.gpus)}
     return [row[0] for row in rows if row[0] not in used]
 
 

@@ -45,13 +45,11 @@ def _collect_files(reader: Reader) -> tuple[dict[str, str], set[str]]:
     """Return the configuration files by name in the archive, and the secrets of files that are left out."""
     found: dict[str, str] = {}
     secrets: set[str] = set()
-    single = ("etc/os-release", "etc/docker/daemon.json")
-    places = [reader.at(path) for path in single]
-    for directory in (reader.paths.etc, reader.at(STATIC), reader.at(GENERATED)):
-        places += sorted(path for path in directory.rglob("*") if path.is_file()) if directory.is_dir() else []
-    state = reader.paths.state
-    places += sorted(path for pattern in RECORDS for path in state.glob(pattern) if path.is_file())
-    for path in places:
+    directories = [reader.paths.etc, reader.at(STATIC), reader.at(GENERATED)]
+    places = [path for directory in directories for path in directory.rglob("*")]
+    places += [path for pattern in RECORDS for path in reader.paths.state.glob(pattern)]
+    files = [path for path in places if path.is_file()]
+    for path in (reader.at("etc/os-release"), reader.at("etc/docker/daemon.json"), *files):
         name = f"files{path}"
         try:
             text = path.read_text(encoding="utf-8", errors="replace")
@@ -73,10 +71,8 @@ def _collect_files(reader: Reader) -> tuple[dict[str, str], set[str]]:
 def collect(reader: Reader, document: Mapping[str, Any]) -> dict[str, str]:
     """Return every text of the report, redacted, by name in the archive."""
     texts, secrets = _collect_files(reader)
-    engines = (
-        sorted(path.name for path in (reader.paths.etc / "engines").glob("*")) if reader.paths.etc.is_dir() else []
-    )
-    units = [*(unit_name(engine) for engine in engines), *UNITS]
+    engines = sorted(path.name for path in (reader.paths.etc / "engines").glob("*"))
+    units = [*map(unit_name, engines), *UNITS]
     texts |= read_evidence(reader, engines, units)
     texts["units.txt"] = run(reader, "systemctl", "--no-pager", "--full", "--lines=0", "status", *units)
     for unit in units:
@@ -95,11 +91,10 @@ def write_report(path: Path, reader: Reader, document: Mapping[str, Any]) -> Non
     """
     texts = collect(reader, document)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    os.fchmod(descriptor, 0o600)
+    os.fchmod(descriptor, 0o600)  # also of a file that was there
     with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
         for name, text in texts.items():
             data = text.encode()
             member = tarfile.TarInfo(f"vllm-edge-support/{name.lstrip('/')}")
             member.size = len(data)
-            member.mode = 0o644
             archive.addfile(member, io.BytesIO(data))

@@ -52,13 +52,13 @@ def hash_weights(model: str, repo: str, revision: str, group: str, state: Path) 
     return Weights(model, len(record.files), record.total_bytes, record.revision, tuple(problems))
 
 
-def read_deep(paths: HostPaths, expected: Expectation, docker: DockerEngine | None = None) -> Deep:
+def read_deep(paths: HostPaths, expected: Expectation) -> Deep:
     """Collect the status, hash the weights, look for the images, and send the canary to every engine that runs.
 
     Args:
         expected: what the inventory expects. Without its weights, those of the engines on the host are hashed.
     """
-    docker = docker or DockerEngine(request_timeout_s=10)
+    docker = DockerEngine(request_timeout_s=10)
     configs, _ = load_configs(paths)  # what is wrong with the others is in the status
     status = collect(paths, docker, gpus=partial(ask_gpus, foreign=expected.foreign), expected_profile=expected.profile)
     active = {engine["engine"] for engine in status["engines"] if engine["active_state"] == "active"}

@@ -170,10 +170,7 @@ class DriverReader(HostReader):
 
     def kernels(self, running: str) -> tuple[Kernel, ...]:
         """Return the kernels that can be started: the running one, and those with an image in /boot."""
-        try:
-            releases = {entry.name for entry in self.at("lib/modules").iterdir() if entry.is_dir()}
-        except OSError:
-            releases = set()
+        releases = [entry.name for entry in self.at("lib/modules").glob("*/")]
         bootable = [name for name in releases if name == running or self.at(f"boot/vmlinuz-{name}").exists()]
         return tuple(
             Kernel(name, bool(MODULE.search(self.plain(f"lib/modules/{name}/modules.dep"))))

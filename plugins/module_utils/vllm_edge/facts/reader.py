@@ -9,6 +9,7 @@ driver, and not nvidia-ml-py.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import stat
@@ -37,7 +38,7 @@ from ..switch.history import read_course, read_switches
 from ..switch.model import Result
 from ..switch.steps import hooks
 from ..system import cdi
-from ..system.docker import locate_images, locate_swarm_state
+from ..system.docker import locate_images
 from ..system.files import find_wrong_attributes
 from ..system.host import Unread
 from ..system.http import Answer, get_health
@@ -45,31 +46,8 @@ from ..system.listeners import find_port_users
 from ..system.process import engine_uid
 from ..system.sockets import pin
 from ..system.systemd import SystemdError
+from . import model
 from .driver import switch
-from .model import (
-    NOTHING_EXPECTED,
-    Engine,
-    Expectation,
-    Facts,
-    Gateway,
-    Gpu,
-    Gpus,
-    HeldLock,
-    Image,
-    Runtime,
-    Serving,
-    Space,
-    System,
-)
-from .parsers import (
-    amount,
-    find_replaced_libraries,
-    find_shm_bytes,
-    number,
-    parse_dockerd_flags,
-    read_free_space,
-    read_object,
-)
 from .runtime import RuntimeReader
 
 GPU_CLASS = "0x03"
@@ -103,6 +81,57 @@ REFRESH = "systemd/system/nvidia-cdi-refresh.service"
 REFRESH_FILES = (f"usr/lib/{REFRESH}", f"lib/{REFRESH}", f"etc/{REFRESH}", f"etc/{REFRESH}.d/*.conf")
 
 
+def read_free_space(what: str, path: Path) -> model.Space | Unread:
+    """Return the free space of the file system that a path is on, or will be on once it exists."""
+    place = path
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        found = os.statvfs(place)
+    except OSError as error:
+        return Unread(f"{path}: {error}")
+    return model.Space(what, str(path), found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
+
+
+def parse_dockerd_flags(words: Sequence[str]) -> dict[str, Any]:
+    """Return the settings on the command line of dockerd: `hosts`, and every `--name=value`; a flag alone is True."""
+    found: dict[str, Any] = {"hosts": re.findall(r"(?<!\S)(?:-H|--host)[ =]?([a-z]+:\S*)", " ".join(words))}
+    for name, value in re.findall(r"(?m)^--([a-z-]+)(?:=(.*))?$", "\n".join(words)):
+        found[name] = {"": True, "true": True, "false": False}.get(value, value)
+    return found
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file. Raises OSError, or ValueError if it holds none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return found
+
+
+def find_shm_bytes(given: str) -> int:
+    """Return the size of a container's /dev/shm in bytes, from the value of --shm-size; empty is Docker's default."""
+    match = re.fullmatch(r"(\d+)([kmg]?)b?", given.lower())
+    return int(match[1]) * 1024 ** " kmg".index(match[2] or " ") if match else model.DEFAULT_SHM_BYTES
+
+
+def find_replaced_libraries(maps: str) -> tuple[str, ...]:
+    """Return the names of the distribution's files in /proc/<pid>/maps that are no longer on disk."""
+    paths = re.findall(r"^(?:\S+\s+){5}(/(?:usr|lib\w*)/.*) \(deleted\)$", maps, re.MULTILINE)
+    return tuple(sorted({path.rpartition("/")[2] for path in paths}))
+
+
+def number(word: str) -> int | None:
+    return int(word) if word.isdigit() else None
+
+
+def amount(word: str) -> float | None:
+    return float(word) if re.fullmatch(r"\d+(\.\d+)?", word) else None
+
+
 @dataclass(frozen=True)
 class Reader(RuntimeReader):
     """Reads the facts of a host, or of a directory that looks like one.
@@ -124,18 +153,18 @@ class Reader(RuntimeReader):
     paths: HostPaths = field(default_factory=HostPaths)
     owners: Callable[[Iterable[int]], Mapping[int, Owner]] = find_owners
     engine_uid: Callable[[], int | None] = engine_uid
-    space: Callable[[str, Path], Space | Unread] = read_free_space
+    space: Callable[[str, Path], model.Space | Unread] = read_free_space
     proxy: Callable[[HostPaths], HAProxy] = open_proxy
     health: Callable[[str, float], Answer] = get_health
 
-    def read(self, expected: Expectation = NOTHING_EXPECTED) -> Facts:
+    def read(self, expected: model.Expectation = model.NOTHING_EXPECTED) -> model.Facts:
         system, serving = self.system(), self.serving()
         engines = () if isinstance(serving.engines, Unread) else serving.engines
         rows, problem = self.smi(GPU_FIELDS)
         gpus = self.gpus(rows, problem, engines, expected)
         runtime = self.runtime()
         docker_root = locate_images({} if isinstance(runtime.config, Unread) else runtime.config)
-        return Facts(
+        return model.Facts(
             as_root=os.geteuid() == 0,
             system=system,
             driver=self.driver(system.packages),
@@ -151,13 +180,13 @@ class Reader(RuntimeReader):
             gateway=self.gateway(),
         )
 
-    def system(self) -> System:
+    def system(self) -> model.System:
         release = dict(
             line.split("=", 1) for line in self.plain("etc/os-release").splitlines() if "=" in line and line[0] != "#"
         )
         release = {key: value.strip("\"'") for key, value in release.items()}
         packages, half = self.packages()
-        return System(
+        return model.System(
             name=release.get("PRETTY_NAME", "a system without /etc/os-release"),
             distribution=f"{release.get('ID', '')}-{release.get('VERSION_ID', '')}",
             packages=packages,
@@ -187,7 +216,7 @@ class Reader(RuntimeReader):
         except OSError as error:
             return Unread(f"/var/lib/dpkg/updates: {error.strerror}")
 
-    def locks(self, paths: Iterable[str] = LOCKS) -> tuple[HeldLock, ...] | Unread:
+    def locks(self, paths: Iterable[str] = LOCKS) -> tuple[model.HeldLock, ...] | Unread:
         """Return who holds the locks, by default those of apt and dpkg.
 
         It reads /proc/locks, because trying a lock would take it.
@@ -208,7 +237,7 @@ class Reader(RuntimeReader):
                 continue
             pid = held.get(f"{os.major(seen.st_dev):02x}:{os.minor(seen.st_dev):02x}:{seen.st_ino}")
             if pid is not None:
-                found.append(HeldLock(f"/{path}", pid, self.plain(f"proc/{pid}/comm") or "a process"))
+                found.append(model.HeldLock(f"/{path}", pid, self.plain(f"proc/{pid}/comm") or "a process"))
         return tuple(found)
 
     def synchronized(self) -> bool | Unread:
@@ -219,17 +248,19 @@ class Reader(RuntimeReader):
         return word == "yes" if word in ("yes", "no") else Unread(f"timedatectl: {ran.err or 'it said nothing'}")
 
     def gpus(
-        self, rows: Sequence[Sequence[str]], problem: str, engines: Sequence[Engine], expected: Expectation
-    ) -> Gpus:
+        self, rows: Sequence[Sequence[str]], problem: str, engines: Sequence[model.Engine], expected: model.Expectation
+    ) -> model.Gpus:
         counted: dict[str, str] = {uuid: "gpu_uuids of the inventory" for uuid in expected.uuids}
         with contextlib.suppress(slots.SlotError, OSError):
             for number, slot in enumerate(slots.load(str(self.paths.state / "gpu-slots.json"))):
                 counted.setdefault(slot.uuid, f"slot {number} of this host")
         for engine in engines:
             counted |= {uuid: f"engine {engine.name}" for uuid in engine.gpus}
-        return Gpus(
+        return model.Gpus(
             on_bus=self.on_bus(),
-            answering=tuple(Gpu(row[0], row[1], topology.convert_address(row[2]), switch(row[3])) for row in rows),
+            answering=tuple(
+                model.Gpu(row[0], row[1], topology.convert_address(row[2]), switch(row[3])) for row in rows
+            ),
             problem=problem,
             expected=counted,
             needed=expected.gpus,
@@ -253,16 +284,11 @@ class Reader(RuntimeReader):
 
     def on_bus(self) -> dict[str, str]:
         """Return the kernel driver of each NVIDIA GPU on the PCI bus, by address; empty if no driver has it."""
-        devices = self.at("sys/bus/pci/devices")
-        try:
-            names = sorted(entry.name for entry in devices.iterdir())
-        except OSError:
-            return {}
         return {
-            name: (devices / name / "driver").resolve().name if (devices / name / "driver").exists() else ""
-            for name in names
-            if self.plain(f"sys/bus/pci/devices/{name}/vendor") == NVIDIA
-            and self.plain(f"sys/bus/pci/devices/{name}/class").startswith(GPU_CLASS)
+            device.name: (device / "driver").resolve().name if (device / "driver").exists() else ""
+            for device in sorted(self.at("sys/bus/pci/devices").glob("*"))
+            if self.plain(f"sys/bus/pci/devices/{device.name}/vendor") == NVIDIA
+            and self.plain(f"sys/bus/pci/devices/{device.name}/class").startswith(GPU_CLASS)
         }
 
     def others(self) -> tuple[str, ...] | Unread:
@@ -351,13 +377,13 @@ class Reader(RuntimeReader):
             return None
         return found.f_blocks * found.f_frsize
 
-    def runtime(self) -> Runtime:
+    def runtime(self) -> model.Runtime:
         config, error = self.docker_config()
         texts = self.specifications()
         read = {} if isinstance(texts, Unread) else texts
         docker = self.unit("docker.service")
         pid = 0 if isinstance(docker, Unread) else docker.main_pid
-        return Runtime(
+        return model.Runtime(
             docker_version=self.version("dockerd"),
             docker=docker,
             flags=parse_dockerd_flags(self.plain(f"proc/{pid}/cmdline").split("\0") if pid else ()),
@@ -380,7 +406,8 @@ class Reader(RuntimeReader):
         )
 
     def in_swarm(self, config: Mapping[str, Any]) -> bool | Unread:
-        place = locate_swarm_state(config)
+        """Return whether there is the file of a node, with which dockerd does not start where live-restore is set."""
+        place = f"{locate_images(config)}/swarm/docker-state.json"
         try:
             self.at(place).stat()
         except PermissionError:
@@ -414,7 +441,7 @@ class Reader(RuntimeReader):
         except ValueError as error:
             return {}, str(error)
 
-    def image(self) -> Image | Unread | None:
+    def image(self) -> model.Image | Unread | None:
         path = self.paths.state / "image.json"
         try:
             found = read_object(path)
@@ -426,7 +453,7 @@ class Reader(RuntimeReader):
             return Unread(str(error))
         # A record of an earlier release has the name alone.
         name, cuda, branch = (str(found.get(key) or "") for key in ("name", "cuda", "driver_branch"))
-        return Image(name, cuda, branch)
+        return model.Image(name, cuda, branch)
 
     def _find_open_directories(self, engines: Iterable[str]) -> tuple[str, ...] | Unread:
         """Return what is wrong with the directories of sockets; that of an engine may still be the engine's own."""
@@ -475,18 +502,18 @@ class Reader(RuntimeReader):
             if wrong := find_wrong_attributes(path, 0o700 if path == secrets else 0o600):
                 yield f"{path} has {wrong}."
 
-    def serving(self) -> Serving:
+    def serving(self) -> model.Serving:
         errors: list[str] = []
-        engines: list[Engine] = []
+        engines: list[model.Engine] = []
         sockets: list[str] = []
         unread: Unread | None = None
         try:
             names = list_engine_names(self.paths)
         except OSError as error:
-            return Serving(Unread(f"{error.filename}: {error.strerror}"), (), self.unit(TARGET), "")
+            return model.Serving(Unread(f"{error.filename}: {error.strerror}"), (), self.unit(TARGET), "")
         hidden = [path for path in map(self.paths.engine_dir, names) if not os.access(path / CONTAINER_FILE, os.R_OK)]
         if hidden and os.geteuid() != 0:
-            return Serving(Unread(f"{hidden[0] / CONTAINER_FILE} is for root"), (), self.unit(TARGET), "")
+            return model.Serving(Unread(f"{hidden[0] / CONTAINER_FILE} is for root"), (), self.unit(TARGET), "")
         for name in names:
             try:
                 engine = load_engine(name, self.paths)
@@ -503,7 +530,7 @@ class Reader(RuntimeReader):
             if engine.config.socket is not None:
                 sockets.append(name)
             engines.append(
-                Engine(
+                model.Engine(
                     name=name,
                     unit=unit,
                     silent=self._find_silence(engine.config) if unit.active_state == "active" else "",
@@ -516,7 +543,7 @@ class Reader(RuntimeReader):
         switches, _ = read_switches(self.paths)
         killed = switches.get("unfinished_switch")
         kept = [row for row in switches.get("history", ()) if row["result"] in (Result.COMMITTED, Result.OVER_BUDGET)]
-        return Serving(
+        return model.Serving(
             engines=unread or tuple(engines),
             errors=tuple(errors),
             target=self.unit(TARGET),
@@ -528,7 +555,7 @@ class Reader(RuntimeReader):
             over_budget=kept[0]["message"] if kept and kept[0]["result"] == Result.OVER_BUDGET else "",
         )
 
-    def gateway(self) -> Gateway | Unread | None:
+    def gateway(self) -> model.Gateway | Unread | None:
         place = self.paths.gateway
         if place.is_dir() and not os.access(place, os.R_OK | os.X_OK):
             return Unread(f"{place} is for root")
@@ -550,7 +577,7 @@ class Reader(RuntimeReader):
                 certificate = read_certificate(server_pem(self.paths), self.run)
             except ValueError as error:
                 certificate = Unread(str(error))
-        return Gateway(
+        return model.Gateway(
             unit=self.unit(GATEWAY_UNIT),
             answers=report.answers,
             differences=report.changes,

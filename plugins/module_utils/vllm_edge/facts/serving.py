@@ -26,7 +26,14 @@ from ..planning import drift, feasibility
 from ..planning.load_time import expect_load, warn_of_load
 from ..switch.history import read_switches
 from ..switch.steps.gpu_memory import load_slots, read_boards
-from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, docker_unit
+from ..system.docker import (
+    Container,
+    DockerAway,
+    DockerEngine,
+    DockerRefused,
+    docker_unit,
+    explain_unreachable_docker,
+)
 from ..system.nvml import NvmlFailure, open_nvml, pynvml_missing
 from ..system.systemd import ask_units
 
@@ -37,19 +44,14 @@ Asked = tuple[list[Json], str | None]
 def ask_containers(docker: DockerEngine, names: Sequence[str]) -> tuple[dict[str, Container], str | None]:
     """Return the containers that exist, by name, and None or why Docker could not be asked."""
     found: dict[str, Container] = {}
-    unit = docker_unit()
-    if unit is not None and not unit.active:
-        # A request over the socket would start Docker, and a status changes nothing.
-        return found, "the Docker Engine cannot be asked: docker.service is not running"
+    silent = explain_unreachable_docker(docker.ping, docker_unit(), 3.0)
     try:
-        docker.ping(3.0)
-        for name in names:
-            container = docker.find(name)
-            if container is not None:
+        for name in names if silent is None else ():
+            if container := docker.find(name):
                 found[name] = container
     except (DockerAway, DockerRefused) as error:
-        return found, f"the Docker Engine cannot be asked: {error}"
-    return found, None
+        silent = str(error)
+    return found, silent and f"the Docker Engine cannot be asked: {silent}"
 
 
 def load_configs(paths: HostPaths) -> tuple[list[EngineConfig], list[str]]:
@@ -105,14 +107,7 @@ def read_active_profile(paths: HostPaths) -> tuple[Json | None, str | None]:
         return None, None
     except (OSError, ValueError) as error:
         return None, f"{paths.active_profile} cannot be read: {error}"
-    if not isinstance(data, dict):
-        return None, f"{paths.active_profile} holds no JSON object"
-    # A record that was written before there were switches lacks these keys.
-    return {
-        **dict.fromkeys(("inventory_profile", "chosen_at", "previous_generation")),
-        "origin": "inventory",
-        **data,
-    }, None
+    return (data, None) if isinstance(data, dict) else (None, f"{paths.active_profile} holds no JSON object")
 
 
 def read_live_files(paths: HostPaths, profile: Mapping[str, Any] | None) -> tuple[list[Json] | None, list[str]]:
@@ -157,14 +152,15 @@ def _measure_load_seconds(unit: Mapping[str, str], state: EngineState | None) ->
     return float(ready - began) if active and began is not None and ready is not None and ready >= began else None
 
 
+SHOWN = {"active_state": "ActiveState", "sub_state": "SubState", "load_state": "LoadState", "result": "Result"}
+"""Properties of a unit that the status has as they are, by their keys there."""
+
+
 def _describe_unit(unit: Mapping[str, str]) -> Json:
     """Return what systemd says of the unit of an engine; `unit` is empty if systemd does not know it."""
     restarts = unit.get("NRestarts", "")
     return {
-        "active_state": unit.get("ActiveState"),
-        "sub_state": unit.get("SubState"),
-        "load_state": unit.get("LoadState"),
-        "result": unit.get("Result"),
+        **{key: unit.get(name) for key, name in SHOWN.items()},
         "restarts": int(restarts) if restarts.isdigit() else None,
         "status_text": unit.get("StatusText") or None,
         "wanted_by_target": TARGET in unit.get("WantedBy", "").split() if unit else None,
@@ -193,18 +189,8 @@ def _describe_container(container: Container | None, identity: EngineIdentity) -
 
 CONFIGURED = (
     *("engine", "unit", "container", "input_hash", "generation", "model", "repo", "revision", "precision"),
-    *(
-        "tensor_parallel_size",
-        "gpus",
-        "port",
-        "url",
-        "served_names",
-        "stands_in_for",
-        "vram_budget_mib",
-        "image",
-        "image_id",
-    ),
-    "accept_risk",
+    *("tensor_parallel_size", "gpus", "port", "url", "served_names", "stands_in_for", "vram_budget_mib"),
+    *("image", "image_id", "accept_risk"),
 )
 """Values of an engine's configuration that the status has."""
 NO_PEERS = "# Its GPUs are kept from reading each other's memory: "

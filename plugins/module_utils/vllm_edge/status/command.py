@@ -10,31 +10,26 @@ from dataclasses import asdict
 from typing import Any
 
 from ..engine.config import list_engine_names
-from ..engine.startup import WORDS, Phase
 from ..engine.state import EngineState, read_state
 from ..facts.serving import collect
 from ..gateway.describe import render_gateway
 from ..names import ENGINE_NAME, SWITCH_UNIT
 from ..paths import HostPaths
 from ..switch.render import describe_generation, render_switches
-from ..text import printable, table, wrapped
-from .problems import add_problems, chosen_words, describe_state
-from .tables import render_drift_table, render_engine_table, render_gpu_table
+from ..text import print_result, printable, table, wrapped
+from .problems import add_problems, chosen_words, describe_state, name_phase
+from .tables import render_drift_table, render_engine_table, render_gpu_table, render_warnings
 
 SHOWN = 5
 
 
-def _name_gpus(uuids: Sequence[str], boards: Sequence[Mapping[str, Any]]) -> list[str]:
-    index = {board.get("uuid"): board.get("index") for board in boards}
-    return [str(index[uuid]) if uuid in index else uuid.removeprefix("GPU-")[:8] for uuid in uuids]
-
-
 def render_engines(engines: Sequence[Mapping[str, Any]], boards: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the tables of engines and served names, and what each engine reports."""
+    index = {board["uuid"]: str(board["index"]) for board in boards}
     rows = [
         {
             **engine,
-            "slots": _name_gpus(engine["gpus"], boards),
+            "slots": [index.get(uuid, uuid.removeprefix("GPU-")[:8]) for uuid in engine["gpus"]],
             "state": describe_state(engine),
             "since": engine["active_since"] or engine["state_since"] or engine["since"],
         }
@@ -57,7 +52,7 @@ def render_engines(engines: Sequence[Mapping[str, Any]], boards: Sequence[Mappin
 def render_load(engine: Mapping[str, Any]) -> list[str]:
     """Return the phases of an engine's last load, longest first, and how long the next one will take."""
     phases = sorted((engine.get("load_phases") or {}).items(), key=lambda item: -item[1])
-    told = [f"{WORDS[Phase(name)] if name in list(Phase) else name} {seconds:.0f} s" for name, seconds in phases]
+    told = [f"{name_phase(name)} {seconds:.0f} s" for name, seconds in phases]
     lines = wrapped(f"load: {', '.join(told)}", "  ") if told else []
     expected = engine.get("load_expected_s")
     if expected:
@@ -76,15 +71,12 @@ def render_choice(status: Mapping[str, Any]) -> list[str]:
 
 def render_status(status: Mapping[str, Any]) -> list[str]:
     """Return the status as text of at most 100 columns."""
-    profile = status["active_profile"]
-    if profile is None:
-        lines = ["no profile is active on this host"]
-    else:
+    lines = ["no profile is active on this host"]
+    if profile := status["active_profile"]:
         over = ", committed over its budget" if profile.get("over_budget") else ""
         lines = [f"profile {profile.get('profile', '?')}, generation {profile.get('generation', '?')}{over}"]
         lines += render_choice(status)
-    running = status["switch"]
-    if running is not None:
+    if running := status["switch"]:
         back = ", going back" if running["direction"] == "back" else ""
         lines += wrapped(
             f"switching to {describe_generation(running['generation'], running['profile'])} for "
@@ -106,8 +98,8 @@ def render_status(status: Mapping[str, Any]) -> list[str]:
     if quality := status.get("quality"):
         verdicts = ", ".join(f"{quality[word]} {word}" for word in ("passed", "failed", "unsteady"))
         lines += ["", *wrapped(f"quality of {quality['profile']} at {quality['at']}: {verdicts}")]
-    for warning in [*(status.get("memory_warnings") or []), *(status.get("load_warnings") or [])]:
-        lines += ["", *wrapped(f"Warning: {warning}")]
+    for warning in render_warnings(status):
+        lines += ["", *warning]
     if status["history"]:
         lines += ["", *render_switches(status["history"][:SHOWN])]
     if status["problems"]:
@@ -125,10 +117,7 @@ def run_status(paths: HostPaths, *, output: str, expected_profile: str | None = 
     from ..system.docker import DockerEngine
 
     status = add_problems(collect(paths, DockerEngine(request_timeout_s=10), expected_profile=expected_profile))
-    if output == "json":
-        print(json.dumps(status, indent=2, ensure_ascii=False))
-    else:
-        print("\n".join(render_status(status)))
+    print_result(output, status, render_status(status))
     return 0
 
 
@@ -136,13 +125,12 @@ def render_explanation(engine: str, state: EngineState | None) -> list[str]:
     """Return the last failure of an engine as text, with the last lines of its log."""
     if state is None:
         return [f"{engine}: nothing is known; it has not been started on this host since its state was last removed"]
-    now = f"{engine}: {WORDS[Phase(state.phase)] if state.phase in list(Phase) else state.phase} since {state.since}"
+    now = f"{engine}: {name_phase(state.phase)} since {state.since}"
     failure = state.last_failure
     if failure is None:
         return [now, "No failure has been recorded."]
     status = "" if failure.exit_code is None else f", exit status {failure.exit_code}"
-    during = WORDS[Phase(failure.phase)] if failure.phase in list(Phase) else failure.phase
-    lines = [now, f"Last failure: {failure.time} (while: {during or 'unknown'}{status})"]
+    lines = [now, f"Last failure: {failure.time} (while: {name_phase(failure.phase) or 'unknown'}{status})"]
     lines += wrapped(f"What: {failure.reason}.", "  ")
     lines += wrapped(f"Remedy: {failure.remedy}.", "  ")
     if failure.log_tail:

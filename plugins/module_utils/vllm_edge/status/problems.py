@@ -25,15 +25,19 @@ def judge(status: Mapping[str, Any]) -> list[str]:
         *find_profile_problems(status),
         *file_problems(status),
         *[problem for engine in status["engines"] for problem in engine_problems(engine, switching=switching)],
-        *([] if switching else find_target_problems(status["target"], bool(status["engines"]))),
+        *([] if switching or not status["engines"] else find_target_problems(status["target"])),
         *[str(board["problem"]) for board in status["gpus"] if board.get("problem")],
         *find_gateway_problems(status),
         *find_drift_problems(status),
     ]
 
 
+def is_between_generations(status: Mapping[str, Any]) -> bool:
+    """Return whether a switch runs or was killed, so that the host is half of one and half of another generation."""
+    return status.get("switch") is not None or status.get("unfinished_switch") is not None
+
+
 def switch_problems(status: Mapping[str, Any]) -> list[str]:
-    """Return a problem if a switch was killed and has not been recovered."""
     killed = status.get("unfinished_switch")
     if killed is None:
         return []
@@ -47,7 +51,6 @@ def switch_problems(status: Mapping[str, Any]) -> list[str]:
 
 
 def find_gateway_problems(status: Mapping[str, Any]) -> list[str]:
-    """Return problems if the gateway does not run, or keeps names away while no switch runs."""
     gateway = status.get("gateway")
     if gateway is None:
         return []
@@ -57,7 +60,7 @@ def find_gateway_problems(status: Mapping[str, Any]) -> list[str]:
             f"{gateway['unit']} is {gateway['active_state']}: no client is answered. 'journalctl -u {gateway['unit']}' "
             f"says why; 'systemctl start {gateway['unit']}' starts it."
         )
-    if status.get("switch") is not None or status.get("unfinished_switch") is not None:
+    if is_between_generations(status):
         return problems
     away = [name for name, role in gateway["roles"].items() if role["state"] in ("away", "stand-in")]
     if away:
@@ -76,10 +79,7 @@ def find_gateway_problems(status: Mapping[str, Any]) -> list[str]:
 
 
 def find_drift_problems(status: Mapping[str, Any]) -> list[str]:
-    """Return deviations of the measurement from the plan.
-
-    They are judged only while every engine serves, because an engine that loads holds less memory than it will.
-    """
+    """Judge the drift while every engine serves, because an engine that loads holds less memory than it will."""
     settled = all(
         (engine["active_state"], describe_state(engine)) == ("active", "serving") for engine in status["engines"]
     )
@@ -98,11 +98,11 @@ def chosen_words(profile: Mapping[str, Any]) -> str:
 
 
 def find_profile_problems(status: Mapping[str, Any]) -> list[str]:
-    """Return problems if the inventory, the record of the active profile and the files disagree."""
     profile, expected, running = status["active_profile"], status["expected_profile"], status.get("switch")
     if profile is None:
-        busy = running is not None or status.get("unfinished_switch") is not None
-        if not busy and any(engine["active_state"] in ("active", "activating") for engine in status["engines"]):
+        if not is_between_generations(status) and any(
+            engine["active_state"] in ("active", "activating") for engine in status["engines"]
+        ):
             return [
                 "Engines run, and no profile is recorded on this host: their names stay as they are, and a switch that "
                 "fails has nothing to go back to. Run site.yml, which records the profile and restarts no engine."
@@ -129,8 +129,7 @@ def _compare_with_record(profile: Mapping[str, Any], engines: Sequence[Mapping[s
     recorded, number = profile.get("engines"), profile.get("generation")
     if not isinstance(recorded, Mapping):
         return []
-    hashes = {engine["engine"]: engine["input_hash"] for engine in engines}
-    problems = []
+    hashes, problems = {engine["engine"]: engine["input_hash"] for engine in engines}, []
     if hashes.keys() != recorded.keys():
         problems.append(
             f"Generation {number} has the engines {', '.join(sorted(recorded)) or 'none'}, and configured on this host "
@@ -148,9 +147,7 @@ def _compare_with_record(profile: Mapping[str, Any], engines: Sequence[Mapping[s
 
 
 def file_problems(status: Mapping[str, Any]) -> list[str]:
-    """Return live files that differ from the committed generation. An unfinished switch is reported by
-    `switch_problems`."""
-    if status.get("switch") is not None or status.get("unfinished_switch") is not None:
+    if is_between_generations(status):
         return []
     generation = (status["active_profile"] or {}).get("generation")
     return [
@@ -160,17 +157,13 @@ def file_problems(status: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def engine_problems(engine: Mapping[str, Any], *, switching: bool = False) -> list[str]:
-    """Return what is wrong with one engine. While a switch runs (`switching`) it may stop, load and differ from its
-    files."""
+def engine_problems(engine: Mapping[str, Any], *, switching: bool) -> list[str]:
+    """Return what is wrong with one engine. While a switch runs it may stop, load and differ from its files."""
     unit, running = engine["unit"], engine["running_input_hash"]
     moving = switching and engine["active_state"] in ("activating", "deactivating", "inactive")
     unwanted = engine["active_state"] is not None and engine["wanted_by_target"] is False
     rules = (
-        (
-            unwanted and not switching,
-            f"{unit} is not wanted by {TARGET}, so it does not start at boot: run site.yml.",
-        ),
+        (unwanted and not switching, f"{unit} is not wanted by {TARGET}, so it does not start at boot: run site.yml."),
         (
             engine["need_daemon_reload"] and not switching,
             f"{unit} was changed on disk and systemd knows the former one: run site.yml.",
@@ -203,9 +196,8 @@ def _find_unit_problems(engine: Mapping[str, Any]) -> list[str]:
     return [f"{unit} is {state}: {explain}; 'systemctl start {unit}' starts it."]
 
 
-def find_target_problems(target: Mapping[str, Any], needed: bool) -> list[str]:
-    """Return a problem if the engines do not all start at boot. `needed` is whether there are any."""
-    if not needed or target["active_state"] is None or (target["enabled"] and target["active_state"] == "active"):
+def find_target_problems(target: Mapping[str, Any]) -> list[str]:
+    if target["active_state"] is None or (target["enabled"] and target["active_state"] == "active"):
         return []
     unit, state = target["unit"], target["active_state"]
     if target["enabled"]:
@@ -217,6 +209,10 @@ def find_target_problems(target: Mapping[str, Any], needed: bool) -> list[str]:
         f"{unit} is {state} and not enabled: engines do not all start at boot. 'systemctl enable --now {unit}', or run "
         "site.yml."
     ]
+
+
+def name_phase(phase: str) -> str:
+    return WORDS[Phase(phase)] if phase in list(Phase) else phase
 
 
 def describe_state(engine: Mapping[str, Any]) -> str:

@@ -45,15 +45,15 @@ def render_engine_table(heading: str, engines: Sequence[Row]) -> list[str]:
         for engine in engines
     ]
     headings = [heading, "model", "TP", "GPUs", "port", "state", "load", "since"]
-    return [*table(headings, rows, frozenset({2, 4, 6})), *render_peer_notes(engines), *render_risk_notes(engines)]
+    return [*table(headings, rows, frozenset({2, 4, 6})), *render_engine_notes(engines)]
 
 
 ALLOWS_PEERS = {"the IOMMU": "iommu=pt and a reboot", "Access Control Services": "turning these off in the firmware"}
 """What would allow peer-to-peer, by the beginning of a reason of `gpu.topology`."""
 
 
-def render_peer_notes(engines: Sequence[Row]) -> list[str]:
-    """Return for engines over several GPUs that peer-to-peer is off, why, and what would allow it."""
+def render_engine_notes(engines: Sequence[Row]) -> list[str]:
+    """Return why peer-to-peer is off for engines over several GPUs, and what would allow it; then accepted risks."""
     lines = []
     for engine in engines:
         reasons = engine.get("peer_to_peer_off") or []
@@ -61,17 +61,10 @@ def render_peer_notes(engines: Sequence[Row]) -> list[str]:
         allowed = f"; {' and '.join(remedies)} would allow it, which is faster" if remedies else ""
         if reasons:
             lines += wrapped(f"{engine['engine']}: peer-to-peer is off: {'; '.join(reasons)}{allowed}.")
+    for engine in engines:
+        if risks := engine.get("accept_risk"):
+            lines += wrapped(f"{engine['engine']}: accepted risks: {', '.join(map(str, risks))}.")
     return lines
-
-
-def render_risk_notes(engines: Sequence[Row]) -> list[str]:
-    """Return for each engine the risks that its key `accept_risk` names."""
-    return [
-        line
-        for engine in engines
-        if engine.get("accept_risk")
-        for line in wrapped(f"{engine['engine']}: accepted risks: {', '.join(map(str, engine['accept_risk']))}.")
-    ]
 
 
 def describe_checks(asked: Row) -> str:
@@ -138,8 +131,7 @@ def render_role_table(asked: Sequence[Row]) -> list[str]:
 
 
 def bar(used_mib: int, budget_mib: int, total_mib: int) -> str:
-    """Return a bar of a GPU to scale: `#` used, `.` free within the budget, `|` the budget, spaces beyond the
-    budget."""
+    """Return a bar of a GPU to scale: `#` used, `.` free within the budget, `|` the budget, then spaces."""
     scale = BAR / total_mib
     used, budget = min(BAR, round(used_mib * scale)), min(BAR - 1, round(budget_mib * scale))
     cells = ["#" if cell < used else "." if cell < budget else " " for cell in range(BAR)]
@@ -209,6 +201,11 @@ def render_drift_table(rows: Sequence[Row], index: Mapping[str, Any]) -> list[st
     return table(headings, cells, frozenset({2, 3, 4, 5}))
 
 
+def render_warnings(document: Row) -> list[list[str]]:
+    warnings = [*(document.get("memory_warnings") or []), *(document.get("load_warnings") or [])]
+    return [wrapped(f"Warning: {warning}") for warning in warnings]
+
+
 def render(report: Mapping[str, Any]) -> list[str]:
     """Return the report of a run as lines.
 
@@ -233,8 +230,8 @@ def render(report: Mapping[str, Any]) -> list[str]:
     lines += render_gpu_table(report["gpus"])
     if report.get("drift"):
         lines += ["", *render_drift_table(report["drift"], {gpu["uuid"]: gpu["index"] for gpu in report["gpus"]})]
-    for warning in [*(report.get("memory_warnings") or []), *(report.get("load_warnings") or [])]:
-        lines += wrapped(f"Warning: {warning}")
+    for warning in render_warnings(report):
+        lines += warning
     for override in report.get("overrides") or []:
         lines += wrapped(f"plan_override: {override}")
     if report.get("switch"):

@@ -46,11 +46,6 @@ def locate_images(config: Mapping[str, Any]) -> str:
     return str(config.get("data-root") or "/var/lib/docker")
 
 
-def locate_swarm_state(config: Mapping[str, Any]) -> str:
-    """Return the file that a node of a swarm has. While it exists, dockerd does not start with live-restore."""
-    return f"{locate_images(config)}/swarm/docker-state.json"
-
-
 class DockerAway(Exception):
     """The Docker Engine does not answer."""
 
@@ -156,9 +151,7 @@ def parse_stamp(stamp: str) -> float | None:
 
 
 def find_kill_signal(events: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the name of the signal of the first `kill` event, which only a client of Docker causes; None if there is
-    none.
-    """
+    """Return the name of the signal of the first `kill` event, which only a client of Docker causes, or None."""
     for event in events:
         if event.get("Action") == "kill":
             signal = str(((event.get("Actor") or {}).get("Attributes") or {}).get("signal", "?"))
@@ -177,9 +170,7 @@ def parse_listed(entry: Mapping[str, Any]) -> Container:
 
 
 def _send_bounded(send: Callable[..., Any], request: Any, **options: Any) -> Any:
-    """Send a request of docker-py as requests.Session.send does, and read at most ANSWER_BYTES of an answer that is not
-    a stream. Raises ValueError if it is longer.
-    """
+    """Send as requests.Session.send does. Raises ValueError if an answer, not a stream, is longer than ANSWER_BYTES."""
     stream = options.pop("stream", False)
     response = send(request, stream=True, **options)
     if not stream:
@@ -215,16 +206,12 @@ class DockerEngine:
         return client
 
     def _get_client(self) -> Any:
-        client = getattr(self._local, "client", None)
-        if client is None:
-            client = self._connect(self._timeout)
-            self._local.client = client
-        return client
+        if getattr(self._local, "client", None) is None:
+            self._local.client = self._connect(self._timeout)
+        return self._local.client
 
     def _translate(self, what: str, function: Callable[[], T]) -> T:
-        """Call `function`; convert the exceptions of docker-py and requests to DockerRefused, ContainerGone or
-        DockerAway.
-        """
+        """Call `function`; convert the exceptions of docker-py and requests to those of this file."""
         import docker
         import requests
         import urllib3
@@ -325,13 +312,7 @@ class DockerEngine:
         Only those with a later time stamp than `after`, and only the last `tail` lines; None means all. With `follow`
         further lines are waited for until the container ends.
         """
-        options: dict[str, Any] = {
-            "stdout": True,
-            "stderr": True,
-            "timestamps": True,
-            "stream": follow,
-            "follow": follow,
-        }
+        options: dict[str, Any] = {"timestamps": True, "stream": follow, "follow": follow}
         seconds = parse_stamp(after) if after else None
         if seconds is not None and seconds >= 1:
             # Ask for whole seconds, then compare time stamps as text: a float cannot represent nanoseconds.

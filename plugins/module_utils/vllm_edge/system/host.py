@@ -7,6 +7,7 @@ Needs Python alone, so that it works on a host that has no driver and nothing of
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,10 +76,5 @@ class HostReader:
 
 def available_bytes(path: Path = MEMINFO) -> int:
     """Return the memory that the kernel could provide without swapping (MemAvailable); 0 if it does not say."""
-    try:
-        for line in path.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return 0
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", path.read_text(encoding="ascii"), re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0

@@ -7,7 +7,6 @@ import ipaddress
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from .process import PROC, command_of
@@ -15,39 +14,20 @@ from .process import PROC, command_of
 ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 addresses to compare with, nothing is bound
 
 
-@dataclass(frozen=True)
-class Listener:
-    """A socket that listens on a TCP port of this host."""
-
-    address: str
-    inode: str
-    """Inode of the socket, by which `process_of` finds its process."""
-    port: int = 0
-
-
-def parse_listeners(text: str) -> list[Listener]:
-    """Return the listening sockets of /proc/net/tcp or /proc/net/tcp6."""
+def parse_listeners(text: str, port: int) -> list[tuple[str, str]]:
+    """Return the sockets of /proc/net/tcp or /proc/net/tcp6 that listen on a port: address, and inode of the socket."""
     found = []
     for words in (line.split() for line in text.splitlines()[1:]):
         if len(words) < 10 or words[3] != "0A":
             continue
-        digits, _, port = words[1].partition(":")
+        digits, _, number = words[1].partition(":")
+        if int(number, 16) != port:
+            continue
         # The kernel prints 32-bit words in the byte order of this machine.
         packed = b"".join(int(digits[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(digits), 8))
         address = ipaddress.ip_address(packed)
-        found.append(Listener(str(getattr(address, "ipv4_mapped", None) or address), words[9], int(port, 16)))
+        found.append((str(getattr(address, "ipv4_mapped", None) or address), words[9]))
     return found
-
-
-def listeners(port: int | None = None, proc: Path = PROC) -> list[Listener]:
-    """Return the sockets that listen on the TCP port; on any port for None."""
-    found: list[Listener] = []
-    for name in ("tcp", "tcp6"):
-        try:
-            found += parse_listeners((proc / "net" / name).read_text(encoding="ascii"))
-        except OSError:
-            continue  # the kernel has no IPv6
-    return [listener for listener in found if port in (None, listener.port)]
 
 
 def process_of(inode: str, proc: Path = PROC) -> int | None:
@@ -71,11 +51,13 @@ def find_port_users(wanted: Iterable[tuple[str, int]], own_unit: str, proc: Path
     out.
     """
     found = []
+    files = [path for path in (proc / "net/tcp", proc / "net/tcp6") if path.exists()]  # a kernel may have no IPv6
+    texts = [path.read_text(encoding="ascii") for path in files]
     for address, port in dict.fromkeys(wanted):
-        for listener in listeners(port, proc):
-            if listener.address != address and not {listener.address, address} & {*ALL_ADDRESSES}:
+        for listens, inode in [listener for text in texts for listener in parse_listeners(text, port)]:
+            if listens != address and not {listens, address} & {*ALL_ADDRESSES}:
                 continue
-            pid = process_of(listener.inode, proc)
+            pid = process_of(inode, proc)
             directory = proc / str(pid)
             try:
                 if pid is not None and own_unit in (directory / "cgroup").read_text(encoding="utf-8"):
@@ -83,5 +65,5 @@ def find_port_users(wanted: Iterable[tuple[str, int]], own_unit: str, proc: Path
             except OSError:
                 continue  # the process has ended since
             holder = "a process that is not visible from here" if pid is None else f"pid {pid} ({command_of(pid)})"
-            found.append(f"port {port} of {address} is taken: {holder} listens on {listener.address}")
+            found.append(f"port {port} of {address} is taken: {holder} listens on {listens}")
     return found

@@ -237,17 +237,13 @@ def interpret_memory(total: int, used: int, free: int, reserved: int | None) -> 
     tolerated, because some drivers round the parts.
     """
 
-    def reading(used_bytes: int, version: MemoryVersion) -> MemoryReading:
-        kept = None if reserved is None else reserved // MIB
-        return MemoryReading(total // MIB, kept, max(0, used_bytes) // MIB, free // MIB, version)
-
     if reserved is None:
-        return reading(used, "v1")
-    if abs(total - (reserved + used + free)) <= MIB:
-        return reading(used, "v2")
-    if abs(total - (used + free)) <= MIB:
-        return reading(used - reserved, "v2")
-    return None
+        return MemoryReading(total // MIB, None, used // MIB, free // MIB, "v1")
+    if abs(total - (reserved + used + free)) > MIB:
+        used -= reserved
+    if abs(total - (reserved + used + free)) > MIB:
+        return None
+    return MemoryReading(total // MIB, reserved // MIB, max(0, used) // MIB, free // MIB, "v2")
 
 
 def bus_order(pci_bus_id: str) -> tuple[int, ...]:
@@ -294,6 +290,12 @@ def decide_where_to_run(python: str, *, respawned: bool) -> tuple[Place, str]:
 RUNTIME_REMEDY = "Run the host stage of site.yml first: its role vllm_edge_host installs that environment."
 
 
+def find_code(pynvml: Any, error: Any) -> str:
+    """Return the name of an NVML error without the prefix NVML_ERROR_."""
+    names = {value: name for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
+    return names.get(error.value, f"error {error.value}").removeprefix("NVML_ERROR_")
+
+
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
@@ -303,18 +305,10 @@ class NvmlSession:
 
     def __init__(self, pynvml: Any) -> None:
         self._pynvml = pynvml
-        self._codes: dict[int, str] = {
-            value: name.removeprefix("NVML_ERROR_")
-            for name, value in vars(pynvml).items()
-            if name.startswith("NVML_ERROR_") and isinstance(value, int)
-        }
         self.driver_version = _text(self._ask(pynvml.nvmlSystemGetDriverVersion))
         self.lost: tuple[NvmlFailure, ...] = ()
         self._handles: dict[str, Any] = {}
         self.identities: tuple[GpuIdentity, ...] = self._identify()
-
-    def _get_code(self, error: Any) -> str:
-        return self._codes.get(error.value, f"error {error.value}")
 
     def _ask(
         self, call: Callable[..., T], *arguments: Any, gpu: GpuIdentity | None = None, index: int | None = None
@@ -322,9 +316,8 @@ class NvmlSession:
         try:
             return call(*arguments)
         except self._pynvml.NVMLError as error:
-            raise NvmlFailure(
-                self._get_code(error), gpu.uuid if gpu else None, card=gpu.card if gpu else None, index=index
-            ) from error
+            code = find_code(self._pynvml, error)
+            raise NvmlFailure(code, gpu.uuid if gpu else None, card=gpu.card if gpu else None, index=index) from error
 
     def _identify(self) -> tuple[GpuIdentity, ...]:
         """Return every GPU that answers. Failures of the others are kept in `lost`, for the caller to judge."""
@@ -430,8 +423,7 @@ def open_nvml() -> Iterator[NvmlSession]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        names = {value: name for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
-        raise NvmlFailure(names.get(error.value, f"error {error.value}").removeprefix("NVML_ERROR_")) from error
+        raise NvmlFailure(find_code(pynvml, error)) from error
     try:
         yield NvmlSession(pynvml)
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import select
 import signal
 from collections.abc import Callable, Sequence
@@ -20,12 +21,11 @@ KILLED_S = 10.0
 def uid_of(pid: int) -> int | None:
     """Return the real user id of the process; None if it has ended."""
     try:
-        for line in (PROC / str(pid) / "status").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("Uid:"):
-                return int(line.split()[1])
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
+        text = (PROC / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"^Uid:\s+(\d+)", text, re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def command_of(pid: int) -> str:
@@ -96,5 +96,4 @@ def end_process(
 
 
 def kill(pid: int, still_ours: Callable[[int], bool]) -> bool:
-    """Kill one process with SIGKILL; see `end_process`."""
     return end_process(pid, [(signal.SIGKILL, KILLED_S)], still_ours)

@@ -6,6 +6,7 @@ Everything goes through `systemctl`, which every host has and whose commands an 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +28,7 @@ TEXTS = {
 """Properties whose text is a field of Unit, and its name."""
 PROPERTIES = ("Id", *TEXTS, "NeedDaemonReload", "NRestarts", "MainPID", "Job", "TimeoutStopUSec", "LimitNOFILE")
 """Properties of a unit that `Systemd.show` reads."""
+TIMES = ("InactiveExitTimestamp", "ActiveEnterTimestamp", "StateChangeTimestamp")
 ASK_S = 20.0
 """Seconds that a query may take."""
 KILLED_S = 2.0
@@ -105,11 +107,8 @@ def run_command(command: Sequence[str], timeout_s: float, environment: Mapping[s
 
 def _let_be_killed_first(pid: int) -> None:
     """Make the kernel choose a process that cannot be killed now before all others if the memory runs out."""
-    try:
-        with open(f"/proc/{pid}/oom_score_adj", "w", encoding="ascii") as file:
-            file.write("1000")
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
 
 
 @dataclass(frozen=True)
@@ -253,24 +252,6 @@ class Systemd:
         self._order("enable", "--", unit)
 
 
-UNIT_PROPERTIES = (
-    "Id",
-    "LoadState",
-    "ActiveState",
-    "SubState",
-    "UnitFileState",
-    "WantedBy",
-    "NeedDaemonReload",
-    "StatusText",
-    "Result",
-    "NRestarts",
-    "InactiveExitTimestamp",
-    "ActiveEnterTimestamp",
-    "StateChangeTimestamp",
-)
-"""Properties of a unit that `ask_units` reads."""
-
-
 def parse_units(text: str) -> dict[str, dict[str, str]]:
     """Return the properties by the unit's Id from the output of `systemctl show` for several units."""
     blocks = [dict(line.split("=", 1) for line in part.splitlines() if "=" in line) for part in text.split("\n\n")]
@@ -278,8 +259,8 @@ def parse_units(text: str) -> dict[str, dict[str, str]]:
 
 
 def ask_units(units: Sequence[str]) -> tuple[dict[str, dict[str, str]], str | None]:
-    """Return UNIT_PROPERTIES by the unit's Id, times since the epoch in seconds; and None, or why systemd is silent."""
+    """Return PROPERTIES and TIMES by the unit's Id, times since the epoch in seconds; and None, or why it is silent."""
     try:
-        return Systemd().show_properties(units, UNIT_PROPERTIES, "--timestamp=unix"), None
+        return Systemd().show_properties(units, (*PROPERTIES, "WantedBy", *TIMES), "--timestamp=unix"), None
     except SystemdError as error:
         return {}, str(error)

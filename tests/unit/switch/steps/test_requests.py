@@ -233,4 +233,3 @@ def test_what_the_kernel_could_give(tmp_path: Path) -> None:
     assert page_cache.available_bytes(place) == 8192
     place.write_text("nonsense\n")
     assert page_cache.available_bytes(place) == 0
-    assert page_cache.available_bytes(tmp_path / "absent") == 0

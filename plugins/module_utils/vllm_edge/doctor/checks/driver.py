@@ -7,13 +7,14 @@ import re
 from collections.abc import Mapping
 
 from ...facts.dpkg import parse_upstream_version, versioned
-from ...facts.driver import Kernel
 from ...facts.model import Facts
 from ...gpu.driver import explain_mismatch
 from ...system.host import Unread
 from ...system.systemd import Unit
-from ..contract import Verdict, fail, good, known, warn
-from .helpers import HELPERS, HOST_STAGE, decline_to_judge, listed, numbers
+from ..contract import HOST_STAGE, Verdict, decline_to_judge, fail, good, known, listed, numbers, warn
+
+# Packages whose version is not that of the driver, because they serve several branches.
+HELPERS = frozenset({"nvidia-persistenced", "nvidia-modprobe", "nvidia-settings", "nvidia-xconfig"})
 
 
 def list_driver_packages(facts: Facts) -> list[str]:
@@ -25,7 +26,7 @@ def require_driver(facts: Facts) -> None:
         decline_to_judge("no driver is installed")
 
 
-def check_driver_installed(facts: Facts) -> Verdict:
+def check_installed(facts: Facts) -> Verdict:
     library, packages = facts.driver.versions.library, list_driver_packages(facts)
     if library:
         return good(f"libnvidia-ml.so.1 is of driver {library}")
@@ -43,9 +44,7 @@ def _tell_groups(word: str, groups: Mapping[str, str]) -> str:
     return "; ".join(f"{word} {group}: {listed(names)}" for group, names in members.items())
 
 
-def check_driver_one_source(facts: Facts) -> Verdict:
-    """Fail if packages of the driver are of several branches or sources; warn if no source offers the installed
-    version."""
+def check_one_source(facts: Facts) -> Verdict:
     require_driver(facts)
     driver = facts.driver
     if driver.installer:
@@ -73,11 +72,12 @@ def check_driver_one_source(facts: Facts) -> Verdict:
             "Add the repository that they came from, or install the version that the repositories have: what nobody "
             "offers gets no updates and cannot be installed again.",
         )
-    common = sorted(set.intersection(*offered.values())) if offered else []
-    return good(f"one source: {', '.join(common)}" if common else "no package of a driver, so no mix")
+    if not offered:
+        return good("no package of a driver, so no mix")
+    return good(f"one source: {', '.join(sorted(set.intersection(*offered.values())))}")
 
 
-def check_driver_packages_whole(facts: Facts) -> Verdict:
+def check_half_installed(facts: Facts) -> Verdict:
     known(facts.system.packages)
     half = [name for name in facts.system.half_installed if re.search("nvidia|cuda", name)]
     if half:
@@ -89,7 +89,7 @@ def check_driver_packages_whole(facts: Facts) -> Verdict:
     return good("no package of the driver is half installed")
 
 
-def check_driver_held(facts: Facts) -> Verdict:
+def check_held(facts: Facts) -> Verdict:
     require_driver(facts)
     packages = known(facts.system.packages)
     # Prebuilt modules have the version of the kernel. A newer version of the helpers does no harm.
@@ -105,7 +105,7 @@ def check_driver_held(facts: Facts) -> Verdict:
     return good("every package of the driver is held")
 
 
-def check_driver_module_loaded(facts: Facts) -> Verdict:
+def check_module_loaded(facts: Facts) -> Verdict:
     require_driver(facts)
     if facts.driver.loaded and not facts.driver.uvm:
         return fail(
@@ -126,7 +126,7 @@ def check_driver_module_loaded(facts: Facts) -> Verdict:
     )
 
 
-def check_driver_nouveau(facts: Facts) -> Verdict:
+def check_nouveau(facts: Facts) -> Verdict:
     if facts.driver.nouveau:
         return fail(
             "the module nouveau is loaded and holds the GPUs",
@@ -135,9 +135,9 @@ def check_driver_nouveau(facts: Facts) -> Verdict:
     return good("nouveau is not loaded")
 
 
-def check_driver_versions(facts: Facts) -> Verdict:
-    found = facts.driver.versions
+def check_versions(facts: Facts) -> Verdict:
     require_driver(facts)
+    found = facts.driver.versions
     if not found.module:
         decline_to_judge("no module is loaded")
     if not found.libraries:
@@ -148,8 +148,7 @@ def check_driver_versions(facts: Facts) -> Verdict:
     return good(f"module and libraries are {found.module}")
 
 
-def check_driver_cuda(facts: Facts) -> Verdict:
-    """Warn if the driver is too old for the CUDA of the image without a compatibility library."""
+def check_cuda(facts: Facts) -> Verdict:
     require_driver(facts)
     library = facts.driver.versions.library
     if not library:
@@ -159,12 +158,11 @@ def check_driver_cuda(facts: Facts) -> Verdict:
         decline_to_judge("no image is recorded on this host")
     if not image.cuda:
         decline_to_judge(f"the record of {image.name} names no CUDA")
-    branch = numbers(image.driver_branch)
-    if not branch:
+    if not numbers(image.driver_branch):
         decline_to_judge(
             f"{image.name} is made with CUDA {image.cuda}, and vllm_image_cuda_floors names no driver branch for it"
         )
-    if numbers(library) < branch:
+    if numbers(library) < numbers(image.driver_branch):
         return warn(
             f"{image.name} is made with CUDA {image.cuda}, which needs a driver of branch {image.driver_branch} or "
             f"newer, and the host has {library}: only the image's compatibility libraries help, on data-center cards",
@@ -176,8 +174,7 @@ def check_driver_cuda(facts: Facts) -> Verdict:
     return good(f"{image.name} is made with CUDA {image.cuda}, and driver {library} is new enough for it")
 
 
-def check_driver_secure_boot(facts: Facts) -> Verdict:
-    """Fail if Secure Boot is on and the module is not signed; warn if it is signed and not loaded."""
+def check_secure_boot(facts: Facts) -> Verdict:
     driver = facts.driver
     state = driver.secure_boot
     if state is None:
@@ -201,19 +198,17 @@ def check_driver_secure_boot(facts: Facts) -> Verdict:
     )
 
 
-def check_driver_next_kernel(facts: Facts) -> Verdict:
-    """Warn or fail if the newest installed kernel has no module of the driver."""
+def check_next_kernel(facts: Facts) -> Verdict:
     require_driver(facts)
     kernels = facts.driver.kernels
     if not kernels:
         decline_to_judge("no installed kernel was found")
-    newest: Kernel = kernels[-1]
+    newest = kernels[-1]
     if newest.has_module:
         return good(f"the newest installed kernel, {newest.release}, has the module")
     if newest.release == facts.driver.running_kernel:
-        found = "the running kernel, the newest one,"
         return (good if facts.driver.loaded else fail)(
-            f"{found} {newest.release}, has no module of the driver on disk",
+            f"the running kernel, the newest one, {newest.release}, has no module of the driver on disk",
             f"{HOST_STAGE} installs it; without one the host has no GPU after a reboot.",
         )
     return warn(
@@ -223,7 +218,7 @@ def check_driver_next_kernel(facts: Facts) -> Verdict:
     )
 
 
-def check_driver_kernel_updates(facts: Facts) -> Verdict:
+def check_kernel_updates(facts: Facts) -> Verdict:
     require_driver(facts)
     held = known(facts.driver.held_kernels)
     older = [
@@ -239,7 +234,7 @@ def check_driver_kernel_updates(facts: Facts) -> Verdict:
     return good("every held kernel is the newest that apt has" if held else "no kernel is held")
 
 
-def check_driver_persistence(facts: Facts) -> Verdict:
+def check_persistence(facts: Facts) -> Verdict:
     require_driver(facts)
     unit = facts.driver.persistence
     answering = facts.gpus.answering

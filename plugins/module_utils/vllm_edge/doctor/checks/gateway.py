@@ -9,19 +9,17 @@ from ...engine.state import stamp
 from ...facts.model import Facts, Gateway
 from ...names import GATEWAY_UNIT
 from ...system.host import Unread
-from ..contract import Verdict, fail, good, known, warn
-from .helpers import decline_to_judge, listed
+from ..contract import Verdict, decline_to_judge, fail, good, known, listed, warn
 
 STAGE = "'ansible-playbook playbooks/gateway.yml'"
 SOON, VERY_SOON = timedelta(days=30), timedelta(days=7)
 
 
 def find_gateway(facts: Facts) -> Gateway:
-    """Return the gateway. Raises NotKnown if the host has none."""
     return known(facts.gateway) or decline_to_judge("this host has no gateway")
 
 
-def check_gateway_unit(facts: Facts) -> Verdict:
+def check_unit(facts: Facts) -> Verdict:
     gateway = find_gateway(facts)
     unit = known(gateway.unit)
     if unit.active_state != "active":
@@ -41,8 +39,7 @@ def check_gateway_unit(facts: Facts) -> Verdict:
     return good("the gateway runs")
 
 
-def check_gateway_certificate(facts: Facts) -> Verdict:
-    """Fail if the certificate does not count or ends within a week; warn if it ends within a month."""
+def check_certificate(facts: Facts) -> Verdict:
     gateway = find_gateway(facts)
     remedy = f"Renew it where you got it, and run {STAGE}, which reloads the gateway and cuts no stream."
     if not gateway.with_tls:
@@ -67,7 +64,7 @@ def check_gateway_certificate(facts: Facts) -> Verdict:
     return warn(left, remedy) if found.ends - now < SOON else good(left)
 
 
-def check_gateway_maps(facts: Facts) -> Verdict:
+def check_maps(facts: Facts) -> Verdict:
     gateway = find_gateway(facts)
     if facts.serving.switching:
         decline_to_judge("a switch runs; 'vllm-edge progress' says how far it is")
@@ -77,35 +74,33 @@ def check_gateway_maps(facts: Facts) -> Verdict:
         return fail(" ".join(gateway.problems), "Do what it says, then 'vllm-edge gateway sync'.")
     if gateway.differences:
         return fail(
-            f"not as what serves needs it: {listed(list(gateway.differences))}",
+            f"not as what serves needs it: {listed(gateway.differences)}",
             "'vllm-edge gateway sync' corrects it and cuts no stream.",
         )
     return good("maps, links and servers are as what serves needs them")
 
 
-def check_gateway_port(facts: Facts) -> Verdict:
-    """Warn if somebody listens where a request that waits for its engine has to be refused."""
-    gateway = find_gateway(facts)
-    if gateway.port_users:
-        return warn(
-            f"{listed(list(gateway.port_users))}: a request that waits for its engine goes there each second",
-            "Stop that program, or let it listen on another port or address.",
-        )
-    return good("port 1 of loopback refuses, which lets requests wait")
-
-
-def check_gateway_names(facts: Facts) -> Verdict:
-    """Fail if the configuration of the gateway does not know a served name; warn if it has too few servers for one."""
+def check_names(facts: Facts) -> Verdict:
     gateway = find_gateway(facts)
     missing, few = gateway.without_backend, gateway.too_few_servers
     if missing:
         return fail(
-            f"haproxy.cfg has no backend for {listed(list(missing))}: requests for it fail",
+            f"haproxy.cfg has no backend for {listed(missing)}: requests for it fail",
             f"Run {STAGE}, which writes the names of all profiles of the inventory.",
         )
     if few:
         return warn(
-            f"haproxy.cfg has fewer servers for {listed(list(few))} than there are engines: some get no requests",
+            f"haproxy.cfg has fewer servers for {listed(few)} than there are engines: some get no requests",
             f"Run {STAGE}, which writes the replicas of all profiles of the inventory.",
         )
     return good("haproxy.cfg has a backend for every served name")
+
+
+def check_port(facts: Facts) -> Verdict:
+    gateway = find_gateway(facts)
+    if gateway.port_users:
+        return warn(
+            f"{listed(gateway.port_users)}: a request that waits for its engine goes there each second",
+            "Stop that program, or let it listen on another port or address.",
+        )
+    return good("port 1 of loopback refuses, which lets requests wait")

@@ -7,38 +7,11 @@ from collections.abc import Mapping
 
 from ...facts.model import Facts
 from ...system.nvml import ERRORS
-from ..contract import Verdict, fail, good, known, warn
+from ..contract import Verdict, decline_to_judge, fail, good, known, listed, warn
 from .driver import require_driver
-from .helpers import decline_to_judge, listed
 
 
-def check_gpus_answer(facts: Facts) -> Verdict:
-    require_driver(facts)
-    if not facts.driver.loaded and not facts.gpus.answering:
-        decline_to_judge("the module nvidia is not loaded")
-    said = facts.gpus.problem
-    if not said:
-        return good(f"nvidia-smi names {len(facts.gpus.answering)} GPUs")
-    code = next((code for words, code in SMI_WORDS.items() if words in said), "UNKNOWN")
-    return fail(f"nvidia-smi says: {said}", ERRORS[code][1].format(gpu="the card"))
-
-
-SMI_WORDS: Mapping[str, str] = {
-    "cannot be run": "LIBRARY_NOT_FOUND",
-    "couldn't find libnvidia-ml": "LIBRARY_NOT_FOUND",
-    "couldn't communicate with the NVIDIA driver": "DRIVER_NOT_LOADED",
-    "library version mismatch": "LIB_RM_VERSION_MISMATCH",
-    "No devices were found": "GPU_NOT_FOUND",
-    "GPU is lost": "GPU_IS_LOST",
-    "Reset the GPU": "RESET_REQUIRED",
-    "requires reset": "RESET_REQUIRED",
-    "Insufficient Permissions": "NO_PERMISSION",
-    "Timeout": "TIMEOUT",
-}
-
-
-def check_gpus_present(facts: Facts) -> Verdict:
-    """Fail if a GPU on the PCI bus does not answer, or there are fewer than the profile needs."""
+def check_present(facts: Facts) -> Verdict:
     gpus = facts.gpus
     if not gpus.on_bus and not gpus.answering:
         return fail(
@@ -65,8 +38,32 @@ def check_gpus_present(facts: Facts) -> Verdict:
     return good(told + (f"; kept for virtual machines (vfio-pci): {', '.join(given)}" if given else ""))
 
 
-def check_gpus_expected(facts: Facts) -> Verdict:
-    """Fail if a GPU is missing that an engine, a recorded slot or the inventory names."""
+def check_answer(facts: Facts) -> Verdict:
+    require_driver(facts)
+    if not facts.driver.loaded and not facts.gpus.answering:
+        decline_to_judge("the module nvidia is not loaded")
+    said = facts.gpus.problem
+    if not said:
+        return good(f"nvidia-smi names {len(facts.gpus.answering)} GPUs")
+    code = next((code for words, code in SMI_WORDS.items() if words in said), "UNKNOWN")
+    return fail(f"nvidia-smi says: {said}", ERRORS[code][1].format(gpu="the card"))
+
+
+SMI_WORDS: Mapping[str, str] = {
+    "cannot be run": "LIBRARY_NOT_FOUND",
+    "couldn't find libnvidia-ml": "LIBRARY_NOT_FOUND",
+    "couldn't communicate with the NVIDIA driver": "DRIVER_NOT_LOADED",
+    "library version mismatch": "LIB_RM_VERSION_MISMATCH",
+    "No devices were found": "GPU_NOT_FOUND",
+    "GPU is lost": "GPU_IS_LOST",
+    "Reset the GPU": "RESET_REQUIRED",
+    "requires reset": "RESET_REQUIRED",
+    "Insufficient Permissions": "NO_PERMISSION",
+    "Timeout": "TIMEOUT",
+}
+
+
+def check_expected(facts: Facts) -> Verdict:
     gpus = facts.gpus
     if not gpus.expected:
         return good("no engine, record or inventory names a GPU by its UUID yet")
@@ -89,20 +86,19 @@ def check_gpus_expected(facts: Facts) -> Verdict:
     return good(f"the {len(gpus.expected)} expected GPUs are there")
 
 
-def check_gpus_holders(facts: Facts) -> Verdict:
-    """Report other processes on the GPUs; always `ok`."""
+def check_holders(facts: Facts) -> Verdict:
     if not facts.gpus.answering:
         decline_to_judge("no GPU answers")
     others = known(facts.gpus.others)
     if not others:
         return good("nobody but our engines uses a GPU")
     return good(
-        f"used by others too: {listed(list(others))}",
+        f"used by others too: {listed(others)}",
         "They are left alone; what they hold is missing to an engine on the same GPU.",
     )
 
 
-def check_gpus_device_nodes(facts: Facts) -> Verdict:
+def check_device_nodes(facts: Facts) -> Verdict:
     """Warn if every local user may open the GPUs and more than one person can log in; otherwise it is advice."""
     nodes = known(facts.gpus.nodes)
     if not nodes:
@@ -118,5 +114,5 @@ def check_gpus_device_nodes(facts: Facts) -> Verdict:
         "of those who use GPUs; it counts from the next boot on. See docs/driver.md."
     )
     if len(people) > 1:
-        return warn(f"{told}; {listed(list(people))} can log in", remedy)
+        return warn(f"{told}; {listed(people)} can log in", remedy)
     return good(told, remedy)

@@ -10,30 +10,33 @@ from ...facts.model import TOOLKIT, Facts
 from ...gpu import toolkit
 from ...gpu.access import REMEDY
 from ...system.cdi import UVM, compare
-from ..contract import Verdict, fail, good, known, warn
-from .helpers import HOST_STAGE, decline_to_judge, listed, numbers
+from ..contract import HOST_STAGE, Verdict, decline_to_judge, fail, good, known, listed, numbers, warn
 
 # Docker has CDI since 25, and from 28.2.0 on without features.cdi (moby/moby#49963).
 CDI_SINCE = (25,)
 CDI_DEFAULT_SINCE = (28, 2, 0)
 # opencontainers/runc#3671: a regression of 1.1.3, corrected in 1.1.7.
 RUNC_WITHOUT_NVIDIA = ((1, 1, 3), (1, 1, 6))
+# Settings of daemon.json whose default is true, and what they allow.
+ADVICE: Mapping[str, str] = {
+    "icc": "those of Docker's default network can reach each other",
+    "userland-proxy": "each published port has a process of root that forwards connections",
+}
 
 
 def parse_docker_version(facts: Facts) -> tuple[int, ...]:
-    """Return Docker's version as numbers. Raises NotKnown if Docker is not installed."""
     if not facts.runtime.docker_version:
         decline_to_judge("Docker is not installed")
     return numbers(facts.runtime.docker_version)
 
 
-def check_runtime_docker_installed(facts: Facts) -> Verdict:
+def check_docker_installed(facts: Facts) -> Verdict:
     if facts.runtime.docker_version:
         return good(f"Docker Engine {facts.runtime.docker_version}")
     return fail("no dockerd", f"{HOST_STAGE} installs it.")
 
 
-def check_runtime_docker_version(facts: Facts) -> Verdict:
+def check_docker_version(facts: Facts) -> Verdict:
     if parse_docker_version(facts) >= CDI_SINCE:
         return good(f"{facts.runtime.docker_version} knows CDI")
     return fail(
@@ -43,7 +46,7 @@ def check_runtime_docker_version(facts: Facts) -> Verdict:
     )
 
 
-def check_runtime_runc(facts: Facts) -> Verdict:
+def check_runc(facts: Facts) -> Verdict:
     version = facts.runtime.runc_version
     if not version:
         decline_to_judge("runc does not say its version")
@@ -59,7 +62,7 @@ def check_runtime_runc(facts: Facts) -> Verdict:
     return good(f"runc {version}")
 
 
-def check_runtime_docker_running(facts: Facts) -> Verdict:
+def check_docker_running(facts: Facts) -> Verdict:
     parse_docker_version(facts)
     unit = known(facts.runtime.docker)
     if unit.active_state != "active":
@@ -72,7 +75,7 @@ def check_runtime_docker_running(facts: Facts) -> Verdict:
     return good("docker.service runs and starts at boot")
 
 
-def check_runtime_docker_config(facts: Facts) -> Verdict:
+def check_docker_config(facts: Facts) -> Verdict:
     if facts.runtime.config_error:
         return fail(
             facts.runtime.config_error,
@@ -90,23 +93,7 @@ def check_runtime_docker_config(facts: Facts) -> Verdict:
     )
 
 
-def check_runtime_cdi_enabled(facts: Facts) -> Verdict:
-    version = parse_docker_version(facts)
-    if version < CDI_SINCE:
-        decline_to_judge("this Docker does not know CDI")
-    features = known(facts.runtime.config).get("features")
-    said = features.get("cdi") if isinstance(features, dict) else None
-    if said is True or (said is None and version >= CDI_DEFAULT_SINCE):
-        return good("Docker gives devices by CDI")
-    why = "features.cdi is false" if said is False else "features.cdi is not set, and the default is off before 28.2"
-    return fail(
-        f"{why} in /etc/docker/daemon.json",
-        f'Add {{"features": {{"cdi": true}}}} to it; it counts from Docker\'s next start on. {HOST_STAGE} does so.',
-    )
-
-
-def check_runtime_docker_settings(facts: Facts) -> Verdict:
-    """Warn about settings of daemon.json that give the host away or keep engines from running; the rest is advice."""
+def check_docker_settings(facts: Facts) -> Verdict:
     parse_docker_version(facts)
     config = {**facts.runtime.flags, **known(facts.runtime.config)}
     hosts = config.get("hosts")
@@ -141,11 +128,19 @@ def check_runtime_docker_settings(facts: Facts) -> Verdict:
     )
 
 
-# Settings of daemon.json whose default is true, and what they allow.
-ADVICE: Mapping[str, str] = {
-    "icc": "those of Docker's default network can reach each other",
-    "userland-proxy": "each published port has a process of root that forwards connections",
-}
+def check_cdi_enabled(facts: Facts) -> Verdict:
+    version = parse_docker_version(facts)
+    if version < CDI_SINCE:
+        decline_to_judge("this Docker does not know CDI")
+    features = known(facts.runtime.config).get("features")
+    said = features.get("cdi") if isinstance(features, dict) else None
+    if said is True or (said is None and version >= CDI_DEFAULT_SINCE):
+        return good("Docker gives devices by CDI")
+    why = "features.cdi is false" if said is False else "features.cdi is not set, and the default is off before 28.2"
+    return fail(
+        f"{why} in /etc/docker/daemon.json",
+        f'Add {{"features": {{"cdi": true}}}} to it; it counts from Docker\'s next start on. {HOST_STAGE} does so.',
+    )
 
 
 def toolkit_packages(facts: Facts) -> dict[str, str]:
@@ -153,8 +148,7 @@ def toolkit_packages(facts: Facts) -> dict[str, str]:
     return {name: parse_upstream_version(str(packages[name]["version"])) for name in TOOLKIT if name in packages}
 
 
-def check_runtime_toolkit(facts: Facts) -> Verdict:
-    """Fail if packages of the toolkit are missing or of different versions; warn about versions with known faults."""
+def check_toolkit(facts: Facts) -> Verdict:
     found = toolkit_packages(facts)
     missing = [name for name in TOOLKIT if name not in found]
     if missing:
@@ -181,7 +175,7 @@ def require_toolkit(facts: Facts) -> None:
         decline_to_judge("the container toolkit is not installed")
 
 
-def check_runtime_toolkit_held(facts: Facts) -> Verdict:
+def check_toolkit_held(facts: Facts) -> Verdict:
     require_toolkit(facts)
     packages = known(facts.system.packages)
     loose = [name for name in TOOLKIT if name in packages and not packages[name]["held"]]
@@ -190,7 +184,7 @@ def check_runtime_toolkit_held(facts: Facts) -> Verdict:
     return good("the packages of the toolkit are held")
 
 
-def check_runtime_cdi_refresh(facts: Facts) -> Verdict:
+def check_cdi_refresh(facts: Facts) -> Verdict:
     require_toolkit(facts)
     unit = known(facts.runtime.refresh)
     if unit.active_state == "active" and unit.starts_at_boot:
@@ -209,7 +203,6 @@ def check_runtime_cdi_refresh(facts: Facts) -> Verdict:
 
 
 def specifications(facts: Facts) -> Mapping[str, Sequence[str]]:
-    """Return the CDI specifications. Raises NotKnown if there is none."""
     found = known(facts.runtime.specifications)
     if not found:
         require_toolkit(facts)
@@ -217,7 +210,23 @@ def specifications(facts: Facts) -> Mapping[str, Sequence[str]]:
     return found
 
 
-def check_runtime_cdi_conflict(facts: Facts) -> Verdict:
+def check_cdi_current(facts: Facts) -> Verdict:
+    specifications(facts)
+    found = facts.driver.versions
+    mounted = sorted({version for versions in found.in_use.values() for version in versions})
+    if not found.library or not mounted:
+        decline_to_judge(
+            "the driver's version is not known" if mounted else "the specification mounts no driver's library"
+        )
+    if found.library not in mounted:
+        return fail(
+            f"{', '.join(found.in_use)} was made for driver {', '.join(mounted)}, the host has {found.library}",
+            "'systemctl restart nvidia-cdi-refresh.service' makes it anew; one in /etc/cdi is made by hand: remove it.",
+        )
+    return good(f"made for driver {found.library}, which the host has")
+
+
+def check_cdi_conflict(facts: Facts) -> Verdict:
     seen: dict[str, list[str]] = {}
     for path, devices in specifications(facts).items():
         for device in devices:
@@ -234,24 +243,7 @@ def check_runtime_cdi_conflict(facts: Facts) -> Verdict:
     )
 
 
-def check_runtime_cdi_current(facts: Facts) -> Verdict:
-    specifications(facts)
-    found = facts.driver.versions
-    mounted = sorted({version for versions in found.in_use.values() for version in versions})
-    if not found.library or not mounted:
-        decline_to_judge(
-            "the driver's version is not known" if mounted else "the specification mounts no driver's library"
-        )
-    if found.library not in mounted:
-        return fail(
-            f"{', '.join(found.in_use)} was made for driver {', '.join(mounted)}, the host has {found.library}",
-            "'systemctl restart nvidia-cdi-refresh.service' makes it anew; one in /etc/cdi is made by hand: remove it.",
-        )
-    return good(f"made for driver {found.library}, which the host has")
-
-
-def check_runtime_cdi_devices(facts: Facts) -> Verdict:
-    """Fail if a GPU has no CDI device by its UUID or CUDA no node; warn about devices of GPUs that are not there."""
+def check_cdi_devices(facts: Facts) -> Verdict:
     gpus = [gpu.uuid for gpu in facts.gpus.answering]
     found = known(facts.runtime.specifications)
     if not found:
@@ -284,7 +276,7 @@ def check_runtime_cdi_devices(facts: Facts) -> Verdict:
     return good(f"each of the {len(gpus)} GPUs has a CDI device by its UUID")
 
 
-def check_runtime_gpu_access(facts: Facts) -> Verdict:
+def check_gpu_access(facts: Facts) -> Verdict:
     parse_docker_version(facts)
     access = known(facts.runtime.access)
     if access.at_risk:
@@ -293,7 +285,7 @@ def check_runtime_gpu_access(facts: Facts) -> Verdict:
     return good(f"a daemon-reload takes no GPU from {listed(names)}" if names else "no running container has a GPU")
 
 
-def check_runtime_leftovers(facts: Facts) -> Verdict:
+def check_leftovers(facts: Facts) -> Verdict:
     parse_docker_version(facts)
     left = known(facts.runtime.leftovers)
     if not left:

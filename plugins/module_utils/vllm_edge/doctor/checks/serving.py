@@ -4,19 +4,17 @@
 from __future__ import annotations
 
 from ...facts.model import Engine, Facts
-from ..contract import Verdict, fail, good, known, warn
-from .helpers import decline_to_judge, listed
+from ..contract import Verdict, decline_to_judge, fail, good, known, listed, warn
 
 
 def engines(facts: Facts) -> tuple[Engine, ...]:
-    """Return the engines. Raises NotKnown if there is none."""
     found = known(facts.serving.engines)
     if not found:
         decline_to_judge("no engine is configured on this host")
     return found
 
 
-def check_serving_configuration(facts: Facts) -> Verdict:
+def check_configuration(facts: Facts) -> Verdict:
     if facts.serving.errors:
         return fail("; ".join(facts.serving.errors), "Run site.yml, which renders the files of every engine anew.")
     return good(f"every engine's files are valid: {listed([engine.name for engine in engines(facts)])}")
@@ -29,7 +27,7 @@ def settled(facts: Facts) -> tuple[Engine, ...]:
     return engines(facts)
 
 
-def check_serving_units(facts: Facts) -> Verdict:
+def check_units(facts: Facts) -> Verdict:
     found = settled(facts)
     failed = [engine for engine in found if engine.unit.active_state == "failed" or engine.unit.auto_restart]
     if failed:
@@ -44,8 +42,7 @@ def check_serving_units(facts: Facts) -> Verdict:
     return warn(told, f"'systemctl start {down[0].unit.id}', or site.yml, which starts all of them.")
 
 
-def check_serving_sockets(facts: Facts) -> Verdict:
-    """Fail if others than root and the gateway could reach the sockets of engines, or an engine does not answer."""
+def check_sockets(facts: Facts) -> Verdict:
     found = settled(facts)
     if wrong := known(facts.serving.socket_directories):
         return fail(
@@ -66,7 +63,7 @@ def up(engine: Engine) -> bool:
     return engine.unit.active_state == "active"
 
 
-def check_serving_libraries(facts: Facts) -> Verdict:
+def check_libraries(facts: Facts) -> Verdict:
     replaced = {engine.unit.id: list(known(engine.replaced)) for engine in settled(facts)}
     old = {unit: names for unit, names in replaced.items() if names}
     if not old:
@@ -79,7 +76,7 @@ def check_serving_libraries(facts: Facts) -> Verdict:
     )
 
 
-def check_serving_boot(facts: Facts) -> Verdict:
+def check_boot(facts: Facts) -> Verdict:
     engines(facts)
     target = known(facts.serving.target)
     if target.starts_at_boot:
@@ -87,7 +84,7 @@ def check_serving_boot(facts: Facts) -> Verdict:
     return warn("vllm-edge.target is not enabled", "'systemctl enable vllm-edge.target', or run site.yml.")
 
 
-def check_serving_permissions(facts: Facts) -> Verdict:
+def check_permissions(facts: Facts) -> Verdict:
     known(facts.serving.engines)
     if facts.serving.open_to_others:
         return fail(
@@ -98,7 +95,7 @@ def check_serving_permissions(facts: Facts) -> Verdict:
     return good("only root reads the engines' secrets and changes hooks")
 
 
-def check_serving_switch(facts: Facts) -> Verdict:
+def check_switch(facts: Facts) -> Verdict:
     known(facts.serving.engines)
     if facts.serving.unfinished_switch:
         return fail(
@@ -114,8 +111,7 @@ def check_serving_switch(facts: Facts) -> Verdict:
     return good("no switch was left unfinished")
 
 
-def check_serving_profile(facts: Facts) -> Verdict:
-    """Fail if engines run and nothing says that they are what the host serves."""
+def check_profile(facts: Facts) -> Verdict:
     running = [engine.name for engine in settled(facts) if engine.unit.active_state in ("active", "activating")]
     if running and facts.serving.without_profile and not facts.serving.unfinished_switch:
         return fail(
@@ -125,7 +121,7 @@ def check_serving_profile(facts: Facts) -> Verdict:
     return good("the profile of what runs is recorded")
 
 
-def check_serving_risks(facts: Facts) -> Verdict:
+def check_risks(facts: Facts) -> Verdict:
     risky = {engine.name: engine.accept_risk for engine in engines(facts) if engine.accept_risk}
     if not risky:
         return good("no engine has an option or a variable that undoes a limit of it")

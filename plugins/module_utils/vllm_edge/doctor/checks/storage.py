@@ -1,43 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of free disk space."""
+"""The checks of free disk space."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 from ...facts.model import Facts
 from ...system.host import Unread
 from ..contract import NotKnown, Verdict, fail, good, warn
-from .helpers import GIB
 
 # Thresholds that this project chose: below the first apt, Docker and the journal begin to fail, below the second an
 # update may not fit.
-SPACE_FAIL_BYTES = 1 * GIB
-SPACE_WARN_BYTES = 5 * GIB
+SPACE_FAIL_BYTES = 1024**3
+SPACE_WARN_BYTES = 5 * 1024**3
 INODES_WARN = 10_000
 
 
-def make_space_check(what: str, variable: str) -> Callable[[Facts], Verdict]:
-    """Return the check of one file system.
+def judge_space(what: str, hint: str, facts: Facts) -> Verdict:
+    """Judge the file system whose Space is of `what`. `hint` is appended to the remedy."""
+    for space in facts.spaces:
+        if isinstance(space, Unread) or space.what != what:
+            continue
+        told = f"{space.path} has {space.free_bytes // 1024**2} MiB free"
+        remedy = f"'du -xh --max-depth=2 {space.path} | sort -h | tail' shows where it went{hint}."
+        if space.free_bytes < SPACE_FAIL_BYTES:
+            return fail(told, remedy)
+        if space.free_inodes is not None and space.free_inodes < INODES_WARN:
+            return warn(f"{space.path} has {space.free_inodes} inodes left", remedy)
+        return warn(told, remedy) if space.free_bytes < SPACE_WARN_BYTES else good(told)
+    raise NotKnown(next((space.why for space in facts.spaces if isinstance(space, Unread)), "nobody looked"))
 
-    Args:
-        what: the `what` of its Space.
-        variable: a hint that is appended to the remedy, or empty.
-    """
 
-    def judge(facts: Facts) -> Verdict:
-        for space in facts.spaces:
-            if isinstance(space, Unread) or space.what != what:
-                continue
-            told = f"{space.path} has {space.free_bytes // 1024**2} MiB free"
-            remedy = f"'du -xh --max-depth=2 {space.path} | sort -h | tail' shows where it went{variable}."
-            if space.free_bytes < SPACE_FAIL_BYTES:
-                return fail(told, remedy)
-            if space.free_inodes is not None and space.free_inodes < INODES_WARN:
-                return warn(f"{space.path} has {space.free_inodes} inodes left", remedy)
-            if space.free_bytes < SPACE_WARN_BYTES:
-                return warn(told, remedy)
-            return good(told)
-        raise NotKnown(next((space.why for space in facts.spaces if isinstance(space, Unread)), "nobody looked"))
-
-    return judge
+check_root = partial(judge_space, "/", "")
+check_images = partial(judge_space, "images", "; 'docker system df' says what images take")
+check_data = partial(judge_space, "weights and caches", "; vllm_edge_host_data_directory names another place")

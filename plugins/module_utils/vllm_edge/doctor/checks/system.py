@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from ...facts.model import Facts
-from ..contract import NotKnown, Verdict, fail, good, known, warn
-from .helpers import listed
+from ..contract import NotKnown, Verdict, fail, good, known, listed, warn
 
 # vLLM raises its limit of open files to this when it starts, as far as it may (set_ulimit in vllm/utils).
 FILES_WANTED = 65_535
@@ -17,7 +16,7 @@ SUPPORTED = {
 RED_HAT = ("rhel", "rocky", "almalinux", "centos", "fedora", "ol")
 
 
-def check_system_distribution(facts: Facts) -> Verdict:
+def check_distribution(facts: Facts) -> Verdict:
     system = facts.system
     if system.distribution in SUPPORTED:
         return good(system.name)
@@ -29,7 +28,7 @@ def check_system_distribution(facts: Facts) -> Verdict:
     return fail(system.name, f"Install {', '.join(SUPPORTED.values())}: package names and sources are known for those.")
 
 
-def check_system_dpkg(facts: Facts) -> Verdict:
+def check_dpkg(facts: Facts) -> Verdict:
     if known(facts.system.dpkg_interrupted):
         return fail(
             "a run of dpkg was cut off: /var/lib/dpkg/updates is not empty",
@@ -45,7 +44,7 @@ def check_system_dpkg(facts: Facts) -> Verdict:
     return good("every package is whole")
 
 
-def check_system_apt_lock(facts: Facts) -> Verdict:
+def check_apt_lock(facts: Facts) -> Verdict:
     locks = known(facts.system.locks)
     if not locks:
         return good("nobody holds a lock of apt or dpkg")
@@ -57,7 +56,7 @@ def check_system_apt_lock(facts: Facts) -> Verdict:
     )
 
 
-def check_system_time(facts: Facts) -> Verdict:
+def check_time(facts: Facts) -> Verdict:
     if known(facts.system.synchronized):
         return good("the clock is synchronised")
     return warn(
@@ -67,7 +66,7 @@ def check_system_time(facts: Facts) -> Verdict:
     )
 
 
-def check_system_file_limits(facts: Facts) -> Verdict:
+def check_file_limits(facts: Facts) -> Verdict:
     docker = known(facts.runtime.docker)
     limit = docker.files_limit
     if not docker.loaded:

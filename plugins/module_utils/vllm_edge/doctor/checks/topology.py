@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from ...facts.model import DEFAULT_SHM_BYTES, Engine, Facts
 from ...gpu.topology import SLOWDOWNS, Card, correctness, find_obstacles
 from ...system.host import Unread
@@ -23,7 +25,6 @@ def _locate(card: Card) -> str:
 
 
 def _require_cards(facts: Facts) -> tuple[Card, ...]:
-    """Return the GPUs. Raises NotKnown if none answers."""
     if not facts.topology.cards:
         raise NotKnown("no GPU answers")
     return facts.topology.cards
@@ -37,7 +38,7 @@ def _is_below(value: float | None, possible: float | None) -> bool:
     return value is not None and possible is not None and value < possible
 
 
-def check_link(facts: Facts) -> Verdict:
+def check_pcie(facts: Facts) -> Verdict:
     """Warn if a PCIe link is narrower than possible, or slower under load.
 
     A slow link counts only under load, because idle GPUs lower it to save power.
@@ -70,9 +71,8 @@ def check_numa(facts: Facts) -> Verdict:
     nodes = {uuid: card.numa for uuid, card in cards.items() if card.numa is not None}
     if not nodes:
         return good("the kernel names no NUMA node of a GPU: there is one, or the firmware does not say")
-    across = [
-        engine.name for engine in _list_engines(facts) if len({nodes.get(uuid) for uuid in engine.gpus} - {None}) > 1
-    ]
+    engines = _list_engines(facts)
+    across = [engine.name for engine in engines if len({nodes.get(uuid) for uuid in engine.gpus} - {None}) > 1]
     told = ", ".join(f"{cards[uuid].bus} on node {node}" for uuid, node in nodes.items())
     if across:
         return warn(
@@ -84,11 +84,10 @@ def check_numa(facts: Facts) -> Verdict:
 
 
 def check_iommu(facts: Facts) -> Verdict:
-    """Warn if the IOMMU or Access Control Services make reads between GPUs unsafe."""
     cards = _require_cards(facts)
     recommended = correctness(facts.topology)
     if recommended.reasons:
-        words = " ".join([*(f"{key}={value}" for key, value in recommended.environment.items())])
+        words = " ".join(f"{key}={value}" for key, value in recommended.environment.items())
         return warn(
             "; ".join(recommended.reasons),
             f"Engines over several GPUs need {words} and {' '.join(recommended.arguments)}, which site.yml gives them "
@@ -109,38 +108,28 @@ def check_iommu(facts: Facts) -> Verdict:
     return good(f"IOMMU: {', '.join(modes)}; no bridge keeps the GPUs apart")
 
 
-def check_peers(facts: Facts) -> Verdict:
-    """Report whether the driver offers reads between GPUs; always `ok`."""
+def check_peer_to_peer(facts: Facts) -> Verdict:
     cards = {card.uuid: card for card in _require_cards(facts)}
     if len(cards) < 2:
         return good("one GPU: there is no other to reach")
-    peers = known(facts.topology.peers)
-    refused = {pair: word for pair, word in peers.items() if word != "OK"}
-    if not peers:
-        raise NotKnown("nvidia-smi names no pair of GPUs")
+    refused = {pair: word for pair, word in known(facts.topology.peers).items() if word != "OK"}
     if not refused:
         return good("the driver offers peer-to-peer between all GPUs")
-    pairs = [(pair, word) for pair, word in refused.items() if set(pair) <= cards.keys()]
-    told = ", ".join(f"{cards[one].bus} and {cards[other].bus} ({word})" for (one, other), word in pairs)
+    told = ", ".join(f"{cards[one].bus} and {cards[other].bus} ({word})" for (one, other), word in refused.items())
     return good(f"no peer-to-peer between {told}", "NCCL uses shared memory there, which is correct and slower.")
 
 
-def _list_memory_errors(cards: tuple[Card, ...]) -> list[str]:
-    errors = [
-        f"{_locate(card)}: {card.uncorrected} uncorrected errors since the driver was loaded"
-        for card in cards
-        if card.uncorrected
-    ]
-    return errors + [f"{_locate(card)}: a row waits to be remapped" for card in cards if card.remap_pending]
-
-
 def check_ecc(facts: Facts) -> Verdict:
-    """Fail if a row could not be remapped; warn about uncorrected errors and rows that wait to be remapped."""
     cards = _require_cards(facts)
     broken = [f"{_locate(card)}: remapping a row failed" for card in cards if card.remap_failed]
     if broken:
         return fail("; ".join(broken), "Have the card replaced; until then leave it out of the profile.")
-    trouble = _list_memory_errors(cards)
+    trouble = [
+        f"{_locate(card)}: {card.uncorrected} uncorrected errors since the driver was loaded"
+        for card in cards
+        if card.uncorrected
+    ]
+    trouble += [f"{_locate(card)}: a row waits to be remapped" for card in cards if card.remap_pending]
     if trouble:
         return warn(
             "; ".join(trouble),
@@ -156,13 +145,11 @@ def check_ecc(facts: Facts) -> Verdict:
     return good("ECC is on" + (", without uncorrected errors" if counted else "; errors are not counted here"))
 
 
-def check_xids(facts: Facts) -> Verdict:
+def check_xid(facts: Facts) -> Verdict:
     xids = known(facts.topology.xids)
     if not xids:
         return good("the kernel has logged no Xid since the boot")
-    counts: dict[tuple[str, int], int] = {}
-    for xid in xids:
-        counts[xid.bus, xid.number] = counts.get((xid.bus, xid.number), 0) + 1
+    counts = Counter((xid.bus, xid.number) for xid in xids)
     told = ", ".join(
         f"Xid {number}{f' ({GRAVE_XIDS[number]})' if number in GRAVE_XIDS else ''} of {bus}"
         + (f", {count} times" if count > 1 else "")
@@ -182,7 +169,6 @@ def check_xids(facts: Facts) -> Verdict:
 
 
 def check_power(facts: Facts) -> Verdict:
-    """Warn if heat or power slows a GPU down; a lowered power limit is advice."""
     cards = _require_cards(facts)
     slowed = [
         f"{_locate(card)}: {', '.join(name for bit, name in SLOWDOWNS.items() if (card.slowdown or 0) & bit)}"
@@ -209,11 +195,7 @@ def check_power(facts: Facts) -> Verdict:
 
 
 def check_shared_memory(facts: Facts) -> Verdict:
-    """Fail if /dev/shm is not mounted; warn if engines have too little of it, or could take more than the host's
-    memory.
-
-    Each container has a /dev/shm of its own in the host's RAM; none uses that of the host.
-    """
+    """Judge the /dev/shm of the host, and those of the containers, which are in the host's memory too."""
     topology = facts.topology
     if topology.shm_bytes is None:
         return fail(
