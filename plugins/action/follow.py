@@ -48,8 +48,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             return self._run_module(name, arguments, options, variables)
         path = f"{SECRETS_DIRECTORY}/{re.sub('[^A-Za-z0-9._-]', '-', options['label'])}.secrets"
         # Asynchronous modules are files with their arguments, and `environment` is part of a command line.
-        error = self._hand_over(path, json.dumps(options["secrets"]))
-        if error:
+        if error := self._hand_over(path, json.dumps(options["secrets"])):
             return {"failed": True, "msg": f"{options['label']}: {path} cannot be written on the host: {error}"}
         try:
             return self._run_module(name, {**arguments, "secrets_path": path}, options, variables)
@@ -116,11 +115,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             self._low_level_execute_command(f"rm -f {shlex.quote(job['results_file'])}")
         except AnsibleConnectionFailure:
             self._reset()  # a leftover file on the host is harmless, a lost result is not
-        result = dict(status)
-        result["seconds"] = round(now - began, 1)
-        for key in ("ansible_job_id", "results_file", "started", "finished"):
-            result.pop(key, None)
-        return result
+        ours = ("ansible_job_id", "results_file", "started", "finished")
+        return {**{key: value for key, value in status.items() if key not in ours}, "seconds": round(now - began, 1)}
 
     def _reset(self) -> None:
         """Make the next poll open a new connection. Some connection plugins would reuse the broken one."""

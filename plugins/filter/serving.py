@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Filter plugins: engines, models and GPUs in the form that a role or the report needs.
 
-group_vars/all/wiring.yml calls them, and says which variable is made of what.
+group_vars/all/wiring.yml calls them, and says which variable is made of what. Every public function here is a filter.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections import Counter
@@ -16,11 +17,12 @@ from typing import Any
 from ansible.constants import INVENTORY_IGNORE_PATTERNS
 from ansible.errors import AnsibleFilterError
 
+from ..module_utils.vllm_edge import text
 from ..module_utils.vllm_edge.gateway.names import backend_name
 from ..module_utils.vllm_edge.inventory import profiles, replicas, reports
+from ..module_utils.vllm_edge.inventory.replicas import count_places, expand_observations  # noqa: F401 filters
 from ..module_utils.vllm_edge.planning.checkpoint import recording
 from ..module_utils.vllm_edge.planning.checkpoint.headers import FactsError
-from ..module_utils.vllm_edge.text import shown
 
 Entry = Mapping[str, Any]
 
@@ -42,10 +44,7 @@ def plan_profiles(every: Mapping[str, Entry], engines: Mapping[str, Entry], only
 
 
 def read_recorded_facts(models: Any, directory: str) -> dict[str, Any]:
-    """Return the records of the models' repositories that are in a directory of the controller, by repository.
-
-    Raises AnsibleFilterError: a file there is no record.
-    """
+    """Return the recorded facts in a directory by repository. Raises AnsibleFilterError: a file is no record."""
     try:
         return recording.read_directory(models, Path(directory).expanduser())
     except FactsError as error:
@@ -67,11 +66,9 @@ def list_served_names(every: Mapping[str, Entry], engines: Mapping[str, Entry]) 
 
 
 def client_models(status: Iterable[Entry], engines: Mapping[str, Entry], url: str, max_tokens: int) -> dict[str, Any]:
-    """Return what a client has to know of each served name: endpoints, model, context and max tokens.
+    """Return what a client needs to know of each served name: endpoints, model, context and max tokens.
 
-    Args:
-        status: `engines` in the output of `vllm-edge status --format json`.
-        engines: the engines of the inventory; one that it does not state has no context here.
+    `status` are engines of `vllm-edge status`. One that the inventory (`engines`) does not state has no context here.
     """
     found = {}
     for engine in status:
@@ -97,10 +94,9 @@ def add_settings(engines: Iterable[Entry], planned: Iterable[Entry]) -> list[dic
 def calibrate(
     engines: Iterable[Entry], names: Iterable[str], share: float, slots: Sequence[Entry]
 ) -> list[dict[str, Any]]:
-    """Return the engines as they are measured: those in `names` get a share of the GPU, and all of it as budget.
+    """Return the engines as they are measured: those in `names` may use all of their GPUs.
 
-    Args:
-        share: gpu_memory_utilization of engines that state none.
+    `share` is the gpu_memory_utilization of engines that state none.
     """
     every = [dict(engine.items()) for engine in engines]
     users = [slot for engine in every for slot in engine["gpus"]]
@@ -122,10 +118,7 @@ def calibrate(
 
 
 def sum_budgets(engines: Iterable[Entry], slots: Sequence[Entry]) -> dict[str, int]:
-    """Return the sum of the budgets of the engines in MiB by slot.
-
-    An engine without a budget, which was started although it could not be planned, gets the whole GPU.
-    """
+    """Return the sum of the budgets by slot in MiB. An engine without one, which had no plan, gets the whole GPU."""
     budgets: Counter[str] = Counter()
     for engine in engines:
         for slot in engine["gpus"]:
@@ -139,11 +132,7 @@ def assign_budgets(budgets: Mapping[str, int], uuids: Iterable[str]) -> dict[str
 
 
 def describe_weights(weights: Mapping[str, Entry], models: Mapping[str, Entry], state: str) -> dict[str, Any]:
-    """Return what the role vllm_engine needs to know of each model.
-
-    Args:
-        weights: the result of the role model_weights.
-    """
+    """Return what the role vllm_engine needs to know of each model, from the result of the role model_weights."""
     return {
         name: {
             **dict(facts.items()),
@@ -179,10 +168,7 @@ def list_mount_units(paths: Iterable[str]) -> list[str]:
 
 
 def find_release(image: str, version: str = "") -> str:
-    """Return the release of vLLM in the tag of an image, else the one in the version that was found in it.
-
-    Empty if neither says it.
-    """
+    """Return the release of vLLM in the tag of an image, else of the version that was found in it, else nothing."""
     release = re.match(r"\d+\.\d+\.\d+", version)
     return profiles.find_release(image) or (release.group() if release else "")
 
@@ -190,11 +176,7 @@ def find_release(image: str, version: str = "") -> str:
 def report_engines(
     engines: Iterable[Entry], status: Iterable[Entry], models: Mapping[str, Entry]
 ) -> list[dict[str, Any]]:
-    """Return the rows of the report.
-
-    Args:
-        status: `engines` in the output of `vllm-edge status --format json`.
-    """
+    """Return the rows of the report. `status` are the engines of `vllm-edge status --format json`."""
     found = {engine["engine"]: engine for engine in status}
     return [
         {
@@ -228,13 +210,13 @@ def unit_word(value: object, name: str) -> str:
 
     Raises ValueError: systemd would split, unquote or expand it.
     """
-    text = str(value)
-    if not re.fullmatch(r"[A-Za-z0-9/@:._+%-]+", text):
+    word = str(value)
+    if not re.fullmatch(r"[A-Za-z0-9/@:._+%-]+", word):
         raise ValueError(
-            f"{name} is {shown(text)}: systemd splits at spaces and line breaks, removes quotes and expands $; write a "
-            "word of letters, digits and / @ : . _ + -"
+            f"{name} is {text.shown(word)}: systemd splits at spaces and line breaks, removes quotes and expands $; "
+            "write a word of letters, digits and / @ : . _ + -"
         )
-    return text.replace("%", "%%")
+    return word.replace("%", "%%")
 
 
 def locate_reports(inventory_file: str | None) -> str:
@@ -269,32 +251,5 @@ def find_new_records(files: Sequence[Entry], directory: str, host: str) -> list[
 
 class FilterModule:
     def filters(self) -> dict[str, Callable[..., Any]]:
-        filters: tuple[Callable[..., Any], ...] = (
-            name_entries,
-            expand_replicas,
-            replicas.expand_observations,
-            plan_profiles,
-            read_recorded_facts,
-            list_containers,
-            list_ports,
-            list_served_names,
-            replicas.count_places,
-            client_models,
-            describe_gpus,
-            add_settings,
-            calibrate,
-            sum_budgets,
-            assign_budgets,
-            describe_weights,
-            resolve_secrets,
-            list_mount_units,
-            find_release,
-            report_engines,
-            render_report,
-            locate_reports,
-            find_reports_fault,
-            find_new_records,
-            unit_word,
-            backend_name,
-        )
-        return {function.__name__: function for function in filters}
+        """Return every public function of this file."""
+        return {name: it for name, it in globals().items() if inspect.isfunction(it) and not name.startswith("_")}

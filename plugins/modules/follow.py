@@ -8,10 +8,9 @@ module: follow
 short_description: Run a long module and print its progress
 version_added: "0.1.0"
 description:
-  - Starts a module in the background of the host, waits for it, and returns its result. A lost connection does not end
-    the module; the plugin keeps trying to reach the host.
-  - Meanwhile prints, every O(interval_s) seconds, the O(label), the seconds since the start, and each line of the
-    command O(progress).
+  - Starts a module in the background of the host, waits for it, also while the connection is lost, and returns its
+    result. Meanwhile prints, every O(interval_s) seconds, the O(label), the seconds since the start, and each line of
+    the command O(progress).
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:

@@ -9,8 +9,8 @@ module: host_doctor
 short_description: Check whether a host can serve
 version_added: "0.1.0"
 description:
-  - Checks the system, the driver, the GPUs, the container runtime, the disks and the engines of a host.
-  - Needs only Python on the host, so it can run before anything of vllm-edge is installed. With O(deep) it runs
+  - Checks the system, the driver, the GPUs, the container runtime, the disks and the engines of a host. Needs only
+    Python there, so it can run before anything of vllm-edge is installed. With O(deep) it runs
     C(vllm-edge doctor --deep) on the host, which hashes the weights and sends the canary to every engine too.
   - Checks that need facts which the user may not read report V(unknown), which is not a failure. The module does not
     fail if checks fail, so that the play can print RV(lines).

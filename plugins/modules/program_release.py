@@ -8,10 +8,8 @@ module: program_release
 short_description: Manage the releases of the host's program
 version_added: "0.1.0"
 description:
-  - Each release of the program C(vllm-edge) is installed in its own directory. The link C(current) points to the one
-    that is in use.
-  - Returns the directory in which a release is to be built, makes a built release the current one, or removes old
-    releases.
+  - Returns the directory in which a release of the program C(vllm-edge) is to be built, makes a built release the
+    current one, to which the link C(current) leads, or removes old releases.
   - Processes that were started from a release keep using it after another one became current. A release whose build
     was interrupted never becomes current.
 extends_documentation_fragment:
@@ -42,19 +40,10 @@ options:
     description: Directory that contains the lock of the switch. The release is not changed while a switch is running.
     type: path
     default: /var/lib/vllm-edge
-seealso:
-  - module: edge.vllm_edge.serving_switch
-    description: Switch the host with the installed program.
 """
 
 EXAMPLES = r"""
-- name: Find the release
-  edge.vllm_edge.program_release:
-    prefix: /opt/vllm-edge
-    name: 0f3c5a7be1d2
-  register: release
-
-- name: Make it current
+- name: Make a release current
   edge.vllm_edge.program_release:
     prefix: /opt/vllm-edge
     name: 0f3c5a7be1d2

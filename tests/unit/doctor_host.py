@@ -250,6 +250,7 @@ class FakeHost:
         self.units[name] = {**healthy, **self.units.get(name, {}), **changes}
 
     def __call__(self, command: Sequence[str], timeout_s: float) -> Ran:
+        assert timeout_s <= 60, "nobody waits longer for a program that hangs"
         line = " ".join(command)
         self.asked.append(line)
         if command[0] == self.never:
@@ -315,7 +316,7 @@ class FakeHost:
 def card(uuid: str, bus: str) -> dict[str, str]:
     return {
         **{"uuid": uuid, "name": "NVIDIA L4", "pci.bus_id": f"0000{bus.upper()}", "persistence_mode": "Enabled"},
-        **{"ecc.mode.current": "Enabled", "power.limit": "72.00", "power.default_limit": "72.00", "pstate": "P8"},
+        **{"pstate": "P8", "ecc.mode.current": "Enabled", "power.limit": "72.00", "power.default_limit": "72.00"},
         **{"pcie.link.gen.current": "1", "pcie.link.gen.max": "4", "pcie.link.width.current": "16"},
         **{"pcie.link.width.max": "16", "ecc.errors.uncorrected.volatile.total": "0", "remapped_rows.failure": "No"},
         **{"remapped_rows.pending": "No", "clocks_event_reasons.active": "0x0000000000000001"},

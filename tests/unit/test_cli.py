@@ -10,17 +10,8 @@ import pytest
 from ansible.module_utils.vllm_edge.cli import build_parser, main
 from ansible.module_utils.vllm_edge.engine.state import EngineState, read_state, write_state
 from ansible.module_utils.vllm_edge.status.command import render_explanation, run_explain
-from ansible.module_utils.vllm_edge.system.systemd import parse_units
 from engine_files import CONFIG, written
 from test_status import FAILURE
-
-
-def test_units_of_systemctl() -> None:
-    text = "Id=a.service\nStatusText=x=y\n\nId=b.service\nActiveState=failed\n"
-    assert parse_units(text) == {
-        "a.service": {"Id": "a.service", "StatusText": "x=y"},
-        "b.service": {"Id": "b.service", "ActiveState": "failed"},
-    }
 
 
 def test_explain_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

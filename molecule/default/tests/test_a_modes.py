@@ -49,7 +49,9 @@ def test_only_what_is_listed_is_readable_for_others(machine: Machine) -> None:
 
 def test_a_normal_user_gets_a_status_and_sentences_about_what_is_closed(machine: Machine) -> None:
     status = machine.host.run("runuser -u ops -- vllm-edge status")
-    assert "is not for this user: switches are shown to root" in status.stdout, status.stdout + status.stderr
-    assert "Traceback" not in status.stdout + status.stderr
-    history = machine.host.run("runuser -u ops -- vllm-edge history")
-    assert history.rc == 1 and "sudo vllm-edge history" in history.stderr
+    for told in ("switch.json is not for this user: switches", "generations is not for this user: whether files"):
+        assert told in status.stdout, status.stdout + status.stderr
+    assert "Traceback" not in status.stdout + status.stderr and "left unfinished" not in status.stdout
+    for command in ("history", "progress"):
+        said = machine.host.run(f"runuser -u ops -- vllm-edge {command}")
+        assert said.rc == 1 and f"shown to root: 'sudo vllm-edge {command}'" in said.stderr

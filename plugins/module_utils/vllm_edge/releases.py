@@ -46,11 +46,7 @@ class Releases:
 
     @property
     def current(self) -> Path | None:
-        """Return the release that the link leads to; None if there is no link."""
-        try:
-            return self.prefix / os.readlink(self.link)
-        except FileNotFoundError:
-            return None
+        return self.prefix / os.readlink(self.link) if self.link.is_symlink() else None
 
     def wanted(self, name: str) -> Wanted:
         """Return the whole release of this name; if there is none, an unused directory to build it in."""
@@ -115,11 +111,8 @@ def flush(release: Path) -> None:
 
 
 def _last_current(release: Path) -> int:
-    """Return when the release became current; 0 if it is not whole."""
-    try:
-        return (release / MANIFEST).stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
+    manifest = release / MANIFEST
+    return manifest.stat().st_mtime_ns if manifest.exists() else 0  # 0 where it is not whole
 
 
 def _contents(release: Path) -> dict[str, str]:
@@ -140,10 +133,7 @@ def _contents(release: Path) -> dict[str, str]:
 
 
 def _find_difference(release: Path) -> str:
-    """Return what differs from the release as it was built, or what of it is not for everybody; else an empty string.
-
-    Added files do not count.
-    """
+    """Return what differs from the release as it was built, or is not for everybody; added files do not count."""
     try:
         built: dict[str, str] = json.loads((release / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:

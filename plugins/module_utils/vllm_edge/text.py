@@ -54,7 +54,6 @@ class PrintableStream:
 
 
 def make_printable(stream: TextIO) -> TextIO:
-    """Return a stream that writes only printable characters, tabs and ends of lines to `stream`."""
     return cast(TextIO, PrintableStream(stream))
 
 
@@ -128,5 +127,4 @@ def make_sort_key(text: str) -> list[tuple[int, str]]:
 
 
 def print_result(output: str, data: Any, lines: Sequence[str]) -> None:
-    """Print a result as JSON if `output` is `json`, otherwise its lines."""
     print(json.dumps(data, indent=2, ensure_ascii=False) if output == "json" else "\n".join(lines))

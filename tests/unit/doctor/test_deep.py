@@ -16,7 +16,7 @@ from ansible.module_utils.vllm_edge.answers.canary_command import Result
 from ansible.module_utils.vllm_edge.doctor import command
 from ansible.module_utils.vllm_edge.doctor.contract import NotKnown
 from ansible.module_utils.vllm_edge.doctor.registry import DEEP
-from ansible.module_utils.vllm_edge.facts import deep
+from ansible.module_utils.vllm_edge.facts import serving
 from ansible.module_utils.vllm_edge.facts.model import Deep, Expectation, Weights
 from ansible.module_utils.vllm_edge.weights.record import Record
 from ansible.module_utils.vllm_edge.weights.survey import hash_file, observe
@@ -174,15 +174,17 @@ def model(tmp_path: Path) -> dict[str, Any]:
 
 def problems(given: Mapping[str, Any], **changed: Any) -> str:
     # Tests may run as a user who is not root, and then owns the files.
-    return " ".join(text for text in deep.hash_weights(**{**given, **changed}).problems if "owner and mode" not in text)
+    return " ".join(
+        text for text in serving.hash_weights(**{**given, **changed}).problems if "owner and mode" not in text
+    )
 
 
 def test_weights_as_recorded(model: dict[str, Any]) -> None:
-    found = deep.hash_weights(**model)
+    found = serving.hash_weights(**model)
     assert (found.files, found.size_bytes, found.revision, problems(model)) == (2, 28, COMMIT, "")
     assert problems(model, revision=COMMIT) == ""
     (model["state"] / "weights/config.json").chmod(0o666)
-    told = " ".join(deep.hash_weights(**model).problems)
+    told = " ".join(serving.hash_weights(**model).problems)
     assert f"{model['state']}/weights/config.json of model e2b has owner and mode {os.geteuid()}:" in told
 
 
@@ -218,9 +220,9 @@ def stubbed(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> FakeHost:
     def collect(*_: Any, expected_profile: str | None, **__: Any) -> dict[str, Any]:
         return STATUS | {"expected_profile": expected_profile}
 
-    monkeypatch.setattr(deep, "collect", collect)
-    monkeypatch.setattr(deep, "full_canary", lambda *_: RESULTS)
-    monkeypatch.setattr(deep, "check_images", lambda configs, docker: [])
+    monkeypatch.setattr(serving, "collect", collect)
+    monkeypatch.setattr(serving, "full_canary", lambda *_: RESULTS)
+    monkeypatch.setattr(serving, "check_images", lambda configs, docker: [])
     return host
 
 
@@ -239,9 +241,11 @@ def test_the_command_runs_them_after_the_others(stubbed: FakeHost, capsys: pytes
 def test_the_models_of_the_inventory_are_hashed_and_an_engine_that_does_not_run_is_not_asked(
     stubbed: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deep, "collect", lambda *_, **__: STATUS | {"engines": [ENGINE | {"active_state": "failed"}]})
+    monkeypatch.setattr(
+        serving, "collect", lambda *_, **__: STATUS | {"engines": [ENGINE | {"active_state": "failed"}]}
+    )
     models = [{"name": "e4b", "repo": "google/y", "dir": "y"}]
-    facts = deep.read_deep(stubbed.reader.paths, Expectation(weights=models))
+    facts = serving.read_deep(stubbed.reader.paths, Expectation(weights=models))
     (found,) = facts.weights
     assert found.problems == ("The weights of e4b (google/y) are not recorded: run site.yml.",)
     assert facts.canary == {}

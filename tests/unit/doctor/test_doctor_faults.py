@@ -210,15 +210,6 @@ def test_the_host_is_only_asked(host: FakeHost) -> None:
     assert verbs == {"systemctl show"}
 
 
-def test_a_module_of_another_version_than_the_library(host: FakeHost) -> None:
-    host.module("570.211.01")
-    said = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.173\n"
-    host.answers["nvidia-smi"] = Ran(18, said)
-    checks = host.checks()
-    assert (checks["driver.versions"]["state"], checks["gpus.answer"]["state"]) == ("fail", "fail")
-    assert "Reboot the server" in checks["gpus.answer"]["remedy"]
-
-
 def test_a_card_that_refuses_a_field(host: FakeHost) -> None:
     host.gpus[1]["pcie.link.width.current"] = "[GPU requires reset]"
     host.gpus[0]["pcie.link.width.current"] = "[N/A]"

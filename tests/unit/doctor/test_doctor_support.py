@@ -7,16 +7,16 @@ import json
 import re
 import stat
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge import redaction
-from ansible.module_utils.vllm_edge.doctor import command, evidence, render, support
+from ansible.module_utils.vllm_edge.doctor import command, render, support
 from ansible.module_utils.vllm_edge.doctor.command import run_doctor
 from ansible.module_utils.vllm_edge.doctor.registry import CHECKS, DEEP
-from ansible.module_utils.vllm_edge.system.systemd import Ran, SystemdError
+from ansible.module_utils.vllm_edge.system.systemd import Ran
 from doctor_host import BUSES, GPUS, NEW_GPU, FakeHost, card
 
 API_KEY = "q7Zs-api-key-value-91"
@@ -64,7 +64,7 @@ def test_seeded_secrets_are_nowhere(seeded: FakeHost, tmp_path: Path, capsys: py
     path.write_text("one that others may read")
     path.chmod(0o644)
     reader = seeded.reader
-    run_doctor(reader.paths, output="text", support_report=str(path), reader=reader)
+    assert run_doctor(reader.paths, output="text", support_report=str(path), reader=reader) == 0
     with tarfile.open(path) as archive:
         texts = {item.name: content.read().decode() for item in archive if (content := archive.extractfile(item))}
     assert "vllm-edge-support/doctor.json" in texts
@@ -93,7 +93,7 @@ def test_evidence_stays(seeded: FakeHost) -> None:
 
 
 def test_records_of_the_host_are_in_the_report_and_what_is_too_long_or_unreadable_is_named(host: FakeHost) -> None:
-    host.write("etc/vllm-edge/long", "x" * (support.LONGEST_FILE + 1))
+    host.write("etc/vllm-edge/long", "x" * (support.LONGEST + 1))
     host.link("etc/vllm-edge/circle", "circle")
     host.write("var/lib/vllm-edge/observations.json", '{"e2b": {"weights_mib": 9800}}')
     host.write("var/lib/vllm-edge/engines/e2b.json", '{"phase": "serving"}')
@@ -148,12 +148,12 @@ PARTS = {
     "nvidia-smi-peers": "nvidia-smi topo -p2p r",
     "gpu-device-nodes": "find /dev -maxdepth 2 -path /dev/nvidia*",
     "boot-duration": "systemd-analyze --no-pager critical-chain vllm-edge.target",
-    "boot-times": f"systemctl show --property={evidence.UNIT_TIMES} -- vllm-e2b.service vllm-edge.target",
+    "boot-times": f"systemctl show --property={support.UNIT_TIMES} -- vllm-e2b.service vllm-edge.target",
     "boot-units": "journalctl --boot --no-pager --output=short-monotonic --identifier=systemd --unit=vllm-e2b.service",
     "boot-nvidia": "journalctl --boot --no-pager --output=short-monotonic --unit=nvidia-persistenced.service",
-    "boot-kernel": "journalctl --boot --dmesg",
+    "boot-kernel": "journalctl --boot --no-pager --output=short-monotonic --dmesg",
     "unit-files": "systemctl --no-pager cat vllm-e2b.service",
-    "cuda-new-container": f"docker run --rm --pull=never --name={evidence.PROBE_CONTAINER}",
+    "cuda-new-container": f"docker run --rm --pull=never --name={support.PROBE_CONTAINER}",
     "cuda-e2b": "docker exec vllm-e2b python3 -c",
     "start-of-e2b": "docker logs --timestamps vllm-e2b",
 }
@@ -178,23 +178,6 @@ def test_each_part_is_there_without_secrets(host: FakeHost) -> None:
         host.answers = before
 
 
-def test_a_part_whose_program_hangs_says_so_and_the_others_are_there(
-    host: FakeHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = FakeHost.__call__
-
-    def hang(self: FakeHost, command: Sequence[str], timeout_s: float) -> Ran:
-        assert timeout_s <= 60
-        if " ".join(command).startswith(tuple(PARTS.values())):
-            raise SystemdError(f"'{' '.join(command)}' did not end within {timeout_s:g} s")
-        return answer(self, command, timeout_s)
-
-    monkeypatch.setattr(FakeHost, "__call__", hang)
-    found = collected(host)
-    for part in PARTS:
-        assert "did not end within 30 s" in found[part] and "import ctypes" not in found[part], part
-
-
 def test_a_bare_host_has_every_part_and_iommu_groups_have_their_type_and_devices(tmp_path: Path) -> None:
     found = collected(FakeHost(tmp_path))
     assert {part for part in PARTS if not part.endswith("e2b")} <= found.keys()
@@ -217,9 +200,9 @@ def test_the_start_of_an_engine_is_in_the_order_of_its_times(host: FakeHost) -> 
     )
     lines = collected(host)["start-of-e2b"].split("\n")
     assert [line.split("Z ")[-1] for line in lines if "Z " in line] == ["out", "shard 1/2", "API_KEY=REDACTED"]
-    host.answers["docker logs"] = Ran(0, "begin " + "x" * evidence.LONGEST)
+    host.answers["docker logs"] = Ran(0, "begin " + "x" * support.LONGEST)
     text = collected(host)["start-of-e2b"]
-    assert "\nbegin xxx" in text and "6 more characters" in text and len(text) < evidence.LONGEST + 200
+    assert "\nbegin xxx" in text and "6 more characters" in text and len(text) < support.LONGEST + 200
 
 
 # ---- CUDA is asked where it disturbs nobody ------------------------------------------------------------------------
@@ -242,7 +225,7 @@ def test_a_new_container_gets_the_gpus_that_nobody_uses(host: FakeHost) -> None:
     assert gpus == {GPUS[1]}, "the first is of the engine, the third of a process"
     assert '{"cuInit": 0}' in text and "--cap-drop=ALL" in text and f"--user={host.reader.engine_uid()}:" in text
     assert host.asked[-1].startswith("journalctl")
-    assert f"docker rm --force {evidence.PROBE_CONTAINER}" in host.asked
+    assert f"docker rm --force {support.PROBE_CONTAINER}" in host.asked
 
 
 @pytest.mark.parametrize(
@@ -311,17 +294,6 @@ def test_the_module_runs_here(run_module: Run) -> None:
     found = run_module("host_doctor", {})
     assert found["rc"] == 0
     assert [check["check"] for check in found["doctor"]["checks"]] == list(CHECKS)
-
-
-@pytest.mark.parametrize(("version", "status"), [("580.173.02", 0), ("570.211.01", 2)])
-def test_the_command_prints_one_object(
-    host: FakeHost, capsys: pytest.CaptureFixture[str], version: str, status: int
-) -> None:
-    host.module(version)
-    reader = host.reader
-    assert command.run_doctor(reader.paths, output="json", support_report=None, reader=reader) == status
-    printed = json.loads(capsys.readouterr().out)
-    assert (printed["exit_status"], len(printed["checks"])) == (status, len(CHECKS))
 
 
 def test_lines_for_people(host: FakeHost) -> None:

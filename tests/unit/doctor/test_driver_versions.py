@@ -20,16 +20,6 @@ BOTH = dict.fromkeys(LIBRARIES, DRIVER)
 GENERATED, STATIC = "/var/run/cdi/nvidia.yaml", "/etc/cdi/nvidia.yaml"
 
 
-def test_a_host_and_one_of_which_nothing_is_known(host: FakeHost, tmp_path: Path) -> None:
-    (tmp_path / "bare").mkdir()
-    for root, known in (
-        (host.root, DriverVersions(DRIVER, BOTH, {GENERATED: (DRIVER,)})),
-        (tmp_path / "bare", DriverVersions()),
-    ):
-        assert read_versions(root) == known
-        assert explain_mismatch(known) is None
-
-
 def test_libraries_behind_alternatives_with_absolute_links(tmp_path: Path) -> None:
     """As Debian's archive lays them out."""
     host = FakeHost(tmp_path)

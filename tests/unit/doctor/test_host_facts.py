@@ -75,14 +75,6 @@ def test_a_driver_is_the_packages_of_its_version() -> None:
     assert dpkg.is_driver("nvidia-cuda-mps") and not dpkg.is_driver("nvidia-cuda-toolkit")
 
 
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [("580.173.02-1", "580.173.02"), ("1:580.173.02-0ubuntu0.24.04.1", "580.173.02"), ("580", "580")],
-)
-def test_upstream_versions(version: str, expected: str) -> None:
-    assert dpkg.parse_upstream_version(version) == expected
-
-
 def test_packages_that_cannot_be_listed_or_looked_up_are_an_error(run_module: Any, host: FakeHost) -> None:
     def ask(**parts: Any) -> dict[str, Any]:
         found: dict[str, Any] = run_module("host_facts", parts, replace={"RuntimeReader": lambda root: host.reader})
@@ -175,7 +167,7 @@ OF_UBUNTU = ["nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server
 def ubuntu(ask: Ask, host: FakeHost) -> Ask:
     """Prebuilt modules: the running kernel and a newer one, for which there is none yet, and an older one."""
     host.packages = {
-        OF_UBUNTU[0]: ("ii", "580.173.02-0ubuntu0.24.04.1"),
+        OF_UBUNTU[0]: ("ii", "1:580.173.02-0ubuntu0.24.04.1"),
         OF_UBUNTU[1]: ("hi", "580.173.02-0ubuntu0.24.04.1"),
         **dict.fromkeys((f"{PREBUILT}generic", "linux-image-generic", f"linux-image-{UBUNTU}"), ("ii", "6.8.0-79.79")),
         f"{PREBUILT}{UBUNTU}": ("hi", "6.8.0-79.79"),

@@ -4,12 +4,7 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import re
-import shutil
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,14 +25,12 @@ from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.planning.drift import TOLERANCES
 from ansible.module_utils.vllm_edge.status.command import render_status
 from ansible.module_utils.vllm_edge.status.problems import add_problems, describe_state, find_gateway_problems, judge
-from ansible.module_utils.vllm_edge.switch import history
 from ansible.module_utils.vllm_edge.switch.journal import Lock, to_json
 from ansible.module_utils.vllm_edge.switch.model import Journal, Result
 from ansible.module_utils.vllm_edge.system.docker import Container
 from ansible.module_utils.vllm_edge.text import WIDTH
 from engine_files import CONFIG, written
 from fake_docker import FakeDocker
-from generations import activate, engine, rendered
 from journals import RUNNING, ended
 
 BOARD = {
@@ -195,17 +188,10 @@ def test_the_newest_run_of_the_quality_suite(serving: Host) -> None:
     assert "quality of nvfp4-tp2 at 2026-11-25T08:00:00Z: 1 passed, 1 failed, 0 unsteady" in serving.tell()
 
 
-def test_accepted_risks_are_shown(serving: Host) -> None:
-    assert "accepted risks" not in serving.tell()
+def test_accepted_risks_and_what_keeps_the_gpus_of_an_engine_apart(serving: Host, tmp_path: Path) -> None:
+    """The latter is from the head of the unit, as the role renders it."""
     file = serving.paths.engine_dir("e2b") / "engine.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "accept_risk": ["--trust-remote-code"]}))
-    (engine,) = serving.ask()["engines"]
-    assert engine["accept_risk"] == ["--trust-remote-code"]
-    assert "e2b: accepted risks: --trust-remote-code." in serving.tell()
-
-
-def test_what_keeps_the_gpus_of_an_engine_apart(serving: Host, tmp_path: Path) -> None:
-    """From the head of the unit, as the role renders it."""
     template = Path(__file__).parents[3] / "roles/vllm_engine/templates/vllm-engine.service.j2"
     (line,) = [line for line in template.read_text().splitlines() if "{{ reason }}" in line]
     cards = [Card("GPU-1", "0000:17:00.0", iommu="DMA-FQ", redirecting=("0000:16:00.0",))]
@@ -215,6 +201,7 @@ def test_what_keeps_the_gpus_of_an_engine_apart(serving: Host, tmp_path: Path) -
     (engine,) = serving.ask()["engines"]
     assert engine["peer_to_peer_off"] == find_obstacles(cards)
     said = serving.tell()
+    assert "e2b: accepted risks: --trust-remote-code." in said
     assert "e2b: peer-to-peer is off: the IOMMU translates the addresses of 0000:17:00.0 (DMA-FQ)" in said
     assert "iommu=pt and a reboot and turning these off in the firmware would allow it" in said
 
@@ -508,70 +495,3 @@ def test_what_is_wrong_with_the_gateway(changes: dict[str, Any], switch: object,
     found = find_gateway_problems({"gateway": gateway, "switch": switch, "engines": engines})
     assert len(found) == (words is not None) and (words or "") in " ".join(found)
     assert find_gateway_problems({"gateway": None}) == []
-
-
-# ---- for a user who is not root ---------------------------------------------------------------------------------
-
-NOBODY = 65534
-
-
-@pytest.fixture
-def host() -> Iterator[HostPaths]:
-    if os.geteuid() != 0:
-        pytest.skip("only root can become another user")
-    # Neither pytest's directory nor everybody's TMPDIR is open to others.
-    root = Path(tempfile.mkdtemp(prefix="vllm-edge-test-", dir="/var/tmp"))
-    root.chmod(0o755)
-    umask = os.umask(0o022)
-    paths = HostPaths(root / "etc", root / "state", root / "units")
-    activate(paths, rendered(engine()))
-    (paths.state / "generations").chmod(0o750)
-    paths.history.mkdir(mode=0o750)
-    paths.switch_journal.write_text("{}")
-    paths.switch_journal.chmod(0o640)
-    os.umask(umask)
-    yield paths
-    shutil.rmtree(root)
-
-
-def ask(act: Callable[[], Any]) -> Any:
-    """Return what `act` returns as user nobody."""
-    context = multiprocessing.get_context("fork")
-    answer, question = context.Pipe(duplex=False)
-
-    def act_as_nobody() -> None:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
-        question.send(act())
-
-    child = context.Process(target=act_as_nobody)
-    child.start()
-    question.close()  # so that a child that fails is the end of the answer
-    said = answer.recv()
-    child.join()
-    return said
-
-
-def test_switches_and_changed_files_are_for_root_and_none_is_called_unfinished(host: HostPaths) -> None:
-    found, problems = ask(lambda: history.read_switches(host))
-    assert found == {"switch": None, "unfinished_switch": None, "history": []}
-    assert problems == [f"{host.switch_journal} is not for this user: switches are shown to root"]
-    profile, problem = ask(lambda: serving_facts.read_active_profile(host))
-    assert problem is None and profile["generation"] == 1, "this everybody may read"
-    assert ask(lambda: [config.engine for config in serving_facts.load_configs(host)[0]]) == ["e2b"], "and this"
-    files, problems = ask(lambda: serving_facts.read_live_files(host, profile))
-    assert files is None
-    assert problems == [f"{host.state}/generations is not for this user: whether files were changed is shown to root"]
-
-
-@pytest.mark.parametrize("command", ["history", "progress"])
-def test_a_command_that_cannot_read_says_so(host: HostPaths, command: str) -> None:
-    def run() -> Any:
-        told: list[str] = []
-        sys.stderr = type("Told", (), {"write": lambda self, text: told.append(text), "flush": lambda self: None})()
-        status = history.run_history(host, output="text") if command == "history" else history.run_progress(host)
-        return [status, "".join(told)]
-
-    status, said = ask(run)
-    assert status == 1 and f"shown to root: 'sudo vllm-edge {command}'." in said

@@ -1,20 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `systemctl` prints, read; and what it is told. A program of that name stands on the PATH."""
+"""What `systemctl` prints and is told, by a program of that name on the PATH; and programs end within their limit."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge.system.systemd import Systemd, SystemdError, Unit, parse_timespan, run_command
+from ansible.module_utils.vllm_edge.system import host, systemd
+from ansible.module_utils.vllm_edge.system.systemd import (
+    Ran,
+    Systemd,
+    SystemdError,
+    Unit,
+    parse_timespan,
+    run_command,
+)
 
 LOADING = (
     """\
 Id=vllm-e2b.service LoadState=loaded ActiveState=activating SubState=start UnitFileState=disabled NeedDaemonReload=no
 FragmentPath=/etc/systemd/system/vllm-e2b.service Result=success NRestarts=2 InvocationID=5d4c3b2a Job=417
 """.replace(" ", "\n")
-    + "StatusText=loading weights, 12 s\nTimeoutStopUSec=1min 30s\n"
+    + "StatusText=loading=weights, 12 s\nTimeoutStopUSec=1min 30s\n"
 )
 UNKNOWN = "Id=vllm-gone.service\nLoadState=not-found\nActiveState=inactive\nSubState=dead\nTimeoutStopUSec=infinity\n"
 
@@ -53,7 +64,7 @@ def test_units_as_systemctl_shows_them(program: Path) -> None:
         sub_state="start",
         file_state="disabled",
         fragment="/etc/systemd/system/vllm-e2b.service",
-        status_text="loading weights, 12 s",
+        status_text="loading=weights, 12 s",
         restarts=2,
         invocation="5d4c3b2a",
         job=True,
@@ -140,3 +151,27 @@ def test_whether_the_host_goes_down(program: Path, state: str, down: bool) -> No
 )
 def test_time_spans(text: str, seconds: float | None) -> None:
     assert parse_timespan(text) == seconds
+
+
+def test_a_program_is_run_in_english() -> None:
+    script = "import os, sys; print(os.environ['LC_ALL']); print('why ', file=sys.stderr); sys.exit(3)"
+    assert host.run_in_english([sys.executable, "-c", script], 30) == Ran(3, "C\n", "why")
+
+
+def test_output_that_is_no_utf_8_and_escapes_are_no_traceback() -> None:
+    script = r"import os; os.write(1, b'\xff'); os.write(2, b'\x1b[2Jx'); raise SystemExit(1)"
+    assert run_command([sys.executable, "-c", script], 30) == Ran(1, "\ufffd", "\\u001b[2Jx")
+
+
+@pytest.mark.slow
+def test_a_process_that_cannot_be_killed_is_left_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As nvidia-smi on a lost GPU, which the kernel does not let die; or one whose control group is frozen."""
+    scores: list[int] = []
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: scores.append(process.pid))
+    monkeypatch.setattr(systemd, "KILLED_S", 0.1)
+    began = time.monotonic()
+    with pytest.raises(SystemdError, match=r"its process \d+ cannot be killed"):
+        host.run_in_english(["sleep", "5"], 0.2)
+    assert time.monotonic() - began < 4
+    with open(f"/proc/{scores[0]}/oom_score_adj", encoding="ascii") as file:
+        assert file.read().strip() == "1000"

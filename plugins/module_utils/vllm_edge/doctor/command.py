@@ -8,9 +8,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ..facts.deep import read_deep
 from ..facts.model import Expectation
 from ..facts.reader import Reader
+from ..facts.serving import read_deep
 from ..paths import HostPaths
 from ..switch.command import refuse_without_write_access
 from ..text import print_result
@@ -28,13 +28,9 @@ def run_doctor(
     expected: str | None = None,
     reader: Reader | None = None,
 ) -> int:
-    """Run `vllm-edge doctor`.
+    """Run `vllm-edge doctor`. `expected` is an Expectation of the inventory as JSON.
 
-    Args:
-        expected: what the inventory expects, an Expectation as JSON.
-
-    Returns:
-        The exit status: 0 all is well, 1 warnings, 2 failures, or the support report could not be written.
+    Returns the exit status: 0 all is well, 1 warnings, 2 failures, or the support report could not be written.
     """
     if deep and (refused := refuse_without_write_access(paths, "doctor --deep")):
         return refused

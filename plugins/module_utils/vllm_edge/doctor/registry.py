@@ -38,11 +38,7 @@ DEEP = _find_checks(deep)
 
 
 def judge(facts: Facts) -> list[dict[str, str]]:
-    """Run every check, in the order of CHECKS, and those of DEEP if their facts were read.
-
-    Returns:
-        `check`, `group`, `state`, `evidence` and `remedy` of each.
-    """
+    """Run every check, in the order of CHECKS, and those of DEEP if their facts were read."""
     checks = {name: partial(check, facts) for name, check in CHECKS.items()}
     if facts.deep is not None:
         checks |= {name: partial(check, facts.deep) for name, check in DEEP.items()}

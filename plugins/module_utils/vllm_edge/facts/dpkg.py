@@ -42,11 +42,7 @@ def parse_upstream_version(version: str) -> str:
 
 
 def parse_packages(text: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Parse the output of dpkg-query in FORMAT.
-
-    Returns:
-        The installed packages by name, and the names of those that are half installed.
-    """
+    """Parse dpkg-query in FORMAT. Return the installed packages by name, and the names of half installed ones."""
     installed: dict[str, dict[str, Any]] = {}
     half: list[str] = []
     for line in text.splitlines():
@@ -119,7 +115,7 @@ def parse_show(text: str) -> dict[str, dict[str, str]]:
 def find_module_release(depends: str) -> str:
     """Return the driver release that a package with prebuilt modules needs; empty if it names none.
 
-    Ubuntu's packages depend on `nvidia-kernel-common-<branch>-server (>= X), (<= X-1)`, which only release X satisfies.
+    Ubuntu's depend on `nvidia-kernel-common-<branch>-server (>= X), (<= X-1)`, which only release X satisfies.
     """
     found = re.search(r"\bnvidia-kernel-common-[\w.-]+ \(>= ([^)]+)\)", depends)
     return parse_upstream_version(found[1]) if found else ""
@@ -132,12 +128,9 @@ def find_kernel_flavours(packages: Packages) -> dict[str, str]:
 
 
 def list_wanted_modules(prefix: str, packages: Packages, kernels: list[str]) -> list[str]:
-    """Return the packages of prebuilt kernel modules to install.
+    """Return the packages of prebuilt modules that these kernels need now, and the next one of each flavour.
 
-    Args:
-        prefix: package name up to the flavour or kernel version
-        packages: installed packages; each kernel flavour among them gets modules, so that its next kernel has them too
-        kernels: versions of the kernels that need modules now
+    `prefix` is the name of such a package up to the flavour or version of the kernel.
     """
     names = [*find_kernel_flavours(packages).values(), *kernels]
     return [f"{prefix}{name}" for name in dict.fromkeys(names)]
@@ -146,8 +139,7 @@ def list_wanted_modules(prefix: str, packages: Packages, kernels: list[str]) -> 
 def add_companions(prefix: str, modules: list[str], names: list[str]) -> list[str]:
     """Return packages with prebuilt modules, and those of `names` with objects and signatures for the same kernels.
 
-    Ubuntu's linux-modules-nvidia-* packages depend on linux-objects-nvidia-* and linux-signatures-nvidia-* of their
-    kernel in one version.
+    Those of Ubuntu depend on one another in one version.
     """
     kernels = tuple(f"-{name.removeprefix(prefix)}" for name in modules if name.removeprefix(prefix)[:1].isdigit())
     return [

@@ -67,11 +67,7 @@ class DriverReader(HostReader):
     """Reads the packages, the driver, the kernels that can start, and the bus between the GPUs."""
 
     def packages(self, *patterns: str) -> tuple[Packages | Unread, tuple[str, ...]]:
-        """Return the installed packages, and the names of those that are half installed.
-
-        Args:
-            patterns: patterns of names; without any, all packages are read
-        """
+        """Return the installed packages that fit a pattern (all without one), and the names of half installed ones."""
         ran = self.ask("dpkg-query", "-W", "-f", dpkg.FORMAT, *patterns)
         if isinstance(ran, Unread):
             return ran, ()
@@ -115,10 +111,7 @@ class DriverReader(HostReader):
         return {name: (version, shown[name]["Version"]) for name, version in held.items() if name in shown}
 
     def offered(self, packages: Packages) -> tuple[dict[str, list[str]], dict[str, set[str]]] | Unread:
-        """Return which addresses offer the installed version of each package of the driver, and who signs them.
-
-        Helpers such as nvidia-installer-cleanup have dates as versions and may come from the distribution: not these.
-        """
+        """Return which addresses offer the installed version of each package of the driver, and who signs them."""
         names = dpkg.versioned(packages)
         if not names:
             return {}, {}
@@ -178,11 +171,7 @@ class DriverReader(HostReader):
         )
 
     def smi(self, fields: Sequence[str]) -> tuple[list[list[str]], str]:
-        """Query fields of every GPU.
-
-        Returns:
-            One row for each GPU that answers, and everything else that nvidia-smi printed.
-        """
+        """Query fields of every GPU. Return a row for each that answers, and all else that nvidia-smi printed."""
         ran = self.ask("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
         if isinstance(ran, Unread):
             return [], ran.why
@@ -205,11 +194,7 @@ class DriverReader(HostReader):
         return {row[0]: tuple(row[1:]) for row in rows}
 
     def bus(self, places: Iterable[tuple[str, str]]) -> Topology:
-        """Read the bus as far as `correctness` needs it.
-
-        Args:
-            places: UUID and address of each GPU, the address as nvidia-smi writes it.
-        """
+        """Read the bus as far as `correctness` needs it. `places` are UUID and address of GPUs, as nvidia-smi says."""
         cards = []
         for uuid, bus_id in places:
             address = topology.convert_address(bus_id)

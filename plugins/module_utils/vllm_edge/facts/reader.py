@@ -58,20 +58,6 @@ LOCKS = (
     "var/lib/apt/lists/lock",
     "var/cache/apt/archives/lock",
 )
-GPU_FIELDS = (
-    "uuid",
-    "name",
-    "pci.bus_id",
-    "persistence_mode",
-    "ecc.mode.current",
-    "power.limit",
-    "power.default_limit",
-    "pstate",
-    "pcie.link.gen.current",
-    "pcie.link.gen.max",
-    "pcie.link.width.current",
-    "pcie.link.width.max",
-)
 ECC_FIELDS = ("ecc.errors.uncorrected.volatile.total", "remapped_rows.failure", "remapped_rows.pending")
 # The second is the name of drivers before R535.
 REASONS_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
@@ -130,6 +116,19 @@ def number(word: str) -> int | None:
 
 def amount(word: str) -> float | None:
     return float(word) if re.fullmatch(r"\d+(\.\d+)?", word) else None
+
+
+CARD_FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "ecc": ("ecc.mode.current", switch),
+    "power_limit_w": ("power.limit", amount),
+    "power_default_w": ("power.default_limit", amount),
+    "generation": ("pcie.link.gen.current", number),
+    "generation_possible": ("pcie.link.gen.max", number),
+    "width": ("pcie.link.width.current", number),
+    "width_possible": ("pcie.link.width.max", number),
+}
+"""Fields of a Card, each with that of nvidia-smi and its parser."""
+GPU_FIELDS = ("uuid", "name", "pci.bus_id", "persistence_mode", "pstate", *(name for name, _ in CARD_FIELDS.values()))
 
 
 @dataclass(frozen=True)
@@ -207,8 +206,7 @@ class Reader(RuntimeReader):
         )
 
     def dpkg_interrupted(self) -> bool | Unread:
-        """Return whether a run of dpkg was cut off: dpkg keeps what it has not merged into its database in numbered
-        files."""
+        """Return whether dpkg was cut off: it keeps what it has not merged into its database in numbered files."""
         try:
             return any(entry.name.isdigit() for entry in self.at("var/lib/dpkg/updates").iterdir())
         except FileNotFoundError:
@@ -217,10 +215,7 @@ class Reader(RuntimeReader):
             return Unread(f"/var/lib/dpkg/updates: {error.strerror}")
 
     def locks(self, paths: Iterable[str] = LOCKS) -> tuple[model.HeldLock, ...] | Unread:
-        """Return who holds the locks, by default those of apt and dpkg.
-
-        It reads /proc/locks, because trying a lock would take it.
-        """
+        """Return who holds the locks. It reads /proc/locks, because trying a lock would take it."""
         text = self.text("proc/locks")
         if isinstance(text, Unread):
             return text
@@ -303,10 +298,7 @@ class Reader(RuntimeReader):
         )
 
     def is_ours(self, pid: int, owner: Owner) -> bool:
-        """Return whether a process is an engine.
-
-        If Docker cannot say whose container it is (`owner.kind` is `unknown`), the user of the process decides.
-        """
+        """Return whether a process is an engine: by its user where Docker cannot say whose container it is."""
         if owner.kind != "unknown":
             return owner.kind == "ours"
         found = re.search(r"^Uid:\s+(\d+)", self.plain(f"proc/{pid}/status"), re.MULTILINE)
@@ -331,17 +323,11 @@ class Reader(RuntimeReader):
             cards.append(
                 replace(
                     card,
+                    **{name: parse(value[field]) for name, (field, parse) in CARD_FIELDS.items()},
                     idle=value["pstate"] not in ("P0", "P1", "P2"),
-                    generation=number(value["pcie.link.gen.current"]),
-                    generation_possible=number(value["pcie.link.gen.max"]),
-                    width=number(value["pcie.link.width.current"]),
-                    width_possible=number(value["pcie.link.width.max"]),
-                    ecc=switch(value["ecc.mode.current"]),
                     uncorrected=number(errors[0]),
                     remap_failed=switch(errors[1]),
                     remap_pending=switch(errors[2]),
-                    power_limit_w=amount(value["power.limit"]),
-                    power_default_w=amount(value["power.default_limit"]),
                     slowdown=None if slow is None else slow & sum(topology.SLOWDOWNS),
                     numa=topology.read_numa(self.at(f"sys/bus/pci/devices/{card.bus}")),
                 )

@@ -1,16 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What serves on a host: what systemd, Docker, NVML and the project's own files say, as one JSON document."""
+"""What serves on a host: what systemd, Docker, NVML and the project's own files say, as one JSON document.
+
+The reader of `doctor --deep` also does what takes minutes. It changes nothing on the host, except that a canary that
+passed is recorded as always.
+"""
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from ..answers.canary_command import full_canary
 from ..answers.model import read_suites
 from ..engine.config import EngineConfig, EngineConfigError, list_engine_names, load_config
 from ..engine.state import EngineState, read_state, stamp
@@ -26,6 +34,7 @@ from ..planning import drift, feasibility
 from ..planning.load_time import expect_load, warn_of_load
 from ..switch.history import read_switches
 from ..switch.steps.gpu_memory import load_slots, read_boards
+from ..switch.steps.preflight import check_images
 from ..system.docker import (
     Container,
     DockerAway,
@@ -36,9 +45,14 @@ from ..system.docker import (
 )
 from ..system.nvml import NvmlFailure, open_nvml, pynvml_missing
 from ..system.systemd import ask_units
+from ..weights.record import load_record
+from ..weights.survey import Ownership, find_ownership_faults, survey_recorded
+from .model import Deep, Expectation, Weights
 
 Json = dict[str, Any]
 Asked = tuple[list[Json], str | None]
+CANARY_TIMEOUT_S = 120.0
+REPAIR = "'ansible-playbook playbooks/weights.yml -e verify_weights=full'"
 
 
 def ask_containers(docker: DockerEngine, names: Sequence[str]) -> tuple[dict[str, Container], str | None]:
@@ -69,15 +83,10 @@ def load_configs(paths: HostPaths) -> tuple[list[EngineConfig], list[str]]:
 
 
 def ask_gpus(budgets: Mapping[str, int | None], paths: HostPaths, foreign: Foreign = "ignore") -> Asked:
-    """Read the memory of every GPU that answers, and compare it with the budgets.
+    """Read the memory of every GPU that answers, and compare it with the budgets in MiB by UUID.
 
-    Args:
-        budgets: MiB by UUID; None is a budget that nobody stated.
-        foreign: whether processes that are not ours are a problem.
-
-    Returns:
-        One row for each GPU, and what could not be read, or None. A GPU that does not answer, or a missing driver, is a
-        sentence and raises nothing.
+    None is a budget that nobody stated; `foreign` is whether processes that are not ours are a problem. Returns a row
+    for each GPU, and a sentence on what could not be read, or None: a silent GPU or a missing driver raises nothing.
     """
     if pynvml_missing():
         return [], "GPUs cannot be read: the Python package nvidia-ml-py is not installed beside this program"
@@ -130,7 +139,6 @@ def read_live_files(paths: HostPaths, profile: Mapping[str, Any] | None) -> tupl
 
 
 def parse_systemd_time(unit: Mapping[str, str], key: str) -> int | None:
-    """Convert a time of systemd, such as `@1763730000`, to seconds since the epoch; None if it has none."""
     text = unit.get(key, "").removeprefix("@")
     return int(text) if text.isdigit() and int(text) > 0 else None
 
@@ -141,10 +149,7 @@ def _format_time(unit: Mapping[str, str], key: str) -> str | None:
 
 
 def _measure_load_seconds(unit: Mapping[str, str], state: EngineState | None) -> float | None:
-    """Return how long the engine took to load, as its supervisor counted.
-
-    If this user may not read the supervisor's file, it is computed from systemd's clock in whole seconds.
-    """
+    """Return what the supervisor counted; in whole seconds of systemd, if this user may not read its file."""
     if state is not None:
         return state.load_seconds
     began, ready = parse_systemd_time(unit, "InactiveExitTimestamp"), parse_systemd_time(unit, "ActiveEnterTimestamp")
@@ -157,7 +162,6 @@ SHOWN = {"active_state": "ActiveState", "sub_state": "SubState", "load_state": "
 
 
 def _describe_unit(unit: Mapping[str, str]) -> Json:
-    """Return what systemd says of the unit of an engine; `unit` is empty if systemd does not know it."""
     restarts = unit.get("NRestarts", "")
     return {
         **{key: unit.get(name) for key, name in SHOWN.items()},
@@ -205,11 +209,7 @@ def describe_engine(
     container: Container | None,
     state: EngineState | None,
 ) -> Json:
-    """Return one engine as `status --format json` shows it.
-
-    Args:
-        unit: properties of its unit, or None if systemd does not know it.
-    """
+    """Return one engine as `status --format json` shows it. `unit` is None if systemd does not know it."""
     configured = {key: getattr(config, key) for key in CONFIGURED}
     return {
         **{key: list(value) if isinstance(value, tuple) else value for key, value in configured.items()},
@@ -257,11 +257,7 @@ def collect(
     gpus: Callable[[Mapping[str, int | None], HostPaths], Asked] = ask_gpus,
     expected_profile: str | None = None,
 ) -> Json:
-    """Collect everything that `vllm-edge status` shows and judges.
-
-    Returns:
-        The status document before it is judged: `problems` lists what could not be asked.
-    """
+    """Collect what `vllm-edge status` shows and judges. `problems` lists what could not be asked."""
     configs, problems = load_configs(paths)
     # Read this first: whether a switch runs decides how everything after it is judged.
     switches, switch_problems = read_switches(paths)
@@ -309,3 +305,60 @@ def collect(
         "load_warnings": [text for config in configs if (text := warn_of_load(paths, config, states[config.engine]))],
         "problems": problems,
     }
+
+
+def hash_weights(model: str, repo: str, revision: str, group: str, state: Path) -> Weights:
+    """Hash every file of a model, and compare files, owners and modes with the record."""
+    what = f"The weights of {model}"
+    try:
+        record = load_record(state / f"{model}.json")
+        if record is None:
+            return Weights(model, problems=(f"{what} ({repo}) are not recorded: run site.yml.",))
+        if record.repo != repo or revision not in (record.requested_revision, record.revision):
+            wrong = f"{what} on this host are {record.repo} at {record.revision}, wanted are {repo} at {revision}"
+            return Weights(model, problems=(f"{wrong}: run site.yml to bring those.",))
+        survey = survey_recorded(record, full=True)
+        owner = Ownership(0, grp.getgrnam(group).gr_gid)
+        faults = find_ownership_faults(Path(record.path), survey.good, owner)
+    except (OSError, KeyError) as error:
+        return Weights(model, problems=(f"{what} could not be verified: {error}.",))
+    problems = [
+        f"{record.path}/{name} of model {model} is damaged: {why}. {REPAIR} brings this file again; an engine that "
+        "runs has read it already and needs a restart if it was damaged before that."
+        for name, why in sorted(survey.damaged.items())
+    ]
+    problems += [f"{record.path}/{name} of model {model} is missing. {REPAIR} brings it." for name in survey.missing]
+    problems += [
+        f"{path} of model {model} has owner and mode {was}: engines may not be able to read it, or somebody else may "
+        f"change it. {REPAIR} sets them."
+        for path, was in sorted(faults.items())
+    ]
+    return Weights(model, len(record.files), record.total_bytes, record.revision, tuple(problems))
+
+
+def read_deep(paths: HostPaths, expected: Expectation) -> Deep:
+    """Collect the status, hash the weights, look for the images, and send the canary to every engine that runs.
+
+    Where the inventory expects no weights, those of the engines on the host are hashed.
+    """
+    docker = DockerEngine(request_timeout_s=10)
+    configs, _ = load_configs(paths)  # what is wrong with the others is in the status
+    status = collect(paths, docker, gpus=partial(ask_gpus, foreign=expected.foreign), expected_profile=expected.profile)
+    active = {engine["engine"] for engine in status["engines"] if engine["active_state"] == "active"}
+    models = {config.model: (config.repo, config.revision) for config in configs}
+    if expected.weights:
+        models = {model["name"]: (model["repo"], model.get("revision", "main")) for model in expected.weights}
+    return Deep(
+        expected=expected,
+        status=status,
+        images=tuple(check_images(configs, docker)),
+        weights=tuple(
+            hash_weights(name, *source, group=expected.group, state=paths.state / "weights")
+            for name, source in models.items()
+        ),
+        canary={
+            config.engine: full_canary(config, paths, docker, CANARY_TIMEOUT_S)
+            for config in configs
+            if config.engine in active
+        },
+    )

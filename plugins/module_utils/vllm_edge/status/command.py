@@ -110,10 +110,7 @@ def render_status(status: Mapping[str, Any]) -> list[str]:
 
 
 def run_status(paths: HostPaths, *, output: str, expected_profile: str | None = None) -> int:
-    """Run `vllm-edge status` and return the exit status.
-
-    To report a bad state is a success: the result is 0, whatever the problems.
-    """
+    """Print the status. To report a bad state is a success: the exit status is 0, whatever the problems."""
     from ..system.docker import DockerEngine
 
     status = add_problems(collect(paths, DockerEngine(request_timeout_s=10), expected_profile=expected_profile))
@@ -139,7 +136,7 @@ def render_explanation(engine: str, state: EngineState | None) -> list[str]:
 
 
 def run_explain(engine: str, paths: HostPaths, *, output: str) -> int:
-    """Run `vllm-edge explain` and return the exit status: 1 if there is no such engine, otherwise 0."""
+    """Print the last failure of an engine. The exit status is 1 if there is no such engine, otherwise 0."""
     known = ENGINE_NAME.fullmatch(engine) is not None
     state = read_state(paths.engine_state(engine)) if known else None
     if not known or (state is None and engine not in list_engine_names(paths)):

@@ -92,7 +92,6 @@ CHOSEN = {"inventory": "by the inventory", "-e": "by -e", "host": "on the host"}
 
 
 def chosen_words(profile: Mapping[str, Any]) -> str:
-    """Return `chosen by -e on 2026-11-21T16:40:00Z`."""
     when = f" on {profile['chosen_at']}" if profile.get("chosen_at") else ""
     return f"chosen {CHOSEN.get(profile.get('origin', 'inventory'), profile.get('origin'))}{when}"
 

@@ -27,10 +27,7 @@ def mib(value: object) -> str:
 
 
 def render_engine_table(heading: str, engines: Sequence[Row]) -> list[str]:
-    """Return a table with one line for each engine, and notes below it.
-
-    `heading` is the key whose value names an engine: `unit` or `engine`.
-    """
+    """Return a line for each engine, which the key `heading` (`unit` or `engine`) names, and notes below it."""
     rows = [
         [
             str(engine[heading]).removesuffix(".service"),
@@ -68,7 +65,6 @@ def render_engine_notes(engines: Sequence[Row]) -> list[str]:
 
 
 def describe_checks(asked: Row) -> str:
-    """Return how many checks passed, for example `5 of 5`, with `FAILED` in front if the canary failed."""
     checks = asked.get("checks") or []
     if not checks:
         return "ok" if asked["ok"] else "FAILED"
@@ -141,7 +137,6 @@ def bar(used_mib: int, budget_mib: int, total_mib: int) -> str:
 
 
 def verdict(gpu: Row) -> str:
-    """Return `within` or `OVER` the budget, `free` if no engine may use the GPU and none does, or `unknown`."""
     if gpu.get("within_budget") is None:
         return "unknown"
     if not gpu["within_budget"]:
@@ -176,10 +171,7 @@ def render_gpu_table(gpus: Sequence[Row]) -> list[str]:
 
 
 def render_drift_table(rows: Sequence[Row], index: Mapping[str, Any]) -> list[str]:
-    """Return a table of plan and measurement, one line for each component.
-
-    `rows` are as `planning.drift.Row.as_dict` returns them; `index` is that of a GPU by UUID.
-    """
+    """Return a line for each `planning.drift.Row.as_dict`; `index` is that of a GPU by UUID."""
     cells = []
     for row in rows:
         measured = row["measured"]

@@ -28,6 +28,7 @@ from .systemd import Systemd, SystemdError, run_command
 
 T = TypeVar("T")
 
+SOCKET = "unix:///var/run/docker.sock"
 UNIT_S = 5.0
 """Seconds that systemd may take to show docker.service."""
 
@@ -42,7 +43,6 @@ _AWAY_TEXT = re.compile(r"Cannot connect to the Docker daemon|connection refused
 
 
 def locate_images(config: Mapping[str, Any]) -> str:
-    """Return Docker's data directory, from the content of daemon.json."""
     return str(config.get("data-root") or "/var/lib/docker")
 
 
@@ -125,14 +125,11 @@ def split_records(chunk: str, previous: str = "") -> list[LogRecord]:
     continuation of a long line).
     """
     records: list[LogRecord] = []
-    for raw in chunk.split("\n"):
-        if raw == "":
-            continue
-        stamped = _TIMESTAMP.match(raw)
-        at, line = (stamped.group(1), stamped.group(2)) if stamped else (previous, raw)
-        previous = at
+    for line in filter(None, chunk.split("\n")):
+        if stamped := _TIMESTAMP.match(line):
+            previous, line = stamped.groups()
         drawn = [part for part in line.split("\r") if part.strip()]
-        records.append(LogRecord(at, drawn[-1][:LINE_CHARS].rstrip() if drawn else ""))
+        records.append(LogRecord(previous, drawn[-1][:LINE_CHARS].rstrip() if drawn else ""))
     return records
 
 
@@ -174,13 +171,13 @@ def _send_bounded(send: Callable[..., Any], request: Any, **options: Any) -> Any
     stream = options.pop("stream", False)
     response = send(request, stream=True, **options)
     if not stream:
-        parts: list[bytes] = []
+        content = bytearray()
         for part in response.iter_content(65536):
-            parts.append(part)
-            if len(parts) * 65536 > ANSWER_BYTES and sum(map(len, parts)) > ANSWER_BYTES:
+            content += part
+            if len(content) > ANSWER_BYTES:
                 response.close()
                 raise ValueError(f"it is longer than {ANSWER_BYTES // 2**20} MiB")
-        response._content = b"".join(parts)
+        response._content = bytes(content)
     return response
 
 
@@ -199,7 +196,7 @@ class DockerEngine:
     def _connect(self, timeout_s: float) -> Any:
         import docker  # type: ignore[import-untyped,unused-ignore]
 
-        base_url = self._environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+        base_url = self._environ.get("DOCKER_HOST") or SOCKET
         # version="auto" asks the Engine for its version, so a client that could be made has reached the Engine.
         client = docker.APIClient(base_url=base_url, version="auto", timeout=timeout_s)
         client.send = functools.partial(_send_bounded, client.send)
@@ -270,10 +267,7 @@ class DockerEngine:
         return found if name in (found.name, found.id) else None
 
     def create(self, arguments: Sequence[str]) -> str:
-        """Create a container without starting it, and return its id.
-
-        `arguments` are those of `docker create`: options, image, command.
-        """
+        """Create a container without starting it, by arguments of `docker create`, and return its id."""
         client = shutil.which("docker", path=self._environ.get("PATH"))
         if client is None:
             raise DockerRefused("docker create: the command `docker` is not on the PATH: install Docker's client")
@@ -307,10 +301,9 @@ class DockerEngine:
         return self._call("docker wait", lambda c: int(c.wait(container_id)["StatusCode"]))
 
     def logs(self, container_id: str, *, after: str | None, follow: bool, tail: int | None) -> Iterator[LogRecord]:
-        """Yield lines of the container's log.
+        """Yield lines of the container's log with a later time stamp than `after`; of those there are the last `tail`.
 
-        Only those with a later time stamp than `after`, and only the last `tail` lines; None means all. With `follow`
-        further lines are waited for until the container ends.
+        None means all. With `follow` further lines are waited for until the container ends.
         """
         options: dict[str, Any] = {"timestamps": True, "stream": follow, "follow": follow}
         seconds = parse_stamp(after) if after else None
@@ -360,7 +353,6 @@ class DockerEngine:
         self._call("docker kill", lambda c: c.kill(container_id))
 
     def image_id(self, name: str) -> str | None:
-        """Return the id of an image; None if the host does not have it."""
         try:
             return self._call(f"docker image inspect {name}", lambda c: str(c.inspect_image(name)["Id"]))
         except ContainerGone:
@@ -374,17 +366,13 @@ class DockerUnit:
     """systemd's InvocationID, which changes with every start of the unit."""
 
 
-def docker_unit(environ: Mapping[str, str] | None = None) -> DockerUnit | None:
+def docker_unit() -> DockerUnit | None:
     """Return the state of docker.service; None if systemd or the unit is unknown, or DOCKER_HOST names another Docker.
 
     Callers check this before they touch the socket: with socket activation a mere connection would start a Docker
     Engine that an operator or a package upgrade has just stopped.
     """
-    env = os.environ if environ is None else environ
-    if env.get("DOCKER_HOST", "unix:///var/run/docker.sock") not in (
-        "unix:///var/run/docker.sock",
-        "unix:///run/docker.sock",
-    ):
+    if os.environ.get("DOCKER_HOST", SOCKET) not in (SOCKET, "unix:///run/docker.sock"):
         return None
     try:
         unit = Systemd(lambda command, _: run_command(command, UNIT_S)).show(["docker.service"])["docker.service"]

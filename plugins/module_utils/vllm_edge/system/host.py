@@ -27,10 +27,7 @@ class Unread:
 
 
 def run_in_english(command: Sequence[str], timeout_s: float) -> Ran:
-    """Run a program with English output; sbin directories, which may be missing from PATH, are searched too.
-
-    Raises SystemdError if it cannot be run or does not end within `timeout_s`.
-    """
+    """Run a program with English output, also from the sbin directories. Raises SystemdError."""
     environment = {**os.environ, "LC_ALL": "C", "PATH": f"{os.environ.get('PATH', '')}:{PATH}"}
     return run_command(command, timeout_s, environment)
 

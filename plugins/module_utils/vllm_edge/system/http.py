@@ -37,11 +37,9 @@ class Answer:
         return self.status == 200
 
     def words(self) -> str:
-        """Return the HTTP status, or why there was no response, for a message."""
         return f"HTTP {self.status}" if self.status is not None else self.error
 
     def json(self) -> Any:
-        """Parse the body. Raises ValueError if it is not JSON."""
         return parse_json(self.body)
 
 

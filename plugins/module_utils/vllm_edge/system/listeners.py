@@ -45,11 +45,7 @@ def process_of(inode: str, proc: Path = PROC) -> int | None:
 
 
 def find_port_users(wanted: Iterable[tuple[str, int]], own_unit: str, proc: Path = PROC) -> list[str]:
-    """Return one sentence for each wanted address whose port somebody else listens on.
-
-    `wanted` are addresses and ports that a unit will listen on; what `own_unit`, that unit, listens on already is left
-    out.
-    """
+    """Return a sentence for each wanted address and port that others than `own_unit` listen on."""
     found = []
     files = [path for path in (proc / "net/tcp", proc / "net/tcp6") if path.exists()]  # a kernel may have no IPv6
     texts = [path.read_text(encoding="ascii") for path in files]

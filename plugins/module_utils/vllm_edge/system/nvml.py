@@ -252,10 +252,7 @@ def bus_order(pci_bus_id: str) -> tuple[int, ...]:
 
 
 def merge_processes(processes: Iterable[ProcessReading]) -> tuple[ProcessReading, ...]:
-    """Merge the entries of each process into one, sorted by pid.
-
-    A process that both computes and draws is in both of NVML's lists, with the same memory.
-    """
+    """Merge entries by pid: a process that computes and draws is in both of NVML's lists, with the same memory."""
     found: dict[int, ProcessReading] = {}
     for process in processes:
         before = found.get(process.pid)
@@ -273,10 +270,9 @@ Place = Literal["here", "respawn", "nowhere"]
 
 
 def decide_where_to_run(python: str, *, respawned: bool) -> tuple[Place, str]:
-    """Decide where a module that needs pynvml can run.
+    """Return where a module that needs pynvml can run: "here", "respawn" under `python`, or "nowhere" and the reason.
 
-    `python` is the interpreter in vllm-edge's environment, which has nvidia-ml-py. Returns "here", "respawn" (under
-    `python`) or "nowhere", and in the last case the reason.
+    `python` is the interpreter in vllm-edge's environment, which has nvidia-ml-py.
     """
     if not pynvml_missing():
         return "here", ""
@@ -291,8 +287,7 @@ RUNTIME_REMEDY = "Run the host stage of site.yml first: its role vllm_edge_host 
 
 
 def find_code(pynvml: Any, error: Any) -> str:
-    """Return the name of an NVML error without the prefix NVML_ERROR_."""
-    names = {value: name for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
+    names: dict[int, str] = {value: name for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
     return names.get(error.value, f"error {error.value}").removeprefix("NVML_ERROR_")
 
 

@@ -53,7 +53,6 @@ def get_user_name(uid: int | None) -> str:
 
 
 def engine_uid() -> int | None:
-    """Return the uid of the user that engines run as, or None if the host has no such user."""
     try:
         return pwd.getpwnam(ENGINE_USER).pw_uid
     except KeyError:

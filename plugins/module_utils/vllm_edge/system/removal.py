@@ -84,7 +84,6 @@ def _remove_trees(paths: Sequence[Path], result: Removal, apply: bool) -> Iterat
 
 
 def _explain_keeping(directory: Path) -> str:
-    """Return why an empty directory stays; empty if it may go."""
     if directory.is_symlink():
         return f"it is a link to {directory.resolve()}, which is empty now"
     if os.path.ismount(directory):

@@ -229,15 +229,11 @@ class Systemd:
             self._systemctl("reset-failed", "--", *units, timeout_s=ASK_S)
 
     def start(self, units: Sequence[str]) -> None:
-        """Queue the start of the units without waiting for it. Raises SystemdError."""
         if units:
             self._order("start", "--no-block", "--", *units)
 
     def stop(self, units: Sequence[str], timeout_s: float) -> str | None:
-        """Stop all units at the same time and wait until they have ended.
-
-        Returns None if they ended within `timeout_s` seconds, else systemctl's message.
-        """
+        """Stop all units at once and wait for their end. Return None, or systemctl's message if it takes longer."""
         try:
             ran = self._systemctl("stop", "--", *units, timeout_s=timeout_s)
         except SystemdError as error:
