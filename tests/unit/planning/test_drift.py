@@ -144,9 +144,8 @@ def test_tolerances_of_an_operator() -> None:
 
 
 def test_the_table() -> None:
-    lines = render_drift_table(
-        [row.as_dict() for row in rows({"graphs_gib": 0.5}, (None, 22_000)).values()], {"GPU-a": 0, "GPU-b": 1}
-    )
+    gpus = [{"uuid": "GPU-a", "index": 0}, {"uuid": "GPU-b", "index": 1}]
+    lines = render_drift_table([row.as_dict() for row in rows({"graphs_gib": 0.5}, (None, 22_000)).values()], gpus)
     assert max(map(len, lines)) <= 100
     assert [line.split()[-1] for line in lines[2:]] == ["within", "DRIFT", *["within"] * 3, "told", "within"]
     assert lines[-1].startswith("GPU 1") and "+11" in lines[-1]

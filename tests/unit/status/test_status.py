@@ -24,7 +24,7 @@ from ansible.module_utils.vllm_edge.gpu.topology import Card, find_obstacles
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.planning.drift import TOLERANCES
 from ansible.module_utils.vllm_edge.status.command import render_status
-from ansible.module_utils.vllm_edge.status.problems import add_problems, describe_state, find_gateway_problems, judge
+from ansible.module_utils.vllm_edge.status.problems import add_problems, describe_state, judge, judge_gateway
 from ansible.module_utils.vllm_edge.switch.journal import Lock, to_json
 from ansible.module_utils.vllm_edge.switch.model import Journal, Result
 from ansible.module_utils.vllm_edge.system.docker import Container
@@ -492,6 +492,6 @@ def test_broken_files_are_named_and_the_rest_is_shown(configured: Host, tmp_path
 def test_what_is_wrong_with_the_gateway(changes: dict[str, Any], switch: object, words: str | None) -> None:
     gateway = {"unit": "vllm-edge-gateway.service", "active_state": "active", "problem": None, "roles": {}, **changes}
     engines = [{"engine": "big", "active_state": "active"}, {"engine": "off", "active_state": "failed"}]
-    found = find_gateway_problems({"gateway": gateway, "switch": switch, "engines": engines})
+    found = list(judge_gateway({"gateway": gateway, "switch": switch, "engines": engines}))
     assert len(found) == (words is not None) and (words or "") in " ".join(found)
-    assert find_gateway_problems({"gateway": None}) == []
+    assert list(judge_gateway({"gateway": None})) == []

@@ -61,8 +61,6 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs on the bus, those that answer, and those that are expected."""
-
     on_bus: Mapping[str, str]
     """Kernel driver by PCI address of NVIDIA's GPUs; empty if no driver has the device."""
     answering: tuple[Gpu, ...]
@@ -80,8 +78,6 @@ class Gpus:
 
 @dataclass(frozen=True)
 class Runtime:
-    """Docker, CDI and the GPUs of running containers."""
-
     docker_version: str
     docker: Unit | Unread
     config: Mapping[str, Any] | Unread
@@ -91,7 +87,6 @@ class Runtime:
     flags: Mapping[str, Any]
     """Settings on the command line of the dockerd that runs, under their names in daemon.json."""
     in_swarm: bool | Unread
-    """Whether the host is a node of a swarm."""
     refresh: Unit | Unread
     """The unit nvidia-cdi-refresh.path."""
     creates_nodes: bool
@@ -109,8 +104,6 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Image:
-    """The engines' image, as the role that built it recorded it."""
-
     name: str
     cuda: str
     """Version of the CUDA in the image; empty if the record does not say."""
@@ -161,11 +154,8 @@ class Serving:
 
 @dataclass(frozen=True)
 class Gateway:
-    """The gateway of the host, compared with what it should show to clients."""
-
     unit: Unit | Unread
     answers: bool
-    """Whether it answers on its socket."""
     differences: tuple[str, ...]
     """Maps, links and servers that are not as they should be."""
     problems: tuple[str, ...]

@@ -18,7 +18,7 @@ from ..paths import HostPaths
 from ..switch.render import describe_generation, render_switches
 from ..text import print_result, printable, table, wrapped
 from .problems import add_problems, chosen_words, describe_state, name_phase
-from .tables import render_drift_table, render_engine_table, render_gpu_table, render_warnings
+from .tables import render_drift_table, render_engine_table, render_gpu_table, render_problems, render_warnings
 
 SHOWN = 5
 
@@ -94,7 +94,7 @@ def render_status(status: Mapping[str, Any]) -> list[str]:
         lines += ["", *render_gpu_table(status["gpus"]), ""]
         lines += [f"GPU {board['index']} is {board['uuid']}" for board in status["gpus"]]
     if status.get("drift"):
-        lines += ["", *render_drift_table(status["drift"], {board["uuid"]: board["index"] for board in status["gpus"]})]
+        lines += ["", *render_drift_table(status["drift"], status["gpus"])]
     if quality := status.get("quality"):
         verdicts = ", ".join(f"{quality[word]} {word}" for word in ("passed", "failed", "unsteady"))
         lines += ["", *wrapped(f"quality of {quality['profile']} at {quality['at']}: {verdicts}")]
@@ -102,11 +102,7 @@ def render_status(status: Mapping[str, Any]) -> list[str]:
         lines += ["", *warning]
     if status["history"]:
         lines += ["", *render_switches(status["history"][:SHOWN])]
-    if status["problems"]:
-        lines += ["", "Problems:"]
-    for problem in status["problems"]:
-        lines += wrapped(problem, "  ")
-    return lines
+    return [*lines, *render_problems(status)]
 
 
 def run_status(paths: HostPaths, *, output: str, expected_profile: str | None = None) -> int:

@@ -170,8 +170,9 @@ def render_gpu_table(gpus: Sequence[Row]) -> list[str]:
     )
 
 
-def render_drift_table(rows: Sequence[Row], index: Mapping[str, Any]) -> list[str]:
-    """Return a line for each `planning.drift.Row.as_dict`; `index` is that of a GPU by UUID."""
+def render_drift_table(rows: Sequence[Row], gpus: Sequence[Row]) -> list[str]:
+    """Return a line for each `planning.drift.Row.as_dict`."""
+    index = {gpu["uuid"]: gpu["index"] for gpu in gpus}
     cells = []
     for row in rows:
         measured = row["measured"]
@@ -191,6 +192,11 @@ def render_drift_table(rows: Sequence[Row], index: Mapping[str, Any]) -> list[st
         )
     headings = ["plan against measurement", "MiB", "planned", "measured", "drift", "tolerated", ""]
     return table(headings, cells, frozenset({2, 3, 4, 5}))
+
+
+def render_problems(document: Row) -> list[str]:
+    problems = document.get("problems") or ()
+    return [*(["", "Problems:"] if problems else ()), *(line for text in problems for line in wrapped(str(text), "  "))]
 
 
 def render_warnings(document: Row) -> list[list[str]]:
@@ -221,7 +227,7 @@ def render(report: Mapping[str, Any]) -> list[str]:
         lines += [*render_gateway(report["gateway"]), ""]
     lines += render_gpu_table(report["gpus"])
     if report.get("drift"):
-        lines += ["", *render_drift_table(report["drift"], {gpu["uuid"]: gpu["index"] for gpu in report["gpus"]})]
+        lines += ["", *render_drift_table(report["drift"], report["gpus"])]
     for warning in render_warnings(report):
         lines += warning
     for override in report.get("overrides") or []:
@@ -231,10 +237,7 @@ def render(report: Mapping[str, Any]) -> list[str]:
     elif report.get("last_switch"):
         lines += ["", *summarize_switch(report["last_switch"])]
     lines += ["", *[f"{name}: {value}" for name, value in report["versions"].items()]]
-    if report.get("problems"):
-        lines += ["", "Problems:"]
-        for problem in report["problems"]:
-            lines += wrapped(str(problem), "  ")
+    lines += render_problems(report)
     if report["pins"]:
         lines += ["", "Recorded at first use; put into the inventory to pin:", *report["pins"]]
     return [line[:WIDTH] for line in lines]

@@ -28,7 +28,11 @@ TEXTS = {
 """Properties whose text is a field of Unit, and its name."""
 PROPERTIES = ("Id", *TEXTS, "NeedDaemonReload", "NRestarts", "MainPID", "Job", "TimeoutStopUSec", "LimitNOFILE")
 """Properties of a unit that `Systemd.show` reads."""
-TIMES = ("InactiveExitTimestamp", "ActiveEnterTimestamp", "StateChangeTimestamp")
+SHOWN = (
+    *("Id", "LoadState", "ActiveState", "SubState", "UnitFileState", "WantedBy", "NeedDaemonReload", "StatusText"),
+    *("Result", "NRestarts", "InactiveExitTimestamp", "ActiveEnterTimestamp", "StateChangeTimestamp"),
+)
+"""Properties of a unit that people are shown."""
 ASK_S = 20.0
 """Seconds that a query may take."""
 KILLED_S = 2.0
@@ -161,11 +165,10 @@ def parse_timespan(text: str) -> float | None:
 
 def build_unit(shown: Mapping[str, str]) -> Unit:
     texts: dict[str, Any] = {name: shown[key] for key, name in TEXTS.items() if key in shown}
-    restarts = shown.get("NRestarts", "")
     return Unit(
         id=shown["Id"],
         need_daemon_reload=shown.get("NeedDaemonReload") == "yes",
-        restarts=int(restarts) if restarts.isdigit() else 0,
+        restarts=int(restarts) if (restarts := shown.get("NRestarts", "")).isdigit() else 0,
         main_pid=int(shown.get("MainPID") or 0),
         job=shown.get("Job", "0") not in ("", "0"),
         stop_timeout_s=parse_timespan(shown.get("TimeoutStopUSec", "1min 30s")),
@@ -255,8 +258,8 @@ def parse_units(text: str) -> dict[str, dict[str, str]]:
 
 
 def ask_units(units: Sequence[str]) -> tuple[dict[str, dict[str, str]], str | None]:
-    """Return PROPERTIES and TIMES by the unit's Id, times since the epoch in seconds; and None, or why it is silent."""
+    """Return SHOWN by the unit's Id, times since the epoch in seconds; and None, or why it is silent."""
     try:
-        return Systemd().show_properties(units, (*PROPERTIES, "WantedBy", *TIMES), "--timestamp=unix"), None
+        return Systemd().show_properties(units, SHOWN, "--timestamp=unix"), None
     except SystemdError as error:
         return {}, str(error)
