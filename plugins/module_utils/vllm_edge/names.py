@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 ENGINE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 """Names of engines, clients and cases: lower-case letters, digits and "-", at most 63 characters."""
@@ -29,24 +27,10 @@ SWITCH_UNIT = "vllm-edge-switch.service"
 GATEWAY_UNIT = "vllm-edge-gateway.service"
 
 
-@dataclass(frozen=True)
-class EngineIdentity:
-    """The names of one engine on its host. `paths.HostPaths` knows its files."""
-
-    engine: str
-
-    @property
-    def unit(self) -> str:
-        return f"vllm-{self.engine}.service"
-
-    @classmethod
-    def from_unit(cls, unit: str) -> EngineIdentity:
-        """Return the engine that a unit named as `unit` belongs to; an engine of that name need not exist."""
-        return cls(unit.removeprefix("vllm-").removesuffix(".service"))
-
-    def owns(self, labels: Mapping[str, str]) -> bool:
-        return labels.get(LABEL_ENGINE) == self.engine
-
-
 def unit_name(engine: str) -> str:
-    return EngineIdentity(engine).unit
+    return f"vllm-{engine}.service"
+
+
+def engine_name(unit: str) -> str:
+    """Return the engine that a unit named as `unit` belongs to; an engine of that name need not exist."""
+    return unit.removeprefix("vllm-").removesuffix(".service")

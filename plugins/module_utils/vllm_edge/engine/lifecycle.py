@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from ..names import LABEL_ENGINE, LABEL_INPUT_HASH, EngineIdentity
+from ..names import LABEL_ENGINE, LABEL_INPUT_HASH
 from ..system.docker import Container
 from ..system.http import Answer
 from .config import EngineConfig
@@ -75,7 +75,7 @@ def needs_look(container: Container | None, config: EngineConfig) -> bool:
     return (
         container is not None
         and container.running
-        and EngineIdentity(config.engine).owns(container.labels)
+        and container.engine == config.engine
         and container.labels.get(LABEL_INPUT_HASH) == config.input_hash
     )
 

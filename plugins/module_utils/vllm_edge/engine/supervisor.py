@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from ..gpu.driver import DriverVersions, find_missing_access, read_versions
-from ..names import EngineIdentity
 from ..paths import HostPaths
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, DockerUnit, docker_unit, parse_stamp
 from ..system.http import Answer, get_health, request
@@ -335,7 +334,7 @@ class Supervisor:
         try:
             if self.control.explain_unreachable() is None:
                 left = self.control.find(self.config.container)
-                if left is not None and EngineIdentity(self.config.engine).owns(left.labels):
+                if left is not None and left.engine == self.config.engine:
                     self.control.end(left, patience)
                     self.control.remove(left.id, stopping=True)
         except (DockerAway, DockerRefused, LaunchFailed) as error:

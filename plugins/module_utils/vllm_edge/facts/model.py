@@ -190,9 +190,6 @@ class Expectation:
     """Whether processes on the GPUs that are not ours are a problem."""
 
 
-NOTHING_EXPECTED = Expectation()
-
-
 @dataclass(frozen=True)
 class Weights:
     """The weights of one model, all files hashed. Nothing was hashed if the record is not as expected."""

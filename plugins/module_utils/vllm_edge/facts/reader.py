@@ -101,7 +101,8 @@ def read_object(path: Path) -> dict[str, Any]:
 def find_shm_bytes(given: str) -> int:
     """Return the size of a container's /dev/shm in bytes, from the value of --shm-size; empty is Docker's default."""
     match = re.fullmatch(r"(\d+)([kmg]?)b?", given.lower())
-    return int(match[1]) * 1024 ** " kmg".index(match[2] or " ") if match else model.DEFAULT_SHM_BYTES
+    units = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+    return int(match[1]) * units[match[2]] if match else model.DEFAULT_SHM_BYTES
 
 
 def find_replaced_libraries(maps: str) -> tuple[str, ...]:
@@ -156,7 +157,7 @@ class Reader(RuntimeReader):
     proxy: Callable[[HostPaths], HAProxy] = open_proxy
     health: Callable[[str, float], Answer] = get_health
 
-    def read(self, expected: model.Expectation = model.NOTHING_EXPECTED) -> model.Facts:
+    def read(self, expected: model.Expectation) -> model.Facts:
         system, serving = self.system(), self.serving()
         engines = () if isinstance(serving.engines, Unread) else serving.engines
         rows, problem = self.smi(GPU_FIELDS)

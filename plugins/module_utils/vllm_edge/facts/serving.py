@@ -28,7 +28,7 @@ from ..generation.model import GenerationError
 from ..generation.store import load
 from ..gpu.budget import Foreign, Limits, evaluate
 from ..gpu.owners import find_owners
-from ..names import GATEWAY_UNIT, LABEL_GENERATION, LABEL_INPUT_HASH, TARGET, EngineIdentity
+from ..names import GATEWAY_UNIT, LABEL_GENERATION, LABEL_INPUT_HASH, TARGET
 from ..paths import HostPaths
 from ..planning import drift, feasibility
 from ..planning.load_time import expect_load, warn_of_load
@@ -174,9 +174,9 @@ def _describe_unit(unit: Mapping[str, str]) -> Json:
     }
 
 
-def _describe_container(container: Container | None, identity: EngineIdentity) -> Json:
+def _describe_container(container: Container | None, engine: str) -> Json:
     """Return what Docker says of the container of an engine. What it runs is only known while it runs."""
-    ours = container is not None and identity.owns(container.labels)
+    ours = container is not None and container.engine == engine
     running = container if container is not None and container.running else None
     labels = running.labels if running is not None and ours else {}
     generation = labels.get(LABEL_GENERATION, "")
@@ -214,7 +214,7 @@ def describe_engine(
     return {
         **{key: list(value) if isinstance(value, tuple) else value for key, value in configured.items()},
         **_describe_unit(unit or {}),
-        **_describe_container(container, EngineIdentity(config.engine)),
+        **_describe_container(container, config.engine),
         **{key: getattr(state, key, None) for key in RECORDED},
         "load_seconds": _measure_load_seconds(unit or {}, state),
         "load_phases": state.load_phases if state else {},

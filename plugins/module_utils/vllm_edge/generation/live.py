@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.config import CONTAINER_FILE, CREATE_FILE
-from ..names import ENGINE_NAME, TARGET, EngineIdentity, unit_name
+from ..names import ENGINE_NAME, TARGET, engine_name, unit_name
 from ..paths import HostPaths
 from ..redaction import find_secrets, redact
 from ..system.files import find_wrong_attributes, make_fresh_name, sync, write_durably
@@ -48,7 +48,7 @@ def list_live_engines(paths: HostPaths) -> list[str]:
         }
     if paths.units.is_dir():
         for unit in paths.units.glob("vllm-*.service"):
-            name = EngineIdentity.from_unit(unit.name).engine
+            name = engine_name(unit.name)
             # Recognise units by their header and command, because an operator may have own units with such names.
             text = _text(unit) or ""
             if ENGINE_NAME.fullmatch(name) and MARK in text and f"run-engine {name}\n" in text:

@@ -13,7 +13,7 @@ from ..answers.checks import Ask
 from ..engine.state import EngineState, Failure, read_state, stamp
 from ..generation import model
 from ..gpu.owners import Owner, find_owners
-from ..names import EngineIdentity
+from ..names import engine_name
 from ..paths import HostPaths
 from ..system.docker import (
     Container,
@@ -119,7 +119,7 @@ class HostView:
             raise PhaseFailed(f"{error}. Nothing can be started or stopped without it.") from error
         units = self.show_units(loaded)
         for name, unit in units.items():
-            engine = EngineIdentity.from_unit(name).engine
+            engine = engine_name(name)
             try:
                 text = Path(unit.fragment).read_text(encoding="utf-8", errors="replace") if unit.fragment else ""
             except OSError:
