@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge.cli import build_parser, main
+from ansible.module_utils.vllm_edge.cli import main
 from ansible.module_utils.vllm_edge.engine.state import EngineState, read_state, write_state
 from ansible.module_utils.vllm_edge.status.command import render_explanation, run_explain
 from engine_files import CONFIG, written
@@ -45,20 +45,6 @@ def test_state_survives_what_is_beside_it(tmp_path: Path) -> None:
     for broken in ("", "[]", "{}", "{"):
         path.write_text(broken)
         assert read_state(path) is None
-
-
-def test_the_command_line_names_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    assert ended.value.code == 0
-    text = capsys.readouterr().out
-    for name in ("run-engine", "canary", "status", "explain"):
-        assert name in text
-    with pytest.raises(SystemExit) as ended:
-        main([])
-    assert ended.value.code == 2
-    options = build_parser().parse_args(["run-engine", "e2b", "--docker-wait", "5"])
-    assert (options.engine, options.docker_wait) == ("e2b", 5.0)
 
 
 def test_nothing_is_needed_for_a_refused_configuration(

@@ -107,7 +107,6 @@ def test_whose_a_container_is_where_docker_cannot_be_asked(host: FakeHost, user:
     [
         (None, "not judged: no image is recorded on this host"),
         ('{"name": "vllm-edge:1"}', "not judged: the record of vllm-edge:1 names no CUDA"),
-        ('{"name": "vllm-edge:1", "cuda": "", "driver_branch": ""}', "not judged: the record of vllm-edge:1 names no"),
         ('{"name": "vllm-edge:1", "cuda": "14.0.1", "driver_branch": ""}', "CUDA 14.0.1, and vllm_image_cuda_floors"),
         ('{"name": ', "image.json is no JSON"),
         ("[]", "image.json holds no JSON object"),

@@ -298,7 +298,6 @@ def test_when_a_specification_is_stale(texts: dict[str, str], gpus: list[str], h
 @pytest.mark.parametrize(
     ("name", "text", "counts"),
     [
-        ("nvidia.yaml", specification("0"), True),
         ("by-hand.json", '{"cdiVersion": "0.6.0",\n "kind": "nvidia.com/gpu",\n "devices": []}', True),
         ("intel.yaml", specification("0").replace("nvidia.com/gpu", "intel.com/gpu"), False),
         ("nvidia.yaml.bak", specification("0"), False),
@@ -312,7 +311,6 @@ def test_specifications_of_nvidias_gpus(tmp_path: Path, name: str, text: str, co
 @pytest.mark.parametrize(
     ("text", "listed"),
     [
-        (specification("0"), True),
         (specification("0").replace("/dev/nvidia-uvm\n", '"/dev/nvidia-uvm"\n'), True),
         ('{"containerEdits": {"deviceNodes": [{"path": "/dev/nvidia-uvm"}, {"path": "/dev/nvidiactl"}]}}', True),
         (specification("0", nodes=["/dev/nvidiactl"]), False),

@@ -50,18 +50,9 @@ def test_records_of_a_log() -> None:
     assert split_records("without a stamp", STAMP) == [LogRecord(STAMP, "without a stamp")]
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("1970-01-01T00:00:10.5Z", 10.5),
-        ("1970-01-01T00:01:00Z", 60.0),
-        ("0001-01-01T00:00:00Z", None),
-        ("", None),
-        ("yesterday", None),
-    ],
-)
-def test_time_stamps(text: str, seconds: float | None) -> None:
-    assert parse_stamp(text) == seconds
+def test_time_stamps() -> None:
+    assert [parse_stamp(f"1970-01-01T00:01:{text}Z") for text in ("00", "00.5")] == [60.0, 60.5]
+    assert [parse_stamp(text) for text in ("0001-01-01T00:00:00Z", "", "yesterday")] == [None] * 3
 
 
 def test_who_killed_it() -> None:

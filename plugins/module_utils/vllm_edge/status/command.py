@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -110,7 +109,7 @@ def run_status(paths: HostPaths, *, output: str, expected_profile: str | None = 
     from ..system.docker import DockerEngine
 
     status = add_problems(collect(paths, DockerEngine(request_timeout_s=10), expected_profile=expected_profile))
-    print_result(output, status, render_status(status))
+    print_result(output, status, [] if output == "json" else render_status(status))
     return 0
 
 
@@ -139,9 +138,6 @@ def run_explain(engine: str, paths: HostPaths, *, output: str) -> int:
         there = ", ".join(list_engine_names(paths)) or "none"
         print(f"{engine!r} is no engine of this host; there are: {there}", file=sys.stderr)
         return 1
-    if output == "json":
-        failure = state.last_failure if state else None
-        print(json.dumps({"engine": engine, "last_failure": asdict(failure) if failure else None}, indent=2))
-    else:
-        print("\n".join(render_explanation(engine, state)))
+    failure = asdict(state.last_failure) if state and state.last_failure else None
+    print_result(output, {"engine": engine, "last_failure": failure}, render_explanation(engine, state))
     return 0

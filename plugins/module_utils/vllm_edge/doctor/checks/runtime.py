@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ...facts.dpkg import parse_upstream_version
@@ -227,17 +228,15 @@ def check_cdi_current(facts: Facts) -> Verdict:
 
 
 def check_cdi_conflict(facts: Facts) -> Verdict:
-    seen: dict[str, list[str]] = {}
-    for path, devices in specifications(facts).items():
-        for device in devices:
-            seen.setdefault(device, []).append(path)
-    twice = {device: paths for device, paths in seen.items() if len(paths) > 1}
+    found = specifications(facts)
+    counts = Counter(device for devices in found.values() for device in devices)
+    twice = sorted(device for device, count in counts.items() if count > 1)
     if not twice:
         return good("every device is defined once")
-    paths = sorted({path for found in twice.values() for path in found})
+    paths = sorted(path for path, devices in found.items() if {*twice} & {*devices})
     made = [path for path in paths if path.startswith("/etc/")] or paths[1:]
     return fail(
-        f"{' and '.join(paths)} both define {listed([f'nvidia.com/gpu={device}' for device in sorted(twice)], 3)}",
+        f"{' and '.join(paths)} both define {listed([f'nvidia.com/gpu={device}' for device in twice], 3)}",
         f"Keep the one that nvidia-cdi-refresh writes in /var/run/cdi and remove {', '.join(made)}: one of the two is "
         "old after the next upgrade of the driver.",
     )
@@ -291,6 +290,6 @@ def check_leftovers(facts: Facts) -> Verdict:
     if not left:
         return good("no benchmark or reference answer has left a container")
     return warn(
-        f"{listed([*left])}: left by a benchmark or reference answer that was killed",
+        f"{listed(left)}: left by a benchmark or reference answer that was killed",
         f"'docker rm --force {' '.join(left)}'; the next run of the same kind does so, too.",
     )

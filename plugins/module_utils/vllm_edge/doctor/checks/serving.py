@@ -50,27 +50,22 @@ def check_sockets(facts: Facts) -> Verdict:
             "'systemd-tmpfiles --create /etc/tmpfiles.d/vllm-edge.conf' corrects the directories, and so does a boot; "
             "site.yml brings that file.",
         )
-    silent = [f"{engine.name}: {problem}" for engine in found if up(engine) and (problem := known(engine.silent))]
+    running = [engine for engine in found if engine.unit.active_state == "active"]
+    silent = [f"{engine.name}: {problem}" for engine in running if (problem := known(engine.silent))]
     if silent:
         return fail(
             f"the socket of an engine whose unit is active is not as it should be: {'; '.join(silent)}",
             "'systemctl restart' of the unit makes a new container and socket; 'journalctl -u' of it says more.",
         )
-    return good(f"{listed([engine.name for engine in found if up(engine)])} answer on sockets")
-
-
-def up(engine: Engine) -> bool:
-    return engine.unit.active_state == "active"
+    return good(f"{listed([engine.name for engine in running])} answer on sockets")
 
 
 def check_libraries(facts: Facts) -> Verdict:
-    replaced = {engine.unit.id: list(known(engine.replaced)) for engine in settled(facts)}
-    old = {unit: names for unit, names in replaced.items() if names}
+    old = {engine.unit.id: names for engine in settled(facts) if (names := known(engine.replaced))}
     if not old:
         return good("no supervisor runs with a library that was replaced")
-    told = "; ".join(f"{unit} runs with a former {listed(names, 3)}" for unit, names in old.items())
     return warn(
-        told,
+        "; ".join(f"{unit} runs with a former {listed(names, 3)}" for unit, names in old.items()),
         f"'systemctl restart {' '.join(old)}' at a good time: each engine loads its model anew. needrestart leaves "
         "engines alone.",
     )
@@ -125,7 +120,7 @@ def check_risks(facts: Facts) -> Verdict:
     risky = {engine.name: engine.accept_risk for engine in engines(facts) if engine.accept_risk}
     if not risky:
         return good("no engine has an option or a variable that undoes a limit of it")
-    told = "; ".join(f"{name} runs with {', '.join(names)}" for name, names in risky.items())
     return warn(
-        told, "docs/operator.md says what each opens. Remove it, and its name in accept_risk, where it is not needed."
+        "; ".join(f"{name} runs with {', '.join(names)}" for name, names in risky.items()),
+        "docs/operator.md says what each opens. Remove it, and its name in accept_risk, where it is not needed.",
     )

@@ -35,8 +35,7 @@ def check_dpkg(facts: Facts) -> Verdict:
             "'dpkg --configure -a', then see that 'dpkg --audit' is silent.",
         )
     known(facts.system.packages)
-    half = list(facts.system.half_installed)
-    if half:
+    if half := facts.system.half_installed:
         return fail(
             f"half installed or half removed: {listed(half)}",
             "'dpkg --configure -a', then 'apt-get --fix-broken install', until 'dpkg --audit' is silent.",
@@ -48,9 +47,8 @@ def check_apt_lock(facts: Facts) -> Verdict:
     locks = known(facts.system.locks)
     if not locks:
         return good("nobody holds a lock of apt or dpkg")
-    told = "; ".join(f"{lock.command} (pid {lock.pid}) holds {lock.path}" for lock in locks)
     return warn(
-        told,
+        "; ".join(f"{lock.command} (pid {lock.pid}) holds {lock.path}" for lock in locks),
         f"Let it finish: 'ps -fp {locks[0].pid}' shows what it does. Do not remove the file, two programs at once ruin "
         "dpkg's database.",
     )

@@ -96,9 +96,7 @@ def check_iommu(facts: Facts) -> Verdict:
         )
     if len(cards) < 2:
         return good("one GPU: there is no other to reach")
-    for card in cards:
-        known(card.iommu)
-    modes = sorted({card.iommu for card in cards if isinstance(card.iommu, str)})
+    modes = sorted({known(card.iommu) for card in cards})
     hidden = next((card.redirecting for card in cards if isinstance(card.redirecting, Unread)), None)
     if hidden is not None:
         raise NotKnown(f"IOMMU: {', '.join(modes)}; Access Control Services: {hidden.why}")
