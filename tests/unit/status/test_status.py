@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.answers.model import CaseResult
 from ansible.module_utils.vllm_edge.answers.quality import Options, build_record, write_record
+from ansible.module_utils.vllm_edge.cli import main
 from ansible.module_utils.vllm_edge.engine.config import parse_engine
 from ansible.module_utils.vllm_edge.engine.loads import Load, remember_load
-from ansible.module_utils.vllm_edge.engine.state import EngineState, Failure, stamp, write_state
+from ansible.module_utils.vllm_edge.engine.state import EngineState, Failure, read_state, stamp, write_state
 from ansible.module_utils.vllm_edge.facts import serving as serving_facts
 from ansible.module_utils.vllm_edge.facts.serving import collect, sum_budgets
 from ansible.module_utils.vllm_edge.generation.model import FileChange
 from ansible.module_utils.vllm_edge.gpu.topology import Card, find_obstacles
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.planning.drift import TOLERANCES
-from ansible.module_utils.vllm_edge.status.command import render_status
+from ansible.module_utils.vllm_edge.status.command import render_explanation, render_status, run_explain
 from ansible.module_utils.vllm_edge.status.problems import add_problems, describe_state, judge, judge_gateway
 from ansible.module_utils.vllm_edge.switch.journal import Lock, to_json
 from ansible.module_utils.vllm_edge.switch.model import Journal, Result
@@ -495,3 +496,48 @@ def test_what_is_wrong_with_the_gateway(changes: dict[str, Any], switch: object,
     found = list(judge_gateway({"gateway": gateway, "switch": switch, "engines": engines}))
     assert len(found) == (words is not None) and (words or "") in " ".join(found)
     assert list(judge_gateway({"gateway": None})) == []
+
+
+# ---- explain, and what an engine leaves of itself -----------------------------------------------------------------
+
+
+def test_explain_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = written(tmp_path)
+    assert run_explain("e2b", paths, output="text") == 0
+    assert "nothing is known" in capsys.readouterr().out
+    write_state(paths.engine_state("e2b"), EngineState("e2b", "failed", "2026-11-21T03:00:01Z", last_failure=FAILURE))
+    assert run_explain("e2b", paths, output="text") == 0
+    text = capsys.readouterr().out
+    for told in ("failed since", "while: KV cache, exit status 1", "What: no memory is left.", "  | last words"):
+        assert told in text
+    assert run_explain("e2b", paths, output="json") == 0
+    assert json.loads(capsys.readouterr().out)["last_failure"]["cause"] == "no_kv"
+    assert run_explain("nobody", paths, output="text") == 1
+    assert "there are: e2b" in capsys.readouterr().err
+    assert main(["--etc", str(tmp_path), "explain", "../e2b"]) == 1
+    assert render_explanation("e2b", EngineState("e2b", "serving", "t"))[-1] == "No failure has been recorded."
+
+
+def test_state_survives_what_is_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "engines" / "e2b.json"
+    assert read_state(path) is None
+    state = EngineState("e2b", "serving", "t", container_id="c", log_facts={"model_gib": 9.9}, last_failure=FAILURE)
+    write_state(path, state)
+    assert read_state(path) == state
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert [entry.name for entry in path.parent.iterdir()] == ["e2b.json"], "a temporary file was left"
+    newer = {**json.loads(path.read_text()), "added_later": 1}
+    path.write_text(json.dumps(newer))
+    assert read_state(path) == state
+    for broken in ("", "[]", "{}", "{"):
+        path.write_text(broken)
+        assert read_state(path) is None
+
+
+def test_nothing_is_needed_for_a_refused_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    written(tmp_path, config={**CONFIG, "port": 0})
+    assert main(["--etc", str(tmp_path), "run-engine", "e2b"]) == 78
+    assert "<3>" in (out := capsys.readouterr().out) and "port is 0" in out
