@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import glob
 import json
-import os
 import re
+from pathlib import Path
 
 GPU_KIND = re.compile(
     r"""^[ \t]*"?kind"?\s{0,9}:\s{0,9}["']?nvidia\.com/gpu["']?[ \t]{0,9},?[ \t\r]{0,9}$""", re.MULTILINE
@@ -19,14 +18,9 @@ DRIVER_LIBRARY = re.compile(r"lib(?:cuda|nvidia-ml)\.so\.(\d+\.\d+(?:\.\d+)?)")
 
 def gpu_specs(directory: str) -> dict[str, str]:
     """Return the CDI specifications for NVIDIA GPUs in a directory: their text by path. Raises OSError."""
-    found = {}
-    for path in sorted(glob.glob(os.path.join(directory, "*"))):
-        if path.endswith((".yaml", ".json")):
-            with open(path, encoding="utf-8", errors="replace") as file:
-                text = file.read()
-            if GPU_KIND.search(text):
-                found[path] = text
-    return found
+    paths = [path for path in sorted(Path(directory).glob("[!.]*")) if path.suffix in (".yaml", ".json")]
+    texts = {str(path): path.read_text(encoding="utf-8", errors="replace") for path in paths}
+    return {path: text for path, text in texts.items() if GPU_KIND.search(text)}
 
 
 def lists_uvm(text: str) -> bool:
