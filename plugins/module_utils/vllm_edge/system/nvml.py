@@ -236,7 +236,6 @@ def interpret_memory(total: int, used: int, free: int, reserved: int | None) -> 
     `reserved` is None for the v1 call. Returns None if the figures match neither definition. A difference of one MiB is
     tolerated, because some drivers round the parts.
     """
-
     if reserved is None:
         return MemoryReading(total // MIB, None, used // MIB, free // MIB, "v1")
     if abs(total - (reserved + used + free)) > MIB:
