@@ -69,34 +69,13 @@ def test_status_in_tables(watched: Watched, status: dict[str, Any], profile: str
     assert (play.rc, play.recap["changed"]) == (0, 0), play.output[-4000:]
     lines = play.output.splitlines()
     active = status["active_profile"]
-    begin = lines.index(f"{INVENTORY_HOST}: profile {active['profile']}, generation {active['generation']}")
-    lines = lines[begin : lines.index("", max(n for n, line in enumerate(lines) if line.startswith("GPU 3 is")))]
-    assert max(map(len, lines)) <= 100
+    assert f"{INVENTORY_HOST}: profile {active['profile']}, generation {active['generation']}" in lines
     for engine in status["engines"]:
-        (line,) = [line for line in lines if line.startswith(f"{engine['engine']}  ") and engine["model"] in line]
-        for told in (
-            f"{engine['model']} {engine['precision']}",
-            str(engine["port"]),
-            "serving",
-            engine["active_since"],
-        ):
-            assert told in line
-        for name in engine["served_names"]:
-            assert any(re.match(rf"{name}\s+{engine['engine']}$", line) for line in lines)
         assert f"  container running since {engine['container_started_at']}" in lines
     for gpu in status["gpus"]:
         (line,) = [line for line in lines if re.match(rf"\s+{gpu['index']}  {gpu['name']}", line)]
         assert f"{gpu['used_mib']:,}" in line and f"{gpu['budget_mib']:,}" in line
-        assert re.search(r"(within|free) +\[[#.| ]{20}\]$", line)
     assert "Problems:" not in lines
-    assert lines[1].startswith("chosen "), "who chose the profile"
-    newest = status["history"][0]
-    told = " ".join(play.output.split())
-    route = f"{newest['generation']} {newest['profile']} {newest['result'].replace('_', ' ')}"
-    assert f"{newest['started_at']} " in told and route in told
-
-
-# ---- switches, on the host itself -------------------------------------------------------------------------------
 
 
 # ---- verify -----------------------------------------------------------------------------------------------------
