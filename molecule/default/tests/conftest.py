@@ -353,9 +353,10 @@ class Clients:
         self.machine = machine
 
     def start(self, *options: str) -> None:
+        self.machine.put("/usr/local/bin/ask.py", ASK)
         self.machine.put("/usr/local/bin/role_client.py", Path(role_client.__file__).read_text(), "0755")
         self.machine.run("rm", "--force", self.LOG)
-        words = ["/usr/local/bin/role_client.py", "watch", "--log", self.LOG, *options]
+        words = ["/usr/local/bin/role_client.py", "--log", self.LOG, *options]
         self.machine.run("systemd-run", "--quiet", "--collect", "--unit=role-client", *words)
         time.sleep(2)
 
@@ -368,7 +369,7 @@ class Clients:
 
 def gaps_of(recorded: role_client.Recorded) -> dict[str, list[role_client.Gap]]:
     found: dict[str, list[role_client.Gap]] = {role: [] for role in ROLES}
-    for gap in role_client.gaps(recorded.asked):
+    for gap in role_client.find_gaps(recorded):
         found[gap.role].append(gap)
     return found
 
@@ -384,7 +385,7 @@ def no_gap_beyond(
     found = gaps_of(recorded)
     inside: list[role_client.Gap] = []
     for journal, roles in zip(journals, away, strict=True):
-        began, ended = role_client.span(journal)
+        began, ended = role_client.get_span(journal)
         for role in ROLES:
             during = [gap for gap in found[role] if began - 1 <= gap.from_s <= ended + 1]
             inside += during
