@@ -252,21 +252,11 @@ def describe(repository: Repository, gated: bool, blobs: bool) -> dict[str, Any]
     siblings = [file.sibling if blobs else {"rfilename": file.name} for file in repository.files]
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(repository.modified))
     return {
-        "_id": repository.commit[:24],
         "id": repository.name,
-        "modelId": repository.name,
-        "author": repository.name.split("/")[0],
         "sha": repository.commit,
         "lastModified": stamp,
-        "createdAt": stamp,
         "private": False,
-        "disabled": False,
         "gated": "manual" if gated else False,
-        "downloads": 0,
-        "likes": 0,
-        "tags": ["transformers", "safetensors"],
-        "pipeline_tag": "text-generation",
-        "library_name": "transformers",
         "config": {name: value for name, value in config_of(repository).items() if name in CONFIG_KEYS},
         "siblings": siblings,
     }

@@ -9,14 +9,6 @@ The unmodified nvidia-ml-py asks the loader for "libnvidia-ml.so.1". Two ways to
                      One process has one library, hence one library version; change the module's instead.
   in a subprocess    subprocess.run(..., env=lab.environment(library)): LD_LIBRARY_PATH and LAB_GPU_ROOT. The loader
                      reads LD_LIBRARY_PATH at start only, so setting it in os.environ of a running process is no use.
-
-    library = build_library(tmp_path_factory.mktemp("nvml"))
-    lab = create_root(tmp_path / "gpus")
-    monkeypatch.setenv("LAB_GPU_ROOT", str(lab.path))
-    preload(library)
-    with lab.claim(0, 16000) as pid:        # a real process holds 16,000 MiB on GPU 0
-        ...
-    lab.set_fault(2, "gpu-lost"); lab.set_fault(1, "orphan", 300); lab.set_module("570.1"); lab.set_module(None)
 """
 
 from __future__ import annotations

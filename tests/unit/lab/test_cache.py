@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -37,16 +36,9 @@ def make(path: Path, kind: str) -> None:
         (path / MARKER).symlink_to("/etc/hostname")
     elif kind == "directory as marker":
         (path / MARKER).mkdir()
-    elif kind == "names of the lab":
-        shutil.rmtree(path / ".ssh")
-        (path / "images").mkdir()
-    elif kind == "foreign file":
-        shutil.rmtree(path / ".ssh")
-        for name in ("lock", "thesis.odt"):
-            (path / name).write_text("")
 
 
-KINDS = ("home", "foreign file", "names of the lab", "link as marker", "directory as marker", "link to a home")
+KINDS = ("home", "link as marker", "directory as marker", "link to a home")
 
 
 def listed(path: Path) -> list[str]:

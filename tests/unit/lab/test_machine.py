@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import namedtuple
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -127,28 +126,3 @@ def test_control_groups_of_the_host(
     lab.world.create_host(World("x", 22999), "image")
     told = [word for word in created if word.startswith("--cgroupns") or ":rw" in word or "/sys/fs/cgroup" in word]
     assert told == [word.format(tmp_path) for word in expected]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("systemd", [True, False], ids=["systemd is PID 1", "it is not"])
-def test_the_engine_is_started_by_systemd_where_that_is_pid_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, systemd: bool
-) -> None:
-    ran: list[list[Any]] = []
-    answers = iter([False, True])
-    monkeypatch.setenv("VLLM_EDGE_LAB_CACHE", str(tmp_path))
-    monkeypatch.setattr(lab.docker, "SYSTEMD", tmp_path if systemd else tmp_path / "absent")
-    monkeypatch.setattr(lab.docker, "ENGINE_PID_FILE", tmp_path / "docker.pid")
-    monkeypatch.setattr(lab.docker, "answers", lambda: next(answers))
-    monkeypatch.setattr(lab.docker, "as_root", list)
-    monkeypatch.setattr(lab.docker, "run", lambda words, **_: ran.append(words))
-    started = subprocess.Popen(["true"])
-    monkeypatch.setattr(lab.docker.subprocess, "Popen", lambda words, **_: ran.append(words) or started)
-    lab.docker.ensure_engine()
-    started.wait()
-    if systemd:
-        assert ran == [["systemctl", "start", "docker.service"]]
-        assert not lab.docker.pid_file().exists(), "it is not the lab's to stop"
-    else:
-        assert [str(word).rpartition("/")[2] for word in ran[0]] == ["dockerd"]
-        assert lab.docker.pid_file().read_text().strip() == str(started.pid)

@@ -163,7 +163,7 @@ def test_no_value_becomes_another_line_of_a_unit_or_is_expanded(tmp_path: Path) 
 
 
 def test_a_run_with_everything_shown_shows_no_secret(tmp_path: Path) -> None:
-    """Case 7 in small: the module as the role calls it, with --diff and -vvv, in check mode and for real."""
+    """The module as the role calls it, with --diff and -vvv."""
     secrets = "{{ vllm_engine_engines | edge.vllm_edge.resolve_secrets(vllm_engine_secrets) }}"
     module = {"secrets": secrets, "configuration_directory": str(tmp_path / "etc")}
     tasks = [
@@ -172,7 +172,6 @@ def test_a_run_with_everything_shown_shows_no_secret(tmp_path: Path) -> None:
     ]
     (tmp_path / "secret").write_text(MARKED)
     given = {"vllm_engine_secrets": {"store": f"{{{{ lookup('ansible.builtin.file', '{tmp_path}/secret') }}}}"}}
-    for more in (["--check"], []):
-        printed = run(tmp_path, GIVEN | given, tasks, "--diff", "-vvv", *more, ANSIBLE_DISPLAY_OK_HOSTS="true")
-        assert "secrets/keyed.env" in printed and "marked" not in printed, printed
+    printed = run(tmp_path, GIVEN | given, tasks, "--diff", "-vvv", ANSIBLE_DISPLAY_OK_HOSTS="true")
+    assert "secrets/keyed.env" in printed and "marked" not in printed, printed
     assert (tmp_path / "etc/secrets/keyed.env.other").read_text() == f"STORE_PASSWORD={MARKED}\n"

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
-from types import ModuleType
+from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -85,42 +84,6 @@ def test_sizes_and_times_have_a_unit(options: list[Named]) -> None:
     assert [
         name for name, text in measured.items() if not reference.unit(name) and not UNIT_IN_WORDS.search(text)
     ] == []
-
-
-class Asked(Exception):
-    """Raised when a module creates AnsibleModule, so that nothing else of it runs."""
-
-
-def arguments(module: ModuleType) -> dict[str, Any]:
-    """Return the argument spec that a module passes to AnsibleModule."""
-    with mock.patch.object(module, "AnsibleModule", side_effect=Asked) as made, pytest.raises(Asked):
-        module.main()
-    found: dict[str, Any] = made.call_args.kwargs["argument_spec"]
-    return found
-
-
-def comparable(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the documentation and the argument spec of options have in common."""
-    return {
-        name: {
-            "type": option.get("type", "str"),
-            "elements": option.get("elements"),
-            "required": bool(option.get("required", False)),
-            "default": option.get("default"),
-            "choices": sorted(option.get("choices") or []),
-            "options": comparable(option.get("options") or option.get("suboptions") or {}),
-        }
-        for name, option in options.items()
-    }
-
-
-def test_documentation_of_a_module_says_what_it_takes(
-    documented: Docs, load_module: Callable[[str], ModuleType]
-) -> None:
-    # The others document an action plugin.
-    for path in (path for path in MODULES if "def main(" in path.read_text()):
-        options = documented[path.stem]["doc"].get("options", {})
-        assert comparable(options) == comparable(arguments(load_module(path.stem))), path.stem
 
 
 def test_every_plugin_has_an_author_and_attributes(documented: Docs) -> None:

@@ -185,6 +185,10 @@ from ansible.module_utils.basic import AnsibleModule
 module = AnsibleModule({"budgets": {"type": "dict"}, "gpu_slots": {"type": "list"}, "foreign": {}})
 module.exit_json(gpus=[], **module.params["budgets"])
 """
+AT_RISK = """#!/usr/bin/python
+from ansible.module_utils.basic import AnsibleModule
+AnsibleModule({"containers": {}}).exit_json(at_risk=["x"], warning="x may lose its GPUs")
+"""
 NVML = {"failed": True, "msg": "VRAM cannot be measured"}
 OVER = {"failed": True, "msg": "500 MiB too many", "failures": ["500 MiB too many"]}
 WITHIN = {"msg": "within", "failures": []}
@@ -198,8 +202,8 @@ BUDGETS: dict[str, tuple[str, dict[str, Any], str, bool]] = {
 """Result of the switch, what is measured, what the failure says, and whether the report comes before it."""
 
 
-def test_a_gpu_over_its_budget_fails_the_play_after_its_report(tmp_path: Path) -> None:
-    """The end of playbooks/engines.yml with the wiring, where the module answers what this test says."""
+def test_a_gpu_over_its_budget_fails_the_play_after_its_report_and_containers_at_risk_are_named(tmp_path: Path) -> None:
+    """Parts of playbooks/engines.yml with the wiring, where modules answer what this test says."""
     (whole,) = yaml.safe_load((ROOT / "playbooks" / "engines.yml").read_text())
     first = next(at for at, task in enumerate(whole["tasks"]) if "vram_budget" in task)
     wiring = yaml.safe_load((ROOT / "group_vars" / "all" / "wiring.yml").read_text())
@@ -212,16 +216,20 @@ def test_a_gpu_over_its_budget_fails_the_play_after_its_report(tmp_path: Path) -
     }
     (tmp_path / "hosts.yml").write_text(json.dumps({"all": {"hosts": hosts}}))
     end = {"hosts": "all", "gather_facts": False, "connection": "local", "vars": variables}
-    (tmp_path / "play.yml").write_text(yaml.safe_dump([{**end, "tasks": whole["tasks"][first:]}]))
-    for path, text in (("tasks/report.yml", "- debug: {msg: hidden}\n"), ("library/vram_budget.py", MEASURED)):
-        (tmp_path / path).parent.mkdir()
+    warn = {"ansible.builtin.include_tasks": str(ROOT / "playbooks/tasks/gpu_access.yml")}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([{**end, "tasks": [warn, *whole["tasks"][first:]]}]))
+    modules = {"library/vram_budget.py": MEASURED, "library/host_facts.py": AT_RISK}
+    for path, text in {"tasks/report.yml": "- debug: {msg: hidden}\n", **modules}.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)
     done = run_playbook("-i", "hosts.yml", "play.yml", cwd=tmp_path, ANSIBLE_LIBRARY=str(tmp_path / "library"))
     failures = find_failures(done)
+    assert done.stdout.count(": WARNING: x may lose its GPUs") == len(BUDGETS), done.stdout
     for name, (_, _, words, report) in BUDGETS.items():
         assert (name in failures) == bool(words) and words in failures.get(name, ""), done.stdout
         said = done.stdout.partition(f"fatal: [{name}]")[0]
-        assert any(name in line for line in said.splitlines() if line.startswith("included: ")) == report, done.stdout
+        included = [line for line in said.splitlines() if line.startswith("included: ") and "report.yml" in line]
+        assert any(name in line for line in included) == report, done.stdout
 
 
 def test_a_directory_for_support_reports_that_cannot_be_used_is_refused(tmp_path: Path) -> None:

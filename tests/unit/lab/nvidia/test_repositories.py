@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from lab.nvidia import build
-from lab.nvidia.build import inputs_digest
 
 NVIDIA = Path(build.__file__).parent
 
@@ -65,13 +64,3 @@ def test_a_second_run_does_nothing_unless_the_first_was_cut_short(repositories: 
     after, release = run(), repositories / TOOLKIT / "Release"
     assert after[release] > before[release] and after.keys() == before.keys()
     assert (repositories / ".inputs").read_text()
-
-
-def test_the_stamp_covers_sources_and_keys(tmp_path: Path) -> None:
-    from lab.nvidia.repository import Key
-
-    key = Key(tmp_path / "a.asc", "a")
-    key.secret.write_text("one")
-    first = inputs_digest(key)
-    key.secret.write_text("two")
-    assert inputs_digest(key) != first
