@@ -18,7 +18,6 @@ from vllm import envs
 from vllm.config import CompilationMode
 from vllm.logger import init_logger
 from vllm.utils.mem_utils import MemorySnapshot, format_gib
-from vllm.v1.sample.ops.logprobs import batched_count_greater_than
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.utils import request_memory
 
@@ -252,11 +251,7 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
                 self.need.graphs / physics.GIB,
             )
         self._report_usage()
-        self._allocate_as_far_as_free(gpus.number(gpus.fault(self.gpu, "engine-extra-mib")))
         return result
-
-    def _allocate_as_far_as_free(self, mib: int) -> None:
-        self._allocate(min(mib * physics.MIB, max(self.claim.free, 0)))
 
     def execute_model(self, *arguments: Any, **options: Any) -> Any:
         self._fail_if_lost()
@@ -265,10 +260,7 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
         extra = gpus.number(gpus.fault(self.gpu, "engine-grows"))
         if extra and not self.grown:
             self.grown = True
-            self._allocate_as_far_as_free(extra)
-        if os.environ.get("CXX") == command.NO_COMPILER:
-            # The first request of a real engine compiles kernels; here only some kinds of request would (logprobs).
-            batched_count_greater_than(torch.zeros(1, 4), torch.zeros(1, 1))
+            self._allocate(min(extra * physics.MIB, max(self.claim.free, 0)))
         return super().execute_model(*arguments, **options)
 
     def _report_usage(self) -> None:
