@@ -53,17 +53,10 @@ def test_user_and_group_of_the_engines(host: Host) -> None:
 
 
 DIRECTORIES = {
-    "/opt/vllm-edge/releases": "root:root 755",
-    "/etc/vllm-edge/engines": "root:root 755",
-    "/etc/vllm-edge/hooks/before_drain.d": "root:root 755",
-    "/etc/vllm-edge/hooks/after_commit.d": "root:root 755",
     STATE: "root:root 755",
-    f"{STATE}/generations": "root:root 750",
     f"{STATE}/generations/1": "root:root 750",
     f"{STATE}/history": "root:root 750",
-    "/data/vllm": "root:root 755",
     "/data/vllm/weights": "root:vllm-edge 750",
-    "/data/vllm/cache": "root:root 755",
     **{engine.etc: "root:root 755" for engine in ENGINES},
     **{engine.weights: "root:vllm-edge 750" for engine in ENGINES},
     **{f"/data/vllm/cache/{engine.name}": "root:vllm-edge 750" for engine in ENGINES},
@@ -71,18 +64,14 @@ DIRECTORIES = {
 FILES = {
     **{f"{engine.etc}/{file}": "root:root 640" for engine in ENGINES for file in ("container.json", "docker-create")},
     **{f"{engine.etc}/engine.json": "root:root 644" for engine in ENGINES},
-    **{f"{engine.etc}/chat-template.jinja": "root:root 644" for engine in ENGINES},
     **{f"/etc/systemd/system/{engine.unit}": "root:root 644" for engine in ENGINES},
-    "/etc/systemd/system/vllm-edge.target": "root:root 644",
-    "/etc/systemd/system/vllm-edge-recover.service": "root:root 644",
-    "/etc/needrestart/conf.d/vllm-edge.conf": "root:root 644",
     f"{STATE}/generations/1/generation.json": "root:root 640",
-    "/opt/vllm-edge/current/bin/vllm-edge": "root:root 755",
     f"{STATE}/active-profile.json": "root:root 644",
     f"{STATE}/switch.json": "root:root 640",
     f"{STATE}/report.json": "root:root 640",
     "/etc/docker/daemon.json": "root:root 644",
 }
+"""Those that test_a_modes.py does not say more of: what is for others is listed there."""
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("directory", DIRECTORIES), ("regular file", FILES)])
@@ -468,13 +457,10 @@ def test_report_agrees_with_nvidia_smi(host: Host, machine: Machine) -> None:
     assert {name: asked["engine"] for name, asked in completions.items()} == {
         name: engine.name for name, engine in ROLES.items()
     }
-    assert all(asked["ok"] and asked["completion"] for asked in completions.values())
     # The switch asked everything, and the second run one token of each engine.
     began = read_json(host, f"{STATE}/switch.json")["started_at"]
-    assert all(began <= asked["passed_at"] and 0 < asked["token_s"] < 20 for asked in completions.values())
-    checks = {
-        name: {check["check"]: check["outcome"] for check in asked["checks"]} for name, asked in completions.items()
-    }
-    shown = {"completion": "passed", "system_prompt": "passed", "json_schema": "passed", "deterministic": "passed"}
-    assert all(shown.items() <= outcomes.items() for outcomes in checks.values()), checks
-    assert all(outcomes["tool_call"] in ("passed", "not_shown") for outcomes in checks.values()), checks
+    assert all(asked["ok"] and began <= asked["passed_at"] for asked in completions.values())
+    shown = dict.fromkeys(("completion", "system_prompt", "json_schema", "deterministic"), "passed")
+    for asked in completions.values():
+        outcomes = {check["check"]: check["outcome"] for check in asked["checks"]}
+        assert shown.items() <= outcomes.items() and outcomes["tool_call"] in ("passed", "not_shown"), outcomes
