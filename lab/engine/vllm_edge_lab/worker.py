@@ -197,35 +197,21 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
         return available
 
     def _report_whether_graphs_count(self) -> None:
-        if not self.need.graphs:
+        if not self.need.graphs or envs.VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS:
             return
         share = self.cache_config.gpu_memory_utilization
         graphs = self.need.graphs / self.init_snapshot.total_memory
-        if envs.VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS:
-            logger.info(
-                "CUDA graph memory profiling is enabled (default since "
-                "v0.21.0). The current --gpu-memory-utilization=%.4f is "
-                "equivalent to --gpu-memory-utilization=%.4f without "
-                "CUDA graph memory profiling. To maintain the same "
-                "effective KV cache size as before, increase "
-                "--gpu-memory-utilization to %.4f. To disable, set "
-                "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0.",
-                share,
-                round(share - graphs, 4),
-                min(round(share + graphs, 4), 1.0),
-            )
-        else:
-            logger.warning(
-                "CUDA graph memory profiling is disabled "
-                "(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0). "
-                "Without it, CUDA graph memory is not accounted for "
-                "during KV cache allocation, which may require lowering "
-                "--gpu-memory-utilization to avoid OOM. Consider "
-                "re-enabling it (the default as of v0.21.0) and increasing "
-                "--gpu-memory-utilization from %.4f to %.4f.",
-                share,
-                min(round(share + graphs, 4), 1.0),
-            )
+        logger.warning(
+            "CUDA graph memory profiling is disabled "
+            "(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0). "
+            "Without it, CUDA graph memory is not accounted for "
+            "during KV cache allocation, which may require lowering "
+            "--gpu-memory-utilization to avoid OOM. Consider "
+            "re-enabling it (the default as of v0.21.0) and increasing "
+            "--gpu-memory-utilization from %.4f to %.4f.",
+            share,
+            min(round(share + graphs, 4), 1.0),
+        )
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         self._allocate(max(self.need.kv_cache, 0))

@@ -94,14 +94,6 @@ def test_every_plugin_has_an_author_and_attributes(documented: Docs) -> None:
         assert all("support" in attribute and attribute.get("description") for attribute in attributes.values()), name
 
 
-def test_short_descriptions_begin_with_a_verb_and_have_no_full_stop(documented: Docs, roles: Docs) -> None:
-    short = {name: plugin["doc"]["short_description"] for name, plugin in documented.items()}
-    for role, entry_points in roles.items():
-        short |= {f"{role}.{name}": entry_point["short_description"] for name, entry_point in entry_points.items()}
-    # An Ansible user reads "Manage ...", not "Manages ..." or the name of a thing.
-    assert {where: text for where, text in short.items() if not re.fullmatch(r"[A-Z][a-z]*[a-rt-z] .*[^.]", text)} == {}
-
-
 def names_below(prefix: str, values: Mapping[str, Any], below: str) -> Iterator[str]:
     """Yield the names that O() or RV() may contain, with [] after each list."""
     for key, value in values.items():
