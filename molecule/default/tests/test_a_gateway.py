@@ -166,11 +166,6 @@ def log(machine: Machine) -> str:
     return machine.run("journalctl", "--quiet", "--output=cat", "--unit=vllm-edge-gateway.service", "--lines=400")
 
 
-def find_gateway_checks(machine: Machine) -> dict[str, str]:
-    found = json.loads(machine.host.run("vllm-edge doctor --format json").stdout)
-    return {row["check"]: row["state"] for row in found["checks"] if row["check"].startswith("gateway.")}
-
-
 def test_a_gateway_that_is_killed_comes_back(machine: Machine, client: openai.OpenAI) -> None:
     machine.shell("kill -9 $(systemctl show -p MainPID --value vllm-edge-gateway.service)")
     begin = time.monotonic()
@@ -185,18 +180,3 @@ def test_a_gateway_that_is_killed_comes_back(machine: Machine, client: openai.Op
     else:
         pytest.fail(f"no answer within 120 s: {log(machine)[-2000:]}")
     test_role_answers(client, "sentry")
-
-
-def test_a_damaged_map_is_found_and_mended(machine: Machine, client: openai.OpenAI) -> None:
-    # Who else would mend it: the timer, a run that it has begun, and the gateway's own start or reload.
-    machine.run("systemctl", "stop", "vllm-edge-gateway-sync.timer", "vllm-edge-gateway-sync.service")
-    try:
-        unit = "vllm-edge-gateway.service"
-        machine.wait("it runs", lambda: machine.unit("ActiveState", unit=unit)["ActiveState"] == "active", 120)
-        machine.shell("echo 'nonsense' > /etc/vllm-edge/gateway/models.map")
-        assert find_gateway_checks(machine)["gateway.maps"] == "fail"
-        test_role_answers(client, "sentry")  # the running gateway has the former one
-        machine.run("vllm-edge", "gateway", "sync")
-    finally:
-        machine.run("systemctl", "start", "vllm-edge-gateway-sync.timer")
-    assert find_gateway_checks(machine)["gateway.maps"] == "ok"
