@@ -49,7 +49,6 @@ class Served:
     slots: list[int]
     port: int
     served_names: list[str]
-    max_model_len: int
     measured_mib: range
     """What the reference host measured on each of its GPUs, and some."""
 
@@ -79,19 +78,11 @@ class Served:
 
 
 PROFILE = "nvfp4-tp2"
+NVFP4 = "nvidia/Gemma-4-31B-IT-NVFP4"
 ENGINES = [
-    Served(
-        "31b-nvfp4-tp2",
-        "31b-nvfp4",
-        "nvidia/Gemma-4-31B-IT-NVFP4",
-        [0, 1],
-        8050,
-        ["architect", "worker"],
-        8192,
-        range(21_600, 22_351),
-    ),
-    Served("e4b", "e4b", "google/gemma-4-E4B-it", [2], 8060, ["auditor"], 8192, range(20_200, 20_800)),
-    Served("e2b", "e2b", "google/gemma-4-E2B-it", [3], 8070, ["sentry"], 4096, range(20_300, 20_900)),
+    Served("31b-nvfp4-tp2", "31b-nvfp4", NVFP4, [0, 1], 8050, ["architect", "worker"], range(21_600, 22_351)),
+    Served("e4b", "e4b", "google/gemma-4-E4B-it", [2], 8060, ["auditor"], range(20_200, 20_800)),
+    Served("e2b", "e2b", "google/gemma-4-E2B-it", [3], 8070, ["sentry"], range(20_300, 20_900)),
 ]
 ROLES = {name: engine for engine in ENGINES for name in engine.served_names}
 # The one that is damaged and broken: it loads in the shortest time. What the others do meanwhile is looked at, too.
@@ -307,16 +298,8 @@ def bystander(machine: Machine) -> Iterator[Life]:
     """Somebody else's container, which must never notice us. It lives through healing and faults."""
     image = machine.run("docker", "image", "ls", "--quiet", "--filter=reference=*/vllm/vllm-openai").split()[0]
     machine.host.run(f"docker rm --force {BYSTANDER}")
-    machine.run(
-        "docker",
-        "run",
-        "--detach",
-        f"--name={BYSTANDER}",
-        "--stop-signal=SIGKILL",
-        "--entrypoint=sleep",
-        image,
-        "infinity",
-    )
+    run = ["docker", "run", "--detach", f"--name={BYSTANDER}", "--stop-signal=SIGKILL", "--entrypoint=sleep"]
+    machine.run(*run, image, "infinity")
     begun = life(machine, BYSTANDER)
     assert begun is not None
     yield begun
