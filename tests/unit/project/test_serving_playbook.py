@@ -49,8 +49,6 @@ def read_example(after: str) -> dict[str, Any]:
 
 FIFTH_ROLE = read_example("## Add a role")
 REPLICAS = read_example("## Serve a role by several engines")
-UNSERVED = json.loads(json.dumps(FIFTH_ROLE))
-UNSERVED["serving_engines"]["e4b-reflector"]["served_names"] = ["other"]
 HUB = {
     "model_weights_endpoint": "http://mirror.example",
     "model_weights_environment": {"HTTPS_PROXY": "http://user:pla/nted@proxy"},
@@ -72,7 +70,7 @@ ODD = {
 }
 PINNED = {
     **GOOD,
-    **{"serving_profile": "e2b-only", "container_runtime_repository_key_fingerprint": ""},
+    **{"serving_profile": "e2b-only", "container_runtime_repository_key_fingerprint": "", "require_pins": "true"},
     **{"ansible_connection": "local", "ansible_python_interpreter": sys.executable},
     "ansible_facts": {"distribution": "Debian", "distribution_version": "13.1", "distribution_major_version": "13"},
 }
@@ -81,11 +79,8 @@ WRONG: dict[str, dict[str, Any]] = {
         **{"serving_profile": "e2b-olny", "gpu_count": "four", "vllm_engine_watchdog": 30, "vllm_image_keep": "many"},
         **{"verify_weights": "ful", "alow_docker_restart": "true"},
     },
-    "few_gpus": GOOD | {"gpu_count": 2, "allow_reboot": "maybe"},
-    "unpinned": PINNED | {"require_pins": "true"},
-    "pins": PINNED | {"require_pins": "ture"},
+    "unpinned": PINNED,
     "hub": GOOD | HUB,
-    "unserved": GOOD | UNSERVED,
     "odd": ODD,
 }
 
@@ -124,23 +119,17 @@ def test_a_mistake_of_one_host_stops_all_before_any_is_touched(refused: Any) -> 
     assert "hf_planted" not in done.stdout + done.stderr and "nted@proxy" not in done.stdout + done.stderr
     said = find_failures(done)
     for host, words in {
-        "few_gpus": (
-            "allow_reboot: 'maybe' is neither true nor false; write true or false.",
-            "slot 2 does not exist, gpu_count is 2",
-        ),
         "unpinned": (
             "vllm_image_base_digest: ",
             "vllm_models.e2b.revision: ",
             "container_runtime_repository_key_fingerprint: ",
         ),
-        "pins": ("require_pins: 'ture' is neither",),
         "hub": (
             "3 mistakes in the variables",
             "model_weights_environment: 'HTTPS_PROXY' is no address of a proxy",
             f"`chmod 0600 {token}`",
             "model_weights_endpoint: 'http://mirror.example' is not encrypted, and a token is given",
         ),
-        "unserved": ("'reflector'",),
         "odd": ("7 mistakes in the variables", "is a risk: it imports Python code by name"),
     }.items():
         assert [each for each in words if each not in said[host]] == [], said[host]
