@@ -52,7 +52,6 @@ def debian_mirror() -> str:
 
 
 def apt_proxy() -> str:
-    """Proxy that apt uses on this machine, or an empty string."""
     shown = output(["apt-config", "dump", "--format", "%v%n", "Acquire::http::Proxy"])
     return shown.splitlines()[0] if shown else ""
 
@@ -151,7 +150,6 @@ def vendors_image() -> str:
 
 
 def built_by(script: Path, *arguments: str | Path) -> None:
-    """Run one of the lab's builders with this interpreter."""
     subprocess.run([sys.executable, str(script), *map(str, arguments)], check=True)
 
 

@@ -55,7 +55,6 @@ def cache_directory() -> Path:
 
 
 def is_cached(name: str) -> bool:
-    """Whether the lab gives this name to something in its cache."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in CACHED)
 
 
@@ -91,7 +90,6 @@ def run(command: Sequence[str | Path], *, check: bool = True, quiet: bool = Fals
 
 
 def output(command: Sequence[str | Path]) -> str:
-    """Standard output of a command that must succeed."""
     return subprocess.run([str(word) for word in command], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
 
 

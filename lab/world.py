@@ -102,12 +102,10 @@ class World:
 
     @property
     def host(self) -> str:
-        """Container name of the host."""
         return f"{self.name}-host"
 
     @property
     def vendors(self) -> str:
-        """Container name of the vendors."""
         return f"{self.name}-vendors"
 
     @property
@@ -327,7 +325,6 @@ def wait_for_registry(port: int, timeout_s: float) -> None:
 
 
 def ssh_command(world: World) -> list[str]:
-    """`ssh` to the host, as Ansible does it."""
     return ["ssh", "-F", str(world.generated / "ssh_config"), world.host]
 
 
@@ -416,7 +413,6 @@ def write_variables(world: World, names: dict[str, str]) -> None:
 
 
 def labelled(world: World, name: str = "") -> list[str]:
-    """Ids of the containers that carry this lab's label: all of them, or the one of this name."""
     named = [f"--filter=name=^/?{re.escape(name)}$"] if name else []
     return docker_output("ps", "--all", "--quiet", "--no-trunc", f"--filter=label={LABEL}={world.name}", *named).split()
 
@@ -496,7 +492,6 @@ def offline_command(world: World, words: list[str]) -> list[str]:
 
 
 def networks(container: str) -> list[str]:
-    """Names of the networks that a container is in."""
     form = "{{range $name, $_ := .NetworkSettings.Networks}}{{$name}} {{end}}"
     return docker_output("inspect", "--format", form, container).split()
 

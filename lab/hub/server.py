@@ -88,7 +88,6 @@ class File:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """As the tree lists it."""
         lfs = {"lfs": {"oid": self.sha256, "size": self.size, "pointerSize": len(self.pointer)}} if self.lfs else {}
         return {"type": "file", "path": self.name, "size": self.size, "oid": self.blob_id, **lfs}
 
@@ -243,7 +242,6 @@ def sign(path: str, expires: int) -> str:
 
 
 def config_of(repository: Repository) -> dict[str, Any]:
-    """config.json of a repository that has one."""
     found = next((file for file in repository.files if file.name == "config.json"), None)
     return dict(json.loads(found.path.read_text())) if found else {}
 

@@ -75,12 +75,10 @@ def program(output: Path, source: Path, *flags: str) -> Path:
 
 
 def nvidia_smi(output: Path) -> Path:
-    """nvidia-smi: opens libnvidia-ml.so.1 when it runs, as the real one does."""
     return program(output, SOURCES / "nvidia-smi.c", "-ldl")
 
 
 def driver_program(output: Path) -> Path:
-    """A program of the driver, which is named as its source."""
     return program(output, DRIVER / f"{output.name}.c")
 
 
