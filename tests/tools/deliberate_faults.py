@@ -87,7 +87,6 @@ class Fault:
         return _find_syntax_error(self.file, self.apply(text))
 
     def apply(self, text: str) -> str:
-        """Return the file's text with the fault."""
         before, after, behind = text.partition(self.after) if self.after else ("", "", text)
         return before + after + behind.replace(self.old, self.new, 1)
 

@@ -231,7 +231,6 @@ class Machine:
         return self.ask("/v1/chat/completions", {"model": name, **question}, seconds, ROLES.get(name, VICTIM))
 
     def cursor(self) -> str:
-        """Where the unit's journal ends now."""
         text = self.run("journalctl", "--show-cursor", "--lines=0", "--quiet")
         return re.sub(r"^-- cursor: ", "", text.strip())
 
@@ -253,7 +252,6 @@ class Machine:
         self.run("lab-gpu", "fault", "clear")
 
     def gpu_memory(self) -> dict[str, int]:
-        """MiB in use by UUID."""
         text = self.run("nvidia-smi", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits")
         return {uuid: int(used) for uuid, used in (line.split(", ") for line in text.splitlines())}
 

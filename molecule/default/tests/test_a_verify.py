@@ -143,7 +143,6 @@ def test_cdi_gives_containers_the_nodes_of_cuda(machine: Machine) -> None:
 
 @pytest.fixture(scope="module")
 def image(machine: Machine) -> dict[str, Any]:
-    """The image of the running engines."""
     (identity,) = {machine.container(engine.container)["Image"] for engine in ENGINES}
     return json.loads(machine.run("docker", "image", "inspect", identity))[0]
 

@@ -35,7 +35,6 @@ def roles() -> Docs:
 
 @pytest.fixture(scope="module")
 def documented() -> Docs:
-    """The documentation of modules and action plugins."""
     return reference.module_docs()
 
 
@@ -70,7 +69,6 @@ def test_every_option_says_what_it_is_and_of_which_type(options: list[Named]) ->
 
 
 def is_measured(name: str, option: Mapping[str, Any]) -> bool:
-    """Whether an option is a size or a time, by its name and its type."""
     last = name.rpartition(".")[2]
     takes_numbers = option["type"] in {"int", "float"} or bool(re.match(r"\d", str(option.get("default"))))
     return takes_numbers and last not in COUNTS and bool(MEASURED.search(last))
