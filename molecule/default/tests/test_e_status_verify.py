@@ -12,10 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import ENGINES, INVENTORY_HOST, ROLES, VICTIM, Machine
-from neighbours import Watched, watched
-
-__all__ = ["watched"]  # a fixture
+from conftest import ENGINES, INVENTORY_HOST, ROLES, VICTIM, Controller, Machine
 
 # On the host: turns one byte of a file around and leaves size and times as they are. Twice is as before.
 FLIP = """
@@ -41,10 +38,10 @@ def ask(machine: Machine) -> dict[str, Any]:
     return status
 
 
-def test_status_in_tables(machine: Machine, watched: Watched) -> None:
+def test_status_in_tables(machine: Machine, controller: Controller, undisturbed: None) -> None:
     status = ask(machine)
     assert status["problems"] == [], "these tests begin on a host that serves"
-    play = watched.play("playbooks/status.yml")
+    play = controller.play("playbooks/status.yml")
     assert (play.rc, play.recap["changed"]) == (0, 0), play.output[-4000:]
     lines = play.output.splitlines()
     active = status["active_profile"]
@@ -81,10 +78,10 @@ def damaged(machine: Machine) -> Iterator[None]:
 
 
 def test_verify_names_everything_that_is_wrong_at_once(
-    machine: Machine, watched: Watched, undisturbed: None, damaged: None
+    machine: Machine, controller: Controller, undisturbed: None, damaged: None
 ) -> None:
     """A weight byte with size and times kept, an engine that is down, a mode, and a budget that is too small."""
-    play = watched.play("playbooks/verify.yml")
+    play = controller.play("playbooks/verify.yml")
     assert (play.rc != 0, play.recap["changed"]) == (True, 0), play.output[-6000:]
     told = " ".join(play.output.split())
     assert f"{VICTIM.unit} is inactive: 'vllm-edge explain {VICTIM.name}'" in told
@@ -101,9 +98,9 @@ def test_verify_names_everything_that_is_wrong_at_once(
     assert [problem for problem in now["problems"] if named in problem], "by the host's own program, too"
 
 
-def test_verify_a_host_that_is_right(machine: Machine, watched: Watched) -> None:
+def test_verify_a_host_that_is_right(machine: Machine, controller: Controller, undisturbed: None) -> None:
     machine.wait_until_serving()
-    play = watched.play("playbooks/verify.yml")
+    play = controller.play("playbooks/verify.yml")
     assert (play.rc, play.recap["changed"]) == (0, 0), play.output[-6000:]
     told = " ".join(play.output.split())
     assert "; failed: " not in told and not re.search(r"\bunknown deep\.", told)
