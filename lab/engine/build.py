@@ -32,7 +32,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 from lab.docker import LABEL, docker, docker_output, image_exists
 from lab.nvidia import compiler
-from lab.shell import as_root
+from lab.shell import as_root, cache_directory
 
 REQUIREMENTS = HERE / "requirements.txt"
 SUITE = "bookworm"
@@ -262,8 +262,8 @@ def say(text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build the lab's vllm/vllm-openai image.")
-    parser.add_argument("--tag", required=True, help="name of the image")
-    parser.add_argument("--cache", type=Path, required=True, help="directory for wheels and root files")
+    parser.add_argument("--tag", default=f"{LABEL}/vllm-openai:v{VERSION}", help="name of the image")
+    parser.add_argument("--cache", type=Path, default=cache_directory(), help="directory for wheels and root files")
     parser.add_argument("--mirror", default="", help="Debian mirror (default: mmdebstrap's own)")
     parser.add_argument("--lock", action="store_true", help="rewrite requirements.txt from the cached wheels and stop")
     arguments = parser.parse_args()
