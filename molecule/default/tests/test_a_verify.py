@@ -52,35 +52,6 @@ def test_user_and_group_of_the_engines(host: Host) -> None:
     assert user.groups == ["vllm-edge"], "engines are in no other group, docker's least of all"
 
 
-DIRECTORIES = {
-    STATE: "root:root 755",
-    f"{STATE}/generations/1": "root:root 750",
-    f"{STATE}/history": "root:root 750",
-    "/data/vllm/weights": "root:vllm-edge 750",
-    **{engine.etc: "root:root 755" for engine in ENGINES},
-    **{engine.weights: "root:vllm-edge 750" for engine in ENGINES},
-    **{f"/data/vllm/cache/{engine.name}": "root:vllm-edge 750" for engine in ENGINES},
-}
-FILES = {
-    **{f"{engine.etc}/{file}": "root:root 640" for engine in ENGINES for file in ("container.json", "docker-create")},
-    **{f"{engine.etc}/engine.json": "root:root 644" for engine in ENGINES},
-    **{f"/etc/systemd/system/{engine.unit}": "root:root 644" for engine in ENGINES},
-    f"{STATE}/generations/1/generation.json": "root:root 640",
-    f"{STATE}/active-profile.json": "root:root 644",
-    f"{STATE}/switch.json": "root:root 640",
-    f"{STATE}/report.json": "root:root 640",
-    "/etc/docker/daemon.json": "root:root 644",
-}
-"""Those that test_a_modes.py does not say more of: what is for others is listed there."""
-
-
-@pytest.mark.parametrize(("kind", "expected"), [("directory", DIRECTORIES), ("regular file", FILES)])
-def test_owners_and_modes(machine: Machine, kind: str, expected: dict[str, str]) -> None:
-    shown = machine.run("stat", "--dereference", "--format=%n|%F|%U:%G %a", *expected).splitlines()
-    found = {path: (its_kind, mode) for path, its_kind, mode in (line.split("|") for line in shown)}
-    assert found == {path: (kind, mode) for path, mode in expected.items()}
-
-
 def test_program_on_the_path(host: Host, machine: Machine) -> None:
     assert machine.run("readlink", "/usr/local/bin/vllm-edge").strip() == "/opt/vllm-edge/current/bin/vllm-edge"
     assert "run-engine" in machine.run("env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin", "vllm-edge", "--help")
