@@ -57,17 +57,17 @@ def main() -> None:
     shell = commands.add_parser("shell", help="a shell on the host, or one command there")
     shell.add_argument("words", nargs=argparse.REMAINDER, help="command to run")
     commands.add_parser("status", help="what of the lab is there")
+    parser.set_defaults(medium="", cpu="", seed="", gpus="")
     options = parser.parse_args()
-    if (cpu := getattr(options, "cpu", "")) not in ("", LESSER):
-        parser.error(f"VLLM_EDGE_LAB_CPU is {cpu!r}; it is {LESSER}, or empty for the CPU of this machine")
-    seed = getattr(options, "seed", "")
-    if cards := getattr(options, "gpus", ""):
+    if options.cpu not in ("", LESSER):
+        parser.error(f"VLLM_EDGE_LAB_CPU is {options.cpu!r}; it is {LESSER}, or empty for the CPU of this machine")
+    if options.gpus:
         try:
-            read_cards(cards)
+            read_cards(options.gpus)
         except ValueError as problem:
             parser.error(str(problem))
-    medium = getattr(options, "medium", "")
-    world = World(options.name, options.ssh_port, medium, cpu, seed, cards, options.gateway_port)
+    host = (options.medium, options.cpu, options.seed, options.gpus)
+    world = World(options.name, options.ssh_port, *host, options.gateway_port)
     if options.command == "images":
         prepare()
     elif options.command == "up":

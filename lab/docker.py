@@ -34,28 +34,23 @@ def docker_command() -> list[str]:
 
 
 def docker(*arguments: str | Path, check: bool = True, quiet: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run the Docker command line client."""
     return run([*docker_command(), *arguments], check=check, quiet=quiet)
 
 
 def docker_output(*arguments: str | Path) -> str:
-    """Standard output of the Docker command line client."""
     return output([*docker_command(), *arguments])
 
 
 def answers() -> bool:
-    """Whether a Docker Engine answers."""
     return docker("info", check=False).returncode == 0
 
 
 def is_dockerd(pid: int) -> bool:
-    """Whether a process of this id runs, and is a Docker Engine."""
     command = Path(f"/proc/{pid}/cmdline")
     return command.exists() and b"dockerd" in command.read_bytes()
 
 
 def pid_file() -> Path:
-    """Where the process id of an Engine that the lab started is kept."""
     return cache_directory() / "dockerd.pid"
 
 
@@ -102,7 +97,6 @@ def stop_engine_started_by_lab() -> None:
 
 
 def image_exists(name: str) -> bool:
-    """Whether an image of this name is in the Engine."""
     return docker("image", "inspect", name, check=False).returncode == 0
 
 

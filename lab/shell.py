@@ -23,8 +23,8 @@ MARKER = ".vllm-edge-lab"
 """The file by which a cache is known to be the lab's; only a regular file counts."""
 CACHED = (
     *("lock", "dockerd.pid", "dockerd.log", "apt", "keys", "images", "rootfs", "wheels", "controller", "airgap"),
-    # Of earlier releases; models, whole and half made; scratch directories.
-    *("registry", "hub-[0-9a-f]*", "tmp????????"),
+    # Models, whole and half made; scratch directories.
+    *("hub-[0-9a-f]*", "tmp????????"),
 )
 """Names of what the lab keeps in its cache."""
 
@@ -32,8 +32,7 @@ CACHED = (
 def cache_directory() -> Path:
     """Directory of what the lab downloads and builds; `make lab-down` removes it.
 
-    An existing directory is taken if it carries the marker, if it is empty, or if it has the lock of an earlier
-    release and nothing that the lab did not make.
+    An existing directory is taken if it carries the marker, or if it is empty.
 
     Raises:
         SystemExit: if it is somebody else's.
@@ -45,12 +44,10 @@ def cache_directory() -> Path:
     path.mkdir(parents=True, exist_ok=True)
     if os.path.lexists(marker) and stat.S_ISREG(marker.lstat().st_mode):
         return path
-    names = os.listdir(path)
-    if names and not ("lock" in names and all(map(is_cached, names))):
-        strange = sorted(name for name in names if not is_cached(name)) or names
+    if names := sorted(os.listdir(path)):
         raise SystemExit(
             f"lab: VLLM_EDGE_LAB_CACHE names {str(path)!a}, and the lab did not make this directory: it has no file "
-            f"{MARKER}, and holds {', '.join(map(ascii, strange[:3]))}. Nothing was removed. Name a directory that "
+            f"{MARKER}, and holds {', '.join(map(ascii, names[:3]))}. Nothing was removed. Name a directory that "
             "is empty or does not exist; if this is a cache of the lab, move away what is not."
         )
     marker.touch()
@@ -58,7 +55,6 @@ def cache_directory() -> Path:
 
 
 def is_cached(name: str) -> bool:
-    """Whether the lab gives this name to something in its cache."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in CACHED)
 
 
@@ -94,7 +90,6 @@ def run(command: Sequence[str | Path], *, check: bool = True, quiet: bool = Fals
 
 
 def output(command: Sequence[str | Path]) -> str:
-    """Standard output of a command that must succeed."""
     return subprocess.run([str(word) for word in command], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
 
 

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
+import tarfile
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -100,12 +102,10 @@ class World:
 
     @property
     def host(self) -> str:
-        """Container name of the host."""
         return f"{self.name}-host"
 
     @property
     def vendors(self) -> str:
-        """Container name of the vendors."""
         return f"{self.name}-vendors"
 
     @property
@@ -173,7 +173,7 @@ def up(world: World) -> None:
     certificate = world.generated / "index.pem"
     wait = "until test -s /srv/index.pem; do sleep 0.1; done; cat /srv/index.pem"
     certificate.write_text(docker_output("exec", world.vendors, "timeout", "30", "sh", "-c", wait) + "\n")
-    copy_in(world, certificate, INDEX_CERTIFICATE, "root:root")
+    copy_in(world, certificate, INDEX_CERTIFICATE, 0)
     write_variables(world, names)
 
 
@@ -241,8 +241,8 @@ def start_host(world: World, image: str, *options: str) -> None:
 def create_host(world: World, image: str, *options: str) -> None:
     """Make the host's container, with fresh keys, and leave it switched off. Options are those of `docker create`."""
     keys(world)
-    for volume in volumes(world):
-        docker("volume", "create", f"--label={LABEL}={world.name}", volume)
+    for volume in ("docker", "data"):
+        docker("volume", "create", f"--label={LABEL}={world.name}", f"{world.name}-{volume}")
     docker(
         "create",
         f"--name={world.host}",
@@ -274,35 +274,18 @@ def create_host(world: World, image: str, *options: str) -> None:
         *options,
         image,
     )
-    copy_in(world, world.generated / "ssh_host_ed25519_key", "/etc/ssh/ssh_host_ed25519_key", "root:root")
-    copy_in(world, world.generated / "id_ed25519.pub", "/home/ops/.ssh/authorized_keys", "1000:1000")
+    copy_in(world, world.generated / "ssh_host_ed25519_key", "/etc/ssh/ssh_host_ed25519_key", 0)
+    copy_in(world, world.generated / "id_ed25519.pub", "/home/ops/.ssh/authorized_keys", 1000)
 
 
-def copy_in(world: World, source: Path, target: str, owner: str) -> None:
-    """Copy a file with mode 0600 into the host's container, which need not run."""
-    user, group = {"root:root": (0, 0), "1000:1000": (1000, 1000)}[owner]
-    archive = subprocess.run(
-        [
-            "tar",
-            "--create",
-            f"--owner={user}",
-            f"--group={group}",
-            "--mode=0600",
-            "--numeric-owner",
-            f"--transform=s|.*|{Path(target).name}|",
-            "--directory",
-            str(source.parent),
-            source.name,
-        ],
-        check=True,
-        stdout=subprocess.PIPE,
-    ).stdout
-    subprocess.run(
-        [*docker_command(), "cp", "-", f"{world.host}:{Path(target).parent}"],
-        check=True,
-        input=archive,
-        stdout=subprocess.PIPE,
-    )
+def copy_in(world: World, source: Path, target: str, owner: int) -> None:
+    """Copy a file with mode 0600, and the owner's ids, into the host's container, which need not run."""
+    entry, content, archive = tarfile.TarInfo(Path(target).name), source.read_bytes(), io.BytesIO()
+    entry.size, entry.mode, entry.uid, entry.gid, entry.mtime = len(content), 0o600, owner, owner, int(time.time())
+    with tarfile.open(fileobj=archive, mode="w") as packed:
+        packed.addfile(entry, io.BytesIO(content))
+    command = [*docker_command(), "cp", "-", f"{world.host}:{Path(target).parent}"]
+    subprocess.run(command, check=True, input=archive.getvalue(), stdout=subprocess.PIPE)
 
 
 def keys(world: World) -> None:
@@ -342,7 +325,6 @@ def wait_for_registry(port: int, timeout_s: float) -> None:
 
 
 def ssh_command(world: World) -> list[str]:
-    """`ssh` to the host, as Ansible does it."""
     return ["ssh", "-F", str(world.generated / "ssh_config"), world.host]
 
 
@@ -394,9 +376,8 @@ def vendors_address(world: World, network: str = "") -> str:
 
 
 def read_gateway_port(world: World) -> int:
-    """Port of this machine that leads to the host's gateway; GATEWAY_PORT where the host was made without one."""
-    done = docker("port", world.host, f"{GATEWAY_PORT}/tcp", check=False)
-    return int(done.stdout.splitlines()[0].rpartition(":")[2]) if done.returncode == 0 and done.stdout else GATEWAY_PORT
+    """Port of this machine that leads to the gateway of the host that is there."""
+    return int(docker_output("port", world.host, f"{GATEWAY_PORT}/tcp").splitlines()[0].rpartition(":")[2])
 
 
 def gpus_of(world: World) -> str:
@@ -431,13 +412,7 @@ def write_variables(world: World, names: dict[str, str]) -> None:
     (world.generated / "vars.json").write_text(json.dumps(variables, indent=2) + "\n")
 
 
-def volumes(world: World) -> tuple[str, str]:
-    """Names of the host's volumes."""
-    return f"{world.name}-docker", f"{world.name}-data"
-
-
 def labelled(world: World, name: str = "") -> list[str]:
-    """Ids of the containers that carry this lab's label: all of them, or the one of this name."""
     named = [f"--filter=name=^/?{re.escape(name)}$"] if name else []
     return docker_output("ps", "--all", "--quiet", "--no-trunc", f"--filter=label={LABEL}={world.name}", *named).split()
 
@@ -445,14 +420,10 @@ def labelled(world: World, name: str = "") -> list[str]:
 def remove(world: World) -> None:
     """Remove what carries this lab's label: containers, volumes and network; and its keys."""
     label = f"--filter=label={LABEL}={world.name}"
-    doomed = set(docker_output("volume", "ls", "--quiet", label).split())
     if containers := labelled(world):
-        # An earlier release gave its volumes no label.
-        mounted = docker_output("inspect", "--format", "{{range .Mounts}}{{.Name}} {{end}}", *containers).split()
-        doomed |= {name for name in mounted if name in volumes(world)}
         docker("rm", "--force", "--volumes", *containers, check=False)
-    if doomed:
-        docker("volume", "rm", *sorted(doomed), check=False)
+    if volumes := docker_output("volume", "ls", "--quiet", label).split():
+        docker("volume", "rm", *volumes, check=False)
     if networks := docker_output("network", "ls", "--quiet", label).split():
         docker("network", "rm", *networks, check=False)
     shutil.rmtree(world.generated, ignore_errors=True)
@@ -521,7 +492,6 @@ def offline_command(world: World, words: list[str]) -> list[str]:
 
 
 def networks(container: str) -> list[str]:
-    """Names of the networks that a container is in."""
     form = "{{range $name, $_ := .NetworkSettings.Networks}}{{$name}} {{end}}"
     return docker_output("inspect", "--format", form, container).split()
 

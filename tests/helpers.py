@@ -77,7 +77,6 @@ def list_files(*patterns: str) -> list[Path]:
 
 
 def get_words(done: subprocess.CompletedProcess[str]) -> str:
-    """Everything that a run printed, in one line."""
     return " ".join((done.stdout + done.stderr).split())
 
 

@@ -97,7 +97,6 @@ def module_docs() -> Doc:
 
 
 def group_vars() -> dict[str, Doc]:
-    """Return the variables of group_vars/all, by file."""
     return {
         path.name: yaml.safe_load(path.read_text(encoding="utf-8")) or {} for path in sorted(GROUP_VARS.glob("*.yml"))
     }
@@ -165,7 +164,6 @@ def literal(value: Any) -> str:
 
 
 def unit(name: str) -> str:
-    """Return the unit that a name ends in, or an empty text."""
     return next((unit for ending, unit in UNITS.items() if name.endswith(ending)), "")
 
 
@@ -205,7 +203,6 @@ def item(text: str, level: int = 0) -> str:
 
 
 def paragraph(text: str) -> str:
-    """Return a paragraph, wrapped."""
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
@@ -235,7 +232,6 @@ def render() -> str:
 
 
 def main() -> None:
-    """Write the page."""
     PAGE.write_text(render(), encoding="utf-8")
 
 

@@ -239,6 +239,8 @@ class Run:
     ended: list[Ended] = field(default_factory=list)
     groups: set[int] = field(default_factory=set)
     """Process groups of the parts that run."""
+    stopped: int = 0
+    """The signal that ended the run."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, lane: str) -> None:
@@ -269,6 +271,8 @@ class Run:
                 part.command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
             )
             self.groups.add(process.pid)
+            if self.stopped:  # since it was begun
+                signal_group(process.pid, self.stopped)
             used, late = wait_for(process, limit_s)
             self.groups.discard(process.pid)
             if late and part.scenario:
@@ -281,17 +285,18 @@ class Run:
     def all(self) -> int:
         """Run every part; returns the exit status of the whole."""
         lanes = [threading.Thread(target=self.take, args=(lane,)) for lane in LANES]
-        for lane in lanes:
-            lane.start()
         try:
+            for lane in lanes:
+                lane.start()
             # Not by join(): Python regards a thread whose join() was interrupted as ended.
             while any(lane.is_alive() for lane in lanes):
                 time.sleep(0.1)
         except KeyboardInterrupt as asked:
             # The parts are in groups of their own, which the terminal does not reach.
             self.left.clear()
+            self.stopped = asked.args[0] if asked.args else signal.SIGINT
             for group in list(self.groups):
-                signal_group(group, asked.args[0] if asked.args else signal.SIGINT)
+                signal_group(group, self.stopped)
             raise
         print("\n".join(["==> how each part ended", *self.summary()]), flush=True)
         return 1 if self.left or any(ended.status or ended.cut for ended in self.ended) else 0

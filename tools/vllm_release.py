@@ -270,7 +270,6 @@ def run_judge(sources: Iterable[Path]) -> int:
 
 
 def report(title: str, lines: Iterable[str]) -> None:
-    """Print a section, also if nothing is in it."""
     print(f"\n== {title}")
     print("\n".join(f"  {line}" for line in lines) or "  nothing")
 

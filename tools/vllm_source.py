@@ -74,7 +74,6 @@ class Sources:
         self._names = cache(self._read_names)
 
     def find_file(self, module: str) -> Path | None:
-        """Return the file of a module, or None."""
         stem = self.root.joinpath(*module.split(".")[1:])
         return next((path for path in (stem.with_suffix(".py"), stem / "__init__.py") if path.is_file()), None)
 

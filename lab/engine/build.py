@@ -30,9 +30,9 @@ HERE = Path(__file__).resolve().parent
 # Run as a script: the lab's package is two directories up.
 sys.path.insert(0, str(HERE.parents[1]))
 
-from lab.docker import LABEL, docker_command
+from lab.docker import LABEL, docker, docker_output, image_exists
 from lab.nvidia import compiler
-from lab.shell import as_root
+from lab.shell import as_root, cache_directory
 
 REQUIREMENTS = HERE / "requirements.txt"
 SUITE = "bookworm"
@@ -44,7 +44,6 @@ VERSION = "0.32.0"
 COMPAT_VERSION = "580.95.05"
 """Of the forward-compatibility library in CUDA 13.0's base image: no newer branch than the lab's driver, so that the
 toolkit leaves it alone as on a real host."""
-LABEL_INPUTS = f"{LABEL}.inputs"
 # Newest first, so that pip prefers the newest build; 2.36 is the glibc of Debian 12.
 GLIBC_NEWEST = 36
 LEGACY_PLATFORMS = ("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64")
@@ -169,36 +168,12 @@ def lock(folder: Path) -> None:
     REQUIREMENTS.write_text("\n".join(lines) + "\n")
 
 
-def hash_of(files: Iterable[Path], *extra: str) -> str:
-    digest = hashlib.sha256("\n".join(extra).encode())
-    for path in sorted(files):
-        digest.update(f"{path.relative_to(HERE)}\n".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def runtime_inputs(mirror: str) -> str:
-    return hash_of([REQUIREMENTS, HERE / "install.sh", HERE / "rename_distribution.py"], mirror, *DEBIAN_PACKAGES)
-
-
-def image_inputs(mirror: str) -> str:
-    package = (HERE / "vllm_edge_lab").glob("*.py")
-    library = [(compiler.SOURCES / name).read_text() for name in ("boards.h", "cuda.c")]
-    return hash_of([HERE / "vllm", HERE / "build.py", *package], runtime_inputs(mirror), *library)
-
-
-def docker(*arguments: str) -> str:
-    result = subprocess.run([*docker_command(), *arguments], check=False, stdout=subprocess.PIPE, text=True)
-    if result.returncode != 0:
-        raise SystemExit(f"docker {' '.join(arguments[:2])} failed with exit code {result.returncode}")
-    return result.stdout.strip()
-
-
-def label_of(image: str) -> str:
-    """The inputs an image was made from; empty where there is no such image."""
-    label = f'{{{{index .Config.Labels "{LABEL_INPUTS}"}}}}'
-    command = [*docker_command(), "image", "inspect", "--format", label, image]
-    return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
+def runtime_image(mirror: str) -> str:
+    """The image with the wheels and without the lab's package, by what goes into it."""
+    digest = hashlib.sha256("\n".join((mirror, *DEBIAN_PACKAGES)).encode())
+    for name in ("install.sh", "rename_distribution.py", "requirements.txt"):
+        digest.update(f"{name}\n".encode() + (HERE / name).read_bytes())
+    return f"{LABEL}/engine-runtime:{digest.hexdigest()[:12]}"
 
 
 def committed(base: str, step: str, mounts: Sequence[str], changes: Sequence[str], tag: str) -> None:
@@ -209,7 +184,7 @@ def committed(base: str, step: str, mounts: Sequence[str], changes: Sequence[str
         docker("run", "--name", name, "--user", "0", "--network", "none", *mounts, *command)
         docker("commit", *(part for change in changes for part in ("--change", change)), name, tag)
     finally:
-        subprocess.run([*docker_command(), "rm", "--force", "--volumes", name], check=False, capture_output=True)
+        docker("rm", "--force", "--volumes", name, check=False)
 
 
 def root_filesystem(cache: Path, mirror: str) -> Path:
@@ -233,7 +208,7 @@ def root_filesystem(cache: Path, mirror: str) -> Path:
     return target
 
 
-def image_changes(inputs: str, base: str) -> list[str]:
+def image_changes() -> list[str]:
     environment = {
         "LANG": "C.UTF-8",
         "VLLM_TARGET_DEVICE": "cpu",
@@ -248,42 +223,36 @@ def image_changes(inputs: str, base: str) -> list[str]:
         "CUDA_VERSION": "13.0.2",
     }
     labels = {
-        LABEL_INPUTS: inputs,
         "org.opencontainers.image.title": "vllm-openai (lab)",
         "org.opencontainers.image.version": VERSION,
         "org.opencontainers.image.licenses": "Apache-2.0",
         "org.opencontainers.image.description": "vLLM's CPU build laid out as vllm/vllm-openai, over simulated GPUs",
         "org.opencontainers.image.source": "https://github.com/vllm-project/vllm",
-        "org.opencontainers.image.base.name": base,
+        "org.opencontainers.image.base.name": f"debian:{SUITE}",
     }
     changes = [f"ENV {name}={value}" for name, value in environment.items()]
     changes += [f'LABEL {name}="{value}"' for name, value in labels.items()]
     return [*changes, "WORKDIR /vllm-workspace", 'ENTRYPOINT ["vllm","serve"]', "CMD []"]
 
 
-def build(tag: str, cache: Path, mirror: str, force: bool) -> None:
-    inputs = image_inputs(mirror)
-    if not force and label_of(tag) == inputs:
-        say(f"{tag} is up to date")
-        return
+def build(tag: str, cache: Path, mirror: str) -> None:
     started = time.monotonic()
     source = ["--volume", f"{HERE}:/lab-engine:ro"]
-    runtime = f"vllm-edge-lab/engine-runtime:{runtime_inputs(mirror)[:12]}"
-    if force or label_of(runtime) != runtime_inputs(mirror):
+    runtime = runtime_image(mirror)
+    if not image_exists(runtime):
         wheels = cache / "wheels" / "engine"
         with ThreadPoolExecutor() as pool:
             waited = pool.submit(root_filesystem, cache, mirror)
             fetch_wheels(parse_requirements(REQUIREMENTS.read_text()), wheels)
             rootfs = waited.result()
         say("installing the wheels into the image")
-        base = docker("import", "--change", f"LABEL {LABEL}=image", str(rootfs), f"{runtime.partition(':')[0]}:debian")
-        label = f'LABEL {LABEL_INPUTS}="{runtime_inputs(mirror)}"'
-        committed(base, "runtime", ["--volume", f"{wheels}:/wheels:ro", *source], [label], runtime)
+        base = f"{runtime.partition(':')[0]}:debian"
+        docker("import", "--change", f"LABEL {LABEL}=image", rootfs, base)
+        committed(base, "runtime", ["--volume", f"{wheels}:/wheels:ro", *source], [], runtime)
     with tempfile.TemporaryDirectory() as compat:
         compiler.cuda_library(Path(compat, f"libcuda.so.{COMPAT_VERSION}"), COMPAT_VERSION, compat=True)
-        mounts = [*source, "--volume", f"{compat}:/compat:ro"]
-        committed(runtime, "lab", mounts, image_changes(inputs, f"debian:{SUITE}"), tag)
-    size = int(docker("image", "inspect", "--format", "{{.Size}}", tag))
+        committed(runtime, "lab", [*source, "--volume", f"{compat}:/compat:ro"], image_changes(), tag)
+    size = int(docker_output("image", "inspect", "--format", "{{.Size}}", tag))
     say(f"{tag}: {size / 2**20:.0f} MiB in {time.monotonic() - started:.0f} s")
 
 
@@ -291,19 +260,17 @@ def say(text: str) -> None:
     print(f"[engine image] {text}", flush=True)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    default_cache = os.environ.get("VLLM_EDGE_LAB_CACHE", str(Path.home() / ".cache" / "vllm-edge-lab"))
+def main() -> None:
     parser = argparse.ArgumentParser(description="Build the lab's vllm/vllm-openai image.")
-    parser.add_argument("--tag", default=f"vllm-edge-lab/vllm-openai:v{VERSION}", help="name of the image")
-    parser.add_argument("--cache", type=Path, default=Path(default_cache), help="directory for wheels and root files")
+    parser.add_argument("--tag", default=f"{LABEL}/vllm-openai:v{VERSION}", help="name of the image")
+    parser.add_argument("--cache", type=Path, default=cache_directory(), help="directory for wheels and root files")
     parser.add_argument("--mirror", default="", help="Debian mirror (default: mmdebstrap's own)")
-    parser.add_argument("--force", action="store_true", help="build although the image's inputs have not changed")
     parser.add_argument("--lock", action="store_true", help="rewrite requirements.txt from the cached wheels and stop")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args()
     if arguments.lock:
         lock(arguments.cache / "wheels" / "engine")
         return
-    build(arguments.tag, arguments.cache, arguments.mirror, arguments.force)
+    build(arguments.tag, arguments.cache, arguments.mirror)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ CONFIG_KEYS = ("architectures", "model_type", "quantization_config")
 LFS_BYTES = 10 * 2**20
 CHUNK = 2**20
 REPOSITORY = r"(?P<repo>[\w.-]+/[\w.-]+)"
-API = re.compile(rf"^/api/models/{REPOSITORY}(?:/(?P<verb>revision|tree|paths-info|refs)(?:/(?P<rest>.+))?)?$")
+API = re.compile(rf"^/api/models/{REPOSITORY}(?:/(?P<verb>revision|tree)/(?P<revision>.+))?$")
 RESOLVE = re.compile(rf"^/{REPOSITORY}/resolve/(?P<revision>[^/]+)/(?P<path>.+)$")
 CDN = re.compile(rf"^/cdn/{REPOSITORY}/(?P<sha256>[0-9a-f]{{64}})/(?P<path>.+)$")
 SIGNING_KEY = b"known to the hub and to its storage"
@@ -83,13 +83,11 @@ class File:
 
     @property
     def sibling(self) -> dict[str, Any]:
-        """As model_info lists it."""
         lfs = {"lfs": {"sha256": self.sha256, "size": self.size, "pointerSize": len(self.pointer)}} if self.lfs else {}
         return {"rfilename": self.name, "size": self.size, "blobId": self.blob_id, **lfs}
 
     @property
     def entry(self) -> dict[str, Any]:
-        """As the tree lists it."""
         lfs = {"lfs": {"oid": self.sha256, "size": self.size, "pointerSize": len(self.pointer)}} if self.lfs else {}
         return {"type": "file", "path": self.name, "size": self.size, "oid": self.blob_id, **lfs}
 
@@ -138,23 +136,6 @@ class Repository:
             if file.name == name:
                 return file
         raise Refused(HTTPStatus.NOT_FOUND, "EntryNotFound", "Entry not found")
-
-    def entries(self, folder: str, recursive: bool) -> list[dict[str, Any]]:
-        prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
-        inside = [file for file in self.files if file.name.startswith(prefix)]
-        if prefix and not inside:
-            raise Refused(HTTPStatus.NOT_FOUND, "EntryNotFound", f"{folder} does not exist on this revision")
-        folders: dict[str, list[File]] = {}
-        for file in inside:
-            parts = file.name[len(prefix) :].split("/")[:-1]
-            for depth in range(1, len(parts) + 1):
-                folders.setdefault(prefix + "/".join(parts[:depth]), []).append(file)
-        entries = [file.entry for file in inside if recursive or "/" not in file.name[len(prefix) :]]
-        for name, content in folders.items():
-            if recursive or "/" not in name[len(prefix) :]:
-                oid = git_blob_id("".join(file.blob_id for file in content).encode())
-                entries.append({"type": "directory", "path": name, "size": 0, "oid": oid})
-        return sorted(entries, key=lambda entry: str(entry["path"]))
 
 
 def load(roots: Sequence[Path], name: str) -> Repository:
@@ -261,7 +242,6 @@ def sign(path: str, expires: int) -> str:
 
 
 def config_of(repository: Repository) -> dict[str, Any]:
-    """config.json of a repository that has one."""
     found = next((file for file in repository.files if file.name == "config.json"), None)
     return dict(json.loads(found.path.read_text())) if found else {}
 
@@ -270,21 +250,11 @@ def describe(repository: Repository, gated: bool, blobs: bool) -> dict[str, Any]
     siblings = [file.sibling if blobs else {"rfilename": file.name} for file in repository.files]
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(repository.modified))
     return {
-        "_id": repository.commit[:24],
         "id": repository.name,
-        "modelId": repository.name,
-        "author": repository.name.split("/")[0],
         "sha": repository.commit,
         "lastModified": stamp,
-        "createdAt": stamp,
         "private": False,
-        "disabled": False,
         "gated": "manual" if gated else False,
-        "downloads": 0,
-        "likes": 0,
-        "tags": ["transformers", "safetensors"],
-        "pipeline_tag": "text-generation",
-        "library_name": "transformers",
         "config": {name: value for name, value in config_of(repository).items() if name in CONFIG_KEYS},
         "siblings": siblings,
     }
@@ -344,16 +314,11 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.answer()
 
-    def do_POST(self) -> None:
-        self.answer()
-
     def answer(self) -> None:
         self.sent = 0
         self.fault: Fault | None = None
         url = urlsplit(self.path)
         path = unquote(url.path)
-        # A body that is not read would be taken for the next request.
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode(errors="replace")
         try:
             self.fault = self.hub.settings.fault(self.command, path, of_body=False)
             if self.fault is not None and self.fault.break_after_bytes == 0:
@@ -368,8 +333,10 @@ class Handler(BaseHTTPRequestHandler):
                 return
             check_token(self.hub.settings.gates(), self.headers.get("Authorization"))
             if match := API.match(path):
-                query = parse_qs(url.query, keep_blank_values=True)
-                self.send_json(self.api(match["repo"], match["verb"], match["rest"] or "", query, body))
+                repository = load(self.hub.roots, match["repo"]).at(match["revision"] or "main")
+                gated, blobs = repository.name in self.hub.settings.gates(), "blobs=" in url.query
+                tree = [file.entry for file in repository.files]
+                self.send_json(tree if match["verb"] == "tree" else describe(repository, gated, blobs))
             elif match := RESOLVE.match(path):
                 self.resolve(match["repo"], match["revision"], match["path"])
             elif path == "/healthz":
@@ -384,21 +351,6 @@ class Handler(BaseHTTPRequestHandler):
             self.send_json(error, refused.status, X_Error_Message=refused.message, **more)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
-
-    def api(self, name: str, verb: str | None, rest: str, query: dict[str, list[str]], body: str) -> Any:
-        repository = load(self.hub.roots, name)
-        if verb == "tree":
-            revision, _, folder = rest.partition("/")
-            recursive = query.get("recursive", ["false"])[0].lower() in ("true", "1")
-            return repository.at(revision).entries(folder, recursive)
-        if verb == "paths-info":
-            wanted = parse_qs(body).get("paths", []) if "=" in body else json.loads(body or "{}").get("paths", [])
-            return [file.entry for file in repository.at(rest).files if file.name in wanted]
-        if verb == "refs":
-            branch = {"name": "main", "ref": "refs/heads/main", "targetCommit": repository.commit}
-            return {"branches": [branch], "tags": [], "converts": []}
-        gated = name in self.hub.settings.gates()
-        return describe(repository.at(rest or "main"), gated, blobs="blobs" in query)
 
     def resolve(self, name: str, revision: str, path: str) -> None:
         repository = load(self.hub.roots, name).at(revision)

@@ -95,10 +95,7 @@ def publish(scratch: Path, out: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Build the lab's driver and toolkit repositories.")
     parser.add_argument("--out", type=Path, required=True, help="the web root to write")
-    parser.add_argument("--cache", type=Path, help="where the signing keys are kept (default: beside --out, in keys)")
-    parser.add_argument("--force", action="store_true", help="build even when nothing changed")
-    arguments = parser.parse_args()
-    out = arguments.out.resolve()
+    out = parser.parse_args().out.resolve()
 
     if platform.machine() != "x86_64":
         print(f"the lab's driver packages are for x86-64, this machine is {platform.machine()}", file=sys.stderr)
@@ -108,7 +105,7 @@ def main() -> int:
         print(f"{', '.join(missing)} not found: apt-get install {' '.join(BUILD_PACKAGES)}", file=sys.stderr)
         return 1
 
-    keys = (arguments.cache or out.parent) / "keys"
+    keys = out.parent / "keys"
     cuda_key = repository.Key(keys / "cuda.asc", "cudatools (vllm-edge lab) <cudatools@lab.invalid>")
     toolkit_key = repository.Key(keys / "libnvidia-container.asc", "toolkit (vllm-edge lab) <toolkit@lab.invalid>")
     archive_key = repository.Key(keys / "ubuntu.asc", "Ubuntu Archive (vllm-edge lab) <archive@lab.invalid>")
@@ -117,7 +114,7 @@ def main() -> int:
 
     stamp = out / STAMP
     digest = inputs_digest(cuda_key, toolkit_key, archive_key)
-    if not arguments.force and stamp.exists() and stamp.read_text() == digest:
+    if stamp.exists() and stamp.read_text() == digest:
         return 0
     stamp.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as scratch:

@@ -51,12 +51,10 @@ def _compile(output: Path, source: Path, *flags: str) -> Path:
 
 def nvml_library(output: Path, version: str, cuda_version: int = 13000) -> Path:
     """libnvidia-ml.so.<version>; its soname makes an already loaded copy answer for libnvidia-ml.so.1."""
-    _compile(
+    return program(
         output, SOURCES / "nvml.c", "-fvisibility=hidden", "-shared", "-Wl,-soname,libnvidia-ml.so.1",
         f'-DDRIVER_VERSION="{version}"', f"-DCUDA_VERSION={cuda_version}",
     )  # fmt: skip
-    check_glibc(output)
-    return output
 
 
 def cuda_library(output: Path, version: str, cuda_version: int = 13000, *, compat: bool = False) -> Path:
@@ -64,31 +62,24 @@ def cuda_library(output: Path, version: str, cuda_version: int = 13000, *, compa
 
     With compat it is an image's forward-compatibility library, which goes with older kernel modules, too.
     """
-    _compile(
+    return program(
         output, SOURCES / "cuda.c", "-fvisibility=hidden", "-shared", "-Wl,-soname,libcuda.so.1",
         f'-DDRIVER_VERSION="{version}"', f"-DCUDA_VERSION={cuda_version}", *(["-DCOMPAT"] if compat else []),
     )  # fmt: skip
+
+
+def program(output: Path, source: Path, *flags: str) -> Path:
+    _compile(output, source, *flags)
     check_glibc(output)
     return output
 
 
 def nvidia_smi(output: Path) -> Path:
-    """nvidia-smi: opens libnvidia-ml.so.1 when it runs, as the real one does."""
-    _compile(output, SOURCES / "nvidia-smi.c", "-ldl")
-    check_glibc(output)
-    return output
+    return program(output, SOURCES / "nvidia-smi.c", "-ldl")
 
 
-def persistence_daemon(output: Path) -> Path:
-    _compile(output, DRIVER / "nvidia-persistenced.c")
-    check_glibc(output)
-    return output
-
-
-def modprobe_program(output: Path) -> Path:
-    _compile(output, DRIVER / "nvidia-modprobe.c")
-    check_glibc(output)
-    return output
+def driver_program(output: Path) -> Path:
+    return program(output, DRIVER / f"{output.name}.c")
 
 
 def kernel_module(output: Path, name: str, depends: str, version: str) -> Path:

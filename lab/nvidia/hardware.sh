@@ -22,15 +22,15 @@ slots='
 6 GPU-d13f8a72-4b05-5c96-a81e-07e5932c0006 00000000:E3:00.0
 7 GPU-97c4e61b-e28a-5d03-bf49-fa1603d80007 00000000:E8:00.0
 '
-# Short name, NVML's name, MiB in total and those that the driver reserves, compute capability, CUDA cores, mW, PCI ids of
-# device and board. nvidia-smi prints these totals; the reserve varies with the driver, and is what is missing in the
-# total that torch prints with a recent one: 14.75, 44.40, 79.15 and 79.19 GiB. The L4 is that of the reference host.
+# Short name, NVML's name, MiB in total and those that the driver reserves, compute capability, mW. nvidia-smi prints these
+# totals; the reserve varies with the driver, and is what is missing in the total that torch prints with a recent one:
+# 14.75, 44.40, 79.15 and 79.19 GiB. The L4 is that of the reference host.
 cards='
-T4|Tesla T4|15360|256|7.5|2560|70000|0x1EB810DE|0x000010DE
-L4|NVIDIA L4|23034|470|8.9|7424|72000|0x27B810DE|0x16CA10DE
-L40S|NVIDIA L40S|46068|602|8.9|18176|350000|0x26B910DE|0x000010DE
-A100|NVIDIA A100-SXM4-80GB|81920|870|8.0|6912|400000|0x20B210DE|0x000010DE
-H100|NVIDIA H100 80GB HBM3|81559|470|9.0|16896|700000|0x233010DE|0x000010DE
+T4|Tesla T4|15360|256|7.5|70000
+L4|NVIDIA L4|23034|470|8.9|72000
+L40S|NVIDIA L40S|46068|602|8.9|350000
+A100|NVIDIA A100-SXM4-80GB|81920|870|8.0|400000
+H100|NVIDIA H100 80GB HBM3|81559|470|9.0|700000
 '
 
 # One row of $cards for each GPU that is wanted.
@@ -54,7 +54,7 @@ boards=$(echo "$cards" | awk -F'|' -v wanted="${VLLM_EDGE_LAB_GPUS:-4xL4}" '
             if (tolower(card) in row) line = row[tolower(card)]
             else if (split(card, own, ":") == 3 && own[1] ~ /^[A-Za-z0-9][A-Za-z0-9 .()_-]*$/ && length(own[1]) < 64 &&
                      own[2] ~ /^[0-9]+$/ && own[2] + 0 >= 2048 && own[2] + 0 < 4194304 && own[3] ~ /^[0-9]+\.[0-9]$/)
-                line = "|" own[1] "|" own[2] + 0 "|512|" own[3] "|0|300000|0x000010DE|0x000010DE"
+                line = "|" own[1] "|" own[2] + 0 "|512|" own[3] "|300000"
             else refuse("\"" substr(card, 1, 40) "\" is not a card")
             if (count < 1 || (total += count) > 8) refuse("a host has 1 to 8 GPUs")
             while (count-- > 0) print line
@@ -67,7 +67,7 @@ chmod 0755 "$root" "$root/gpus"
 [ -z "${VLLM_EDGE_LAB_CPU:-}" ] || echo "$VLLM_EDGE_LAB_CPU" > "$root/cpu"
 [ -z "${VLLM_EDGE_LAB_SEED:-}" ] || echo "$VLLM_EDGE_LAB_SEED" > "$root/seed"
 index=0
-echo "$boards" | while IFS='|' read -r _ name total reserved cc cores power device subsystem; do
+echo "$boards" | while IFS='|' read -r _ name total reserved cc power; do
     uuid=$(echo "$slots" | sed -n "s/^$index \(.*\) .*/\1/p")
     gpu=$root/gpus/$uuid
     mkdir -p "$gpu/claims" "$gpu/faults"
@@ -83,13 +83,8 @@ pci=$(echo "$slots" | sed -n "s/^$index .* //p")
 total_mib=$total
 reserved_mib=$reserved
 cc=$cc
-cores=$cores
 power_limit_mw=$power
-serial=165402301471$index
 vbios=95.04.65.00.02
-part=900-2G193-0000-001
-device_id=$device
-subsystem_id=$subsystem
 BOARD
     index=$((index + 1))
 done

@@ -105,8 +105,8 @@ def driver(version: str, scratch: Path) -> Iterator[Package]:
     compiler.nvml_library(binaries / "libnvidia-ml.so", version, CUDA_VERSIONS[branch])
     compiler.cuda_library(binaries / "libcuda.so", version, CUDA_VERSIONS[branch])
     compiler.nvidia_smi(binaries / "nvidia-smi")
-    compiler.persistence_daemon(binaries / "nvidia-persistenced")
-    compiler.modprobe_program(binaries / "nvidia-modprobe")
+    compiler.driver_program(binaries / "nvidia-persistenced")
+    compiler.driver_program(binaries / "nvidia-modprobe")
     modules = {
         name: compiler.kernel_module(binaries / f"{name}.ko", name.replace("-", "_"), depends, version)
         for name, depends in (("nvidia", ""), ("nvidia-uvm", "nvidia"), ("nvidia-modeset", "nvidia"))

@@ -58,7 +58,6 @@ class Key:
         return next(line.split(":")[9] for line in lines if line.startswith("fpr:"))
 
     def public(self) -> bytes:
-        """The armoured public key."""
         with self._home() as gpg:
             return _gpg([*gpg, "--armor", "--export"])
 
@@ -89,7 +88,6 @@ def stanza(package: Package, deb: Path, place: str = "./") -> str:
 
 
 def write(directory: Path, packages: list[Package], key: Key, origin: str) -> None:
-    """Build the packages into directory and index and sign them."""
     directory.mkdir(parents=True)
     listed = write_index(directory, "".join(f"{stanza(package, package.build(directory))}\n" for package in packages))
     write_release(directory, listed, key, {"Origin": origin, "Label": origin})

@@ -9,14 +9,6 @@ The unmodified nvidia-ml-py asks the loader for "libnvidia-ml.so.1". Two ways to
                      One process has one library, hence one library version; change the module's instead.
   in a subprocess    subprocess.run(..., env=lab.environment(library)): LD_LIBRARY_PATH and LAB_GPU_ROOT. The loader
                      reads LD_LIBRARY_PATH at start only, so setting it in os.environ of a running process is no use.
-
-    library = build_library(tmp_path_factory.mktemp("nvml"))
-    lab = create_root(tmp_path / "gpus")
-    monkeypatch.setenv("LAB_GPU_ROOT", str(lab.path))
-    preload(library)
-    with lab.claim(0, 16000) as pid:        # a real process holds 16,000 MiB on GPU 0
-        ...
-    lab.set_fault(2, "gpu-lost"); lab.set_fault(1, "orphan", 300); lab.set_module("570.1"); lab.set_module(None)
 """
 
 from __future__ import annotations
@@ -52,18 +44,16 @@ sys.stdin.read()
 """What an engine's process does for its memory: lock a file of its own, say how much, keep it until it ends."""
 
 
-def build_library(directory: Path, version: str = DRIVER_VERSION) -> Path:
+def build_library(directory: Path) -> Path:
     """Compile the library into directory (0.5 s); returns the path of libnvidia-ml.so.1."""
-    return compiler.nvml_library(directory / "libnvidia-ml.so.1", version)
+    return compiler.nvml_library(directory / "libnvidia-ml.so.1", DRIVER_VERSION)
 
 
-def build_cuda(directory: Path, version: str = DRIVER_VERSION, *, compat: bool = False) -> Path:
-    """Compile libcuda.so.1 into directory, or with compat an image's forward-compatibility library."""
-    return compiler.cuda_library(directory / "libcuda.so.1", version, compat=compat)
+def build_cuda(directory: Path) -> Path:
+    return compiler.cuda_library(directory / "libcuda.so.1", DRIVER_VERSION)
 
 
 def build_smi(directory: Path) -> Path:
-    """Compile nvidia-smi into directory; run it with the environment of a LabRoot."""
     return compiler.nvidia_smi(directory / "nvidia-smi")
 
 
@@ -99,12 +89,12 @@ class LabRoot:
         else:
             (self.path / "module").write_text(f"{version}\n")
 
-    def set_nodes(self, *names: str, on_host: bool = False) -> None:
-        """From now on a GPU is there when its node is. On a host programs make the nodes that are missing."""
+    def set_nodes(self, *names: str) -> None:
+        """From now on a GPU is there when its node is, and nobody makes a node, as in a container."""
         (self.path / "dev").mkdir(exist_ok=True)
         for name in names:
             (self.path / "dev" / name).touch()
-        (self.path / "params").write_text(f"ModifyDeviceFiles: {int(on_host)}\n")
+        (self.path / "params").write_text("ModifyDeviceFiles: 0\n")
 
     def nodes(self) -> set[str]:
         return {path.name for path in (self.path / "dev").iterdir()}
@@ -138,10 +128,10 @@ class LabRoot:
                     pipe.close()
 
 
-def create_root(path: Path, gpus: int | str = 4, version: str | None = DRIVER_VERSION) -> LabRoot:
+def create_root(path: Path, gpus: int | str = 4) -> LabRoot:
     """A directory with so many of the reference's GPUs, or those of a text as in VLLM_EDGE_LAB_GPUS, and the driver's
-    module loaded (None: not loaded)."""
+    module loaded."""
     write_boards(path, gpus if isinstance(gpus, str) else f"{gpus}xL4")
     root = LabRoot(path)
-    root.set_module(version)
+    root.set_module(DRIVER_VERSION)
     return root

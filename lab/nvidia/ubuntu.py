@@ -71,7 +71,7 @@ def driver(version: str, scratch: Path, kernel: str, kernel_version: str) -> Ite
     compiler.nvml_library(binaries / "libnvidia-ml.so", version)
     compiler.cuda_library(binaries / "libcuda.so", version)
     compiler.nvidia_smi(binaries / "nvidia-smi")
-    compiler.persistence_daemon(binaries / "nvidia-persistenced")
+    compiler.driver_program(binaries / "nvidia-persistenced")
     modules = {
         name: sign(compiler.kernel_module(binaries / f"{name}.ko", name.replace("-", "_"), depends, version))
         for name, depends in (("nvidia", ""), ("nvidia-uvm", "nvidia"), ("nvidia-modeset", "nvidia"))

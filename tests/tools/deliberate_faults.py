@@ -20,14 +20,12 @@ import ast
 import contextlib
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,8 +66,6 @@ class Fault:
     """Part of the name of the case that notices it, where all cases of the file take more than a minute."""
     scenario: str = ""
     """Of a fault that only a host shows the molecule scenario, else empty."""
-    at_first: bool = True
-    """Whether a test noticed it when the list was made; if not, one was written for it."""
 
     def find_mistake(self, root: Path) -> str:
         """Return why the fault cannot be applied to the tree below `root`, as a sentence; empty if it can."""
@@ -91,7 +87,6 @@ class Fault:
         return _find_syntax_error(self.file, self.apply(text))
 
     def apply(self, text: str) -> str:
-        """Return the file's text with the fault."""
         before, after, behind = text.partition(self.after) if self.after else ("", "", text)
         return before + after + behind.replace(self.old, self.new, 1)
 
@@ -186,39 +181,18 @@ def run_limited(command: Sequence[str], root: Path, limit_s: float, **variables:
         return status, output.read().decode("utf-8", "replace")
 
 
-class Stopwatch:
-    """Seconds, and CPU seconds of the commands that ended, since it was made."""
-
-    def __init__(self) -> None:
-        self._began, self._cpu = time.monotonic(), self._count()
-
-    @staticmethod
-    def _count() -> float:
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return used.ru_utime + used.ru_stime
-
-    def read(self) -> tuple[float, float]:
-        """Return both."""
-        return time.monotonic() - self._began, self._count() - self._cpu
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What became of a fault."""
 
     fault: Fault
     verdict: str
-    seconds: float
-    cpu_seconds: float
     detail: str = ""
 
     @property
     def row(self) -> str:
-        """The line of the table; its seconds are those of all runs that were needed to judge the fault."""
-        note = "" if self.fault.at_first else "; at first nobody noticed it"
-        told = f"{self.verdict}{note}{': ' if self.detail else ''}{self.detail}"
-        spent = f"{self.seconds:5.0f} s {self.cpu_seconds:4.0f} CPU s"
-        return f"{self.fault.name:<34} {self.fault.noticed_by:<52} {spent}  {told}"
+        told = f"{self.verdict}{': ' if self.detail else ''}{self.detail}"
+        return f"{self.fault.name:<34} {self.fault.noticed_by:<52} {told}"
 
 
 def find_failed_test(output: str) -> str:
@@ -236,66 +210,52 @@ def pytest_command(fault: Fault, cache: Path, *more: str) -> list[str]:
 
 def try_fault(fault: Fault, root: Path, limit_s: float) -> Outcome:
     """Try a fault that unit tests notice."""
-    watch = Stopwatch()
-
-    def ended(verdict: str, detail: str = "") -> Outcome:
-        return Outcome(fault, verdict.format(limit_s=limit_s), *watch.read(), detail)
-
     if mistake := fault.find_mistake(root):
-        return ended(NOT_APPLICABLE, mistake)
+        return Outcome(fault, NOT_APPLICABLE, mistake)
     with tempfile.TemporaryDirectory(prefix="vllm-edge-faults-") as place:
         cache = Path(place)
         with faulty(fault, root):
             status, output = run_limited(pytest_command(fault, cache), root, limit_s)
         if status is None:
-            return ended(TOO_LONG)
+            return Outcome(fault, TOO_LONG.format(limit_s=limit_s))
         if status == 0:
-            return ended(NOT_NOTICED)
+            return Outcome(fault, NOT_NOTICED)
         if status not in (1, 2):
-            return ended(NOT_RUN, f"pytest ended with status {status}")
+            return Outcome(fault, NOT_RUN, f"pytest ended with status {status}")
         # pytest has remembered the test that failed: it has to pass without the fault.
         again = ["--collect-only"] if status == 2 else ["--last-failed", "--last-failed-no-failures=none"]
         without, _ = run_limited(pytest_command(fault, cache, *again), root, limit_s)
     if without is None:
-        return ended(TOO_LONG, "without the fault")
-    return ended(NOTICED if without == 0 else FAILS_ANYWAY, find_failed_test(output))
+        return Outcome(fault, TOO_LONG.format(limit_s=limit_s), "without the fault")
+    return Outcome(fault, NOTICED if without == 0 else FAILS_ANYWAY, find_failed_test(output))
 
 
 # ---- faults that only a host shows ------------------------------------------------------------------------------
 
 
-def name_lab(root: Path, scenario: str) -> str:
-    """Give the scenario of the copy a lab of its own; return its name."""
+def read_environment(root: Path, scenario: str) -> dict[str, str]:
+    """Give the scenario of the copy a lab of its own; return the lab's settings."""
     path = root / "molecule" / scenario / "molecule.yml"
-    text = path.read_text(encoding="utf-8")
-    former = yaml.safe_load(text)["ansible"]["env"]["VLLM_EDGE_LAB_NAME"]
-    text = re.sub(r'(VLLM_EDGE_LAB_SSH_PORT: )"\d+"', rf'\g<1>"{SSH_PORT}"', text.replace(former, LAB))
-    path.write_text(text, encoding="utf-8")
-    return LAB
+    steps = yaml.safe_load(path.read_text(encoding="utf-8"))
+    steps["ansible"]["env"] |= {"VLLM_EDGE_LAB_NAME": LAB, "VLLM_EDGE_LAB_SSH_PORT": SSH_PORT}
+    path.write_text(yaml.safe_dump(steps), encoding="utf-8")
+    return {key: value for key, value in steps["ansible"]["env"].items() if key.startswith("VLLM_EDGE_")}
 
 
 def try_host_faults(scenario: str, faults: Sequence[Fault], root: Path) -> Iterator[Outcome]:
     """Try the faults of one scenario on one host of their own, which is removed at the end."""
-    lab = name_lab(root, scenario)
-    steps = yaml.safe_load((root / "molecule" / scenario / "molecule.yml").read_text(encoding="utf-8"))
-    variables: Mapping[str, str] = {
-        key: str(value) for key, value in steps["ansible"]["env"].items() if key.startswith("VLLM_EDGE_")
-    }
-    watch = Stopwatch()
+    variables = read_environment(root, scenario)
+
+    def run(limit_s: float, *command: str) -> tuple[int | None, str]:
+        print(f"==> {scenario}: {' '.join(command[:2])}", flush=True)
+        return run_limited(command, root, limit_s, MOLECULE_PROJECT_DIRECTORY=str(root), **variables)
 
     def molecule(step: str) -> tuple[int | None, str]:
-        print(f"==> {scenario}: {step}", flush=True)
-        return run_limited(["molecule", step, "--scenario-name", scenario], root, CONVERGE_LIMIT_S, **variables)
+        return run(CONVERGE_LIMIT_S, "molecule", step, "--scenario-name", scenario)
 
     def tests(fault: Fault, cache: Path, *more: str) -> tuple[int | None, str]:
-        print(f"==> {scenario}: {fault.noticed_by}", flush=True)
-        host = [
-            f"--hosts=ssh://{lab}-host",
-            f"--ssh-config={root}/lab/generated/{lab}/ssh_config",
-            "--sudo",
-        ]
-        command = pytest_command(fault, cache, *host, *more)
-        return run_limited(command, root, HOST_TESTS_LIMIT_S, MOLECULE_PROJECT_DIRECTORY=str(root), **variables)
+        host = [f"--hosts=ssh://{LAB}-host", f"--ssh-config={root}/lab/generated/{LAB}/ssh_config", "--sudo"]
+        return run(HOST_TESTS_LIMIT_S, *pytest_command(fault, cache, *host, *more))
 
     def try_one(fault: Fault, cache: Path) -> tuple[str, str]:
         if mistake := fault.find_mistake(root):
@@ -318,23 +278,16 @@ def try_host_faults(scenario: str, faults: Sequence[Fault], root: Path) -> Itera
         return NOTICED if without == 0 else FAILS_ANYWAY, find_failed_test(output)
 
     try:
-        for step in (
-            "destroy",
-            "create",
-            *(["prepare"] if "prepare" in steps["ansible"]["playbooks"] else []),
-            "converge",
-        ):
+        prepare = ["prepare"] if (root / "molecule" / scenario / "prepare.yml").exists() else []
+        for step in ("destroy", "create", *prepare, "converge"):
             status, output = molecule(step)
             if status != 0:
                 print(output[-4000:], flush=True)
-                for fault in faults:
-                    yield Outcome(fault, NOT_RUN, *watch.read(), f"molecule {step} fails without a fault")
+                yield from (Outcome(fault, NOT_RUN, f"molecule {step} fails without a fault") for fault in faults)
                 return
         for fault in faults:
-            watch = Stopwatch()
             with tempfile.TemporaryDirectory(prefix="vllm-edge-faults-") as place:
-                verdict, detail = try_one(fault, Path(place))
-            yield Outcome(fault, verdict, *watch.read(), detail)
+                yield Outcome(fault, *try_one(fault, Path(place)))
     finally:
         molecule("destroy")
 

@@ -6,27 +6,21 @@
   given; the CPU build has others. For a model that sees videos both ways vLLM raises the latter to one video; the tiny
   checkpoint sees nothing.
 * The worker becomes the lab's. Nothing is compiled: it would take most of the time of a start.
-* With the fault `engine-dies-on-first-completion` the first request compiles one of the sampler's kernels, and there is
-  no C++ compiler, which kills the engine.
-* With the fault `engine-asks-for-its-user` it needs a user with a name, as torch before 2.13 does.
 * Its arguments are kept in the environment, by which a fault can be meant for one engine and not for another.
 """
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import sys
-import tempfile
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from vllm_edge_lab import encoders, gpus, physics
 
 REAL = "/usr/local/bin/vllm.real"
 PROCESSES = "vllm_edge_lab.processes"
-NO_COMPILER = "/bin/false"
 WORKER = "vllm_edge_lab.worker.LabWorker"
 # Options of the real command that the CPU build or the tiny text-only checkpoint cannot take, with their values.
 DROPPED = ("--quantization", "-q")
@@ -116,15 +110,6 @@ def identity(arguments: Sequence[str]) -> dict[str, list[str]]:
     return known
 
 
-def prepare_environment(environment: MutableMapping[str, str], first_completion_kills: bool) -> None:
-    if not first_completion_kills:
-        environment["TORCHDYNAMO_DISABLE"] = "1"
-        return
-    environment["CXX"] = NO_COMPILER
-    # A kernel that an earlier start has compiled would hide the fault.
-    environment["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="torchinductor-")
-
-
 def is_serve(arguments: Sequence[str]) -> bool:
     return arguments[:1] == ["serve"] and not any(word.split("=")[0] in ("--help", "-h") for word in arguments)
 
@@ -141,9 +126,6 @@ def main() -> None:
         if not visible:
             sys.exit(NO_GPU)
         os.environ[gpus.IDENTITY] = json.dumps(identity(arguments[1:]))
-        if gpus.fault_of(visible, "engine-asks-for-its-user") is not None:
-            getpass.getuser()
-        kills = any(gpus.fault(gpu, "engine-dies-on-first-completion") is not None for gpu in visible)
-        prepare_environment(os.environ, kills)
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
         os.execv(sys.executable, [sys.executable, "-m", PROCESSES, "serve", *rewrite(arguments[1:])])
     os.execv(REAL, [REAL, *arguments])

@@ -21,7 +21,6 @@ ENVIRONMENT = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL
 
 
 def is_lesser(lab_root: Path) -> bool:
-    """Whether the lab was made with the lesser CPU."""
     file = lab_root / "cpu"
     return file.is_file() and file.read_text().strip() == LESSER
 

@@ -184,7 +184,6 @@ def graphs_bytes(
 
 
 def requested_bytes(cuda_total: int, gpu_memory_utilization: float) -> int:
-    """vLLM's request_memory."""
     return math.ceil(cuda_total * gpu_memory_utilization)
 
 

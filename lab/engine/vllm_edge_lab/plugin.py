@@ -9,12 +9,7 @@ and /metrics say. Only then does it run again, for the layers that exist.
 from __future__ import annotations
 
 import copy
-import ctypes
-import multiprocessing
-import signal
 import sys
-import threading
-import time
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -127,27 +122,6 @@ def count_gpus(parallel_config: type) -> None:
     parallel_config.__post_init__ = post_init  # type: ignore[attr-defined]
 
 
-def ignore_sigterm_on_demand() -> None:
-    """The fault engine-ignores-sigterm, from the moment it is set: what the process has set for SIGTERM waits aside.
-
-    Python sets a signal's handler in its main thread only, which is vLLM's; the C library lets every thread.
-    """
-    from vllm_edge_lab import gpus
-
-    set_handler = ctypes.CDLL(None).signal
-    set_handler.restype, set_handler.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
-    ignore = int(signal.SIG_IGN)
-    former: int | None = None
-    while True:
-        if gpus.fault_of(gpus.visible_gpus(), "engine-ignores-sigterm") is not None:
-            replaced = set_handler(signal.SIGTERM, ignore) or 0
-            former = replaced if replaced != ignore else former
-        elif former is not None:
-            set_handler(signal.SIGTERM, former)
-            former = None
-        time.sleep(0.5)
-
-
 def register() -> None:
     from vllm.config import ParallelConfig
     from vllm.v1.core import kv_cache_utils
@@ -159,9 +133,6 @@ def register() -> None:
     if not hasattr(ParallelConfig, "vllm_edge_lab"):
         ParallelConfig.vllm_edge_lab = True
         count_gpus(ParallelConfig)
-        # The server's process alone: the others end with it.
-        if multiprocessing.parent_process() is None:
-            threading.Thread(target=ignore_sigterm_on_demand, daemon=True).start()
     if isinstance(getattr(kv_cache_utils.get_kv_cache_configs, "__self__", None), RealKVCache):
         return
     real = RealKVCache(kv_cache_utils)

@@ -18,7 +18,6 @@ from vllm import envs
 from vllm.config import CompilationMode
 from vllm.logger import init_logger
 from vllm.utils.mem_utils import MemorySnapshot, format_gib
-from vllm.v1.sample.ops.logprobs import batched_count_greater_than
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.utils import request_memory
 
@@ -198,35 +197,21 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
         return available
 
     def _report_whether_graphs_count(self) -> None:
-        if not self.need.graphs:
+        if not self.need.graphs or envs.VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS:
             return
         share = self.cache_config.gpu_memory_utilization
         graphs = self.need.graphs / self.init_snapshot.total_memory
-        if envs.VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS:
-            logger.info(
-                "CUDA graph memory profiling is enabled (default since "
-                "v0.21.0). The current --gpu-memory-utilization=%.4f is "
-                "equivalent to --gpu-memory-utilization=%.4f without "
-                "CUDA graph memory profiling. To maintain the same "
-                "effective KV cache size as before, increase "
-                "--gpu-memory-utilization to %.4f. To disable, set "
-                "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0.",
-                share,
-                round(share - graphs, 4),
-                min(round(share + graphs, 4), 1.0),
-            )
-        else:
-            logger.warning(
-                "CUDA graph memory profiling is disabled "
-                "(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0). "
-                "Without it, CUDA graph memory is not accounted for "
-                "during KV cache allocation, which may require lowering "
-                "--gpu-memory-utilization to avoid OOM. Consider "
-                "re-enabling it (the default as of v0.21.0) and increasing "
-                "--gpu-memory-utilization from %.4f to %.4f.",
-                share,
-                min(round(share + graphs, 4), 1.0),
-            )
+        logger.warning(
+            "CUDA graph memory profiling is disabled "
+            "(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0). "
+            "Without it, CUDA graph memory is not accounted for "
+            "during KV cache allocation, which may require lowering "
+            "--gpu-memory-utilization to avoid OOM. Consider "
+            "re-enabling it (the default as of v0.21.0) and increasing "
+            "--gpu-memory-utilization from %.4f to %.4f.",
+            share,
+            min(round(share + graphs, 4), 1.0),
+        )
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         self._allocate(max(self.need.kv_cache, 0))
@@ -252,11 +237,7 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
                 self.need.graphs / physics.GIB,
             )
         self._report_usage()
-        self._allocate_as_far_as_free(gpus.number(gpus.fault(self.gpu, "engine-extra-mib")))
         return result
-
-    def _allocate_as_far_as_free(self, mib: int) -> None:
-        self._allocate(min(mib * physics.MIB, max(self.claim.free, 0)))
 
     def execute_model(self, *arguments: Any, **options: Any) -> Any:
         self._fail_if_lost()
@@ -265,10 +246,7 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
         extra = gpus.number(gpus.fault(self.gpu, "engine-grows"))
         if extra and not self.grown:
             self.grown = True
-            self._allocate_as_far_as_free(extra)
-        if os.environ.get("CXX") == command.NO_COMPILER:
-            # The first request of a real engine compiles kernels; here only some kinds of request would (logprobs).
-            batched_count_greater_than(torch.zeros(1, 4), torch.zeros(1, 1))
+            self._allocate(min(extra * physics.MIB, max(self.claim.free, 0)))
         return super().execute_model(*arguments, **options)
 
     def _report_usage(self) -> None:

@@ -35,11 +35,8 @@ typedef struct {
     char uuid[96];
     char name[96];
     char bus_id[32];
-    char serial[32];
-    char vbios[32];
-    char part[32];
-    unsigned minor, domain, bus, slot, device_id, subsystem_id, index;
-    unsigned cc_major, cc_minor, power_limit_mw, cores;
+    unsigned minor, domain, bus, slot, index;
+    unsigned cc_major, cc_minor, power_limit_mw;
     unsigned long long total_mib, reserved_mib;
 } Gpu;
 
@@ -108,16 +105,10 @@ static int read_board(const char *dir, Gpu *gpu) {
         *value++ = '\0';
         if (!strcmp(line, "uuid")) copy(gpu->uuid, sizeof gpu->uuid, value);
         else if (!strcmp(line, "name")) copy(gpu->name, sizeof gpu->name, value);
-        else if (!strcmp(line, "serial")) copy(gpu->serial, sizeof gpu->serial, value);
-        else if (!strcmp(line, "vbios")) copy(gpu->vbios, sizeof gpu->vbios, value);
-        else if (!strcmp(line, "part")) copy(gpu->part, sizeof gpu->part, value);
         else if (!strcmp(line, "minor")) gpu->minor = (unsigned)number(value);
         else if (!strcmp(line, "total_mib")) gpu->total_mib = number(value);
         else if (!strcmp(line, "reserved_mib")) gpu->reserved_mib = number(value);
-        else if (!strcmp(line, "device_id")) gpu->device_id = (unsigned)number(value);
-        else if (!strcmp(line, "subsystem_id")) gpu->subsystem_id = (unsigned)number(value);
         else if (!strcmp(line, "power_limit_mw")) gpu->power_limit_mw = (unsigned)number(value);
-        else if (!strcmp(line, "cores")) gpu->cores = (unsigned)number(value);
         else if (!strcmp(line, "cc")) sscanf(value, "%u.%u", &gpu->cc_major, &gpu->cc_minor);
         else if (!strcmp(line, "pci"))
             sscanf(value, "%x:%x:%x", &gpu->domain, &gpu->bus, &gpu->slot);

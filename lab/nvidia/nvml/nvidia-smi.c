@@ -123,66 +123,34 @@ static void refuse(char *out, size_t size, Result result) {
 
 typedef struct { const char *name, *header, *unit, *kind, *function; unsigned type; } Field;
 static const Field FIELDS[] = {
-    {"timestamp", "timestamp", NULL, "timestamp", NULL, 0},
     {"driver_version", "driver_version", NULL, "driver", NULL, 0},
-    {"count", "count", NULL, "count", NULL, 0},
     {"name", "name", NULL, "text", "nvmlDeviceGetName", 0},
-    {"gpu_name", "name", NULL, "text", "nvmlDeviceGetName", 0},
     {"uuid", "uuid", NULL, "text", "nvmlDeviceGetUUID", 0},
-    {"gpu_uuid", "uuid", NULL, "text", "nvmlDeviceGetUUID", 0},
-    {"serial", "serial", NULL, "text", "nvmlDeviceGetSerial", 0},
-    {"gpu_serial", "serial", NULL, "text", "nvmlDeviceGetSerial", 0},
-    {"vbios_version", "vbios_version", NULL, "text", "nvmlDeviceGetVbiosVersion", 0},
     {"index", "index", NULL, "number", "nvmlDeviceGetIndex", 0},
     {"pci.bus_id", "pci.bus_id", NULL, "bus", NULL, 0},
-    {"gpu_bus_id", "pci.bus_id", NULL, "bus", NULL, 0},
     {"memory.total", "memory.total", "MiB", "memory", NULL, 't'},
     {"memory.reserved", "memory.reserved", "MiB", "memory", NULL, 'r'},
     {"memory.used", "memory.used", "MiB", "memory", NULL, 'u'},
     {"memory.free", "memory.free", "MiB", "memory", NULL, 'f'},
     {"compute_cap", "compute_cap", NULL, "cc", NULL, 0},
-    {"compute_mode", "compute_mode", NULL, "compute", "nvmlDeviceGetComputeMode", 0},
     {"persistence_mode", "persistence_mode", NULL, "enabled", "nvmlDeviceGetPersistenceMode", 0},
-    {"display_mode", "display_mode", NULL, "enabled", "nvmlDeviceGetDisplayMode", 0},
-    {"display_active", "display_active", NULL, "enabled", "nvmlDeviceGetDisplayActive", 0},
-    {"ecc.mode.current", "ecc.mode.current", NULL, "pair", "nvmlDeviceGetEccMode", 0},
-    {"ecc.mode.pending", "ecc.mode.pending", NULL, "pair", "nvmlDeviceGetEccMode", 1},
-    {"mig.mode.current", "mig.mode.current", NULL, "pair", "nvmlDeviceGetMigMode", 0},
-    {"mig.mode.pending", "mig.mode.pending", NULL, "pair", "nvmlDeviceGetMigMode", 1},
-    {"fan.speed", "fan.speed", "%", "number", "nvmlDeviceGetFanSpeed", 0},
+    {"ecc.mode.current", "ecc.mode.current", NULL, "ecc", "nvmlDeviceGetEccMode", 0},
     {"pstate", "pstate", NULL, "pstate", "nvmlDeviceGetPerformanceState", 0},
     {"temperature.gpu", "temperature.gpu", NULL, "typed", "nvmlDeviceGetTemperature", 0},
-    {"utilization.gpu", "utilization.gpu", "%", "utilization", NULL, 0},
-    {"utilization.memory", "utilization.memory", "%", "utilization", NULL, 1},
     {"power.draw", "power.draw", "W", "watts", "nvmlDeviceGetPowerUsage", 0},
-    {"power.limit", "power.limit", "W", "watts", "nvmlDeviceGetPowerManagementLimit", 0},
-    {"power.default_limit", "power.default_limit", "W", "watts", "nvmlDeviceGetPowerManagementDefaultLimit", 0},
-    {"enforced.power.limit", "enforced.power.limit", "W", "watts", "nvmlDeviceGetEnforcedPowerLimit", 0},
-    {"clocks.gr", "clocks.current.graphics", "MHz", "typed", "nvmlDeviceGetClockInfo", 0},
-    {"clocks.current.graphics", "clocks.current.graphics", "MHz", "typed", "nvmlDeviceGetClockInfo", 0},
+    {"power.limit", "power.limit", "W", "watts", "nvmlDeviceGetEnforcedPowerLimit", 0},
+    {"power.default_limit", "power.default_limit", "W", "watts", "nvmlDeviceGetEnforcedPowerLimit", 0},
     {"clocks.sm", "clocks.current.sm", "MHz", "typed", "nvmlDeviceGetClockInfo", 1},
-    {"clocks.current.sm", "clocks.current.sm", "MHz", "typed", "nvmlDeviceGetClockInfo", 1},
-    {"clocks.mem", "clocks.current.memory", "MHz", "typed", "nvmlDeviceGetClockInfo", 2},
-    {"clocks.current.memory", "clocks.current.memory", "MHz", "typed", "nvmlDeviceGetClockInfo", 2},
-    {"clocks.max.sm", "clocks.max.sm", "MHz", "typed", "nvmlDeviceGetMaxClockInfo", 1},
-    {"clocks.max.gr", "clocks.max.graphics", "MHz", "typed", "nvmlDeviceGetMaxClockInfo", 0},
-    {"clocks.max.mem", "clocks.max.memory", "MHz", "typed", "nvmlDeviceGetMaxClockInfo", 2},
     {"pcie.link.gen.current", "pcie.link.gen.current", NULL, "number", "nvmlDeviceGetCurrPcieLinkGeneration", 0},
     {"pcie.link.gen.max", "pcie.link.gen.max", NULL, "number", "nvmlDeviceGetMaxPcieLinkGeneration", 0},
     {"pcie.link.width.current", "pcie.link.width.current", NULL, "number", "nvmlDeviceGetCurrPcieLinkWidth", 0},
     {"pcie.link.width.max", "pcie.link.width.max", NULL, "number", "nvmlDeviceGetMaxPcieLinkWidth", 0},
 };
 static const Field APP_FIELDS[] = {
-    {"timestamp", "timestamp", NULL, "timestamp", NULL, 0},
     {"pid", "pid", NULL, "pid", NULL, 0},
     {"process_name", "process_name", NULL, "process", NULL, 0},
-    {"name", "process_name", NULL, "process", NULL, 0},
     {"used_memory", "used_gpu_memory", "MiB", "used", NULL, 0},
-    {"used_gpu_memory", "used_gpu_memory", "MiB", "used", NULL, 0},
     {"gpu_uuid", "gpu_uuid", NULL, "text", "nvmlDeviceGetUUID", 0},
-    {"gpu_name", "gpu_name", NULL, "text", "nvmlDeviceGetName", 0},
-    {"gpu_serial", "gpu_serial", NULL, "text", "nvmlDeviceGetSerial", 0},
-    {"gpu_bus_id", "gpu_bus_id", NULL, "bus", NULL, 0},
 };
 
 static unsigned visible;
@@ -191,9 +159,7 @@ static void value_of(const Field *field, Device device, const Process *process, 
     unsigned first = 0, second = 0;
     Result result = SUCCESS;
     *out = '\0';
-    if (!strcmp(field->kind, "timestamp")) now(out, size, "%Y/%m/%d %H:%M:%S.000");
-    else if (!strcmp(field->kind, "driver")) driver_version(out, (unsigned)size);
-    else if (!strcmp(field->kind, "count")) say(out, size, NULL, "%u", visible);
+    if (!strcmp(field->kind, "driver")) driver_version(out, (unsigned)size);
     else if (!strcmp(field->kind, "bus")) bus_id(device, out, size);
     else if (!strcmp(field->kind, "text")) result = text_of(field->function, device, out, (unsigned)size);
     else if (!strcmp(field->kind, "number")) {
@@ -204,24 +170,17 @@ static void value_of(const Field *field, Device device, const Process *process, 
     } else if (!strcmp(field->kind, "enabled")) {
         if ((result = number_of(field->function, device, &first)) == SUCCESS)
             say(out, size, NULL, first ? "Enabled" : "Disabled");
-    } else if (!strcmp(field->kind, "compute")) {
-        if ((result = number_of(field->function, device, &first)) == SUCCESS)
-            say(out, size, NULL, first ? "Exclusive_Process" : "Default");
     } else if (!strcmp(field->kind, "pstate")) {
         if ((result = number_of(field->function, device, &first)) == SUCCESS) say(out, size, NULL, "P%u", first);
     } else if (!strcmp(field->kind, "watts")) {
         if ((result = number_of(field->function, device, &first)) == SUCCESS)
             say(out, size, field->unit, "%u.%02u", first / 1000, first % 1000 / 10);
-    } else if (!strcmp(field->kind, "pair")) {
+    } else if (!strcmp(field->kind, "ecc")) {
         if ((result = pair_of(field->function, device, &first, &second)) == SUCCESS)
-            say(out, size, NULL, (field->type ? second : first) ? "Enabled" : "Disabled");
+            say(out, size, NULL, first ? "Enabled" : "Disabled");
     } else if (!strcmp(field->kind, "cc")) {
         if ((result = pair_of("nvmlDeviceGetCudaComputeCapability", device, &first, &second)) == SUCCESS)
             say(out, size, NULL, "%u.%u", first, second);
-    } else if (!strcmp(field->kind, "utilization")) {
-        unsigned rates[2] = {0, 0};
-        if ((result = number_of("nvmlDeviceGetUtilizationRates", device, rates)) == SUCCESS)
-            say(out, size, field->unit, "%u", rates[field->type]);
     } else if (!strcmp(field->kind, "memory")) {
         Memory memory;
         if ((result = memory_of(device, &memory)) == SUCCESS)
@@ -369,7 +328,7 @@ static int table(void) {
     for (unsigned i = 0; i < chosen; i++) {
         Device device = devices[i];
         char name[128], bus[64], usage[64];
-        unsigned persistence = 0, temperature = 0, state = 0, draw = 0, limit = 0, rates[2] = {0, 0};
+        unsigned persistence = 0, temperature = 0, state = 0, draw = 0, limit = 0;
         Memory memory;
         text_of("nvmlDeviceGetName", device, name, sizeof name);
         bus_id(device, bus, sizeof bus);
@@ -378,14 +337,13 @@ static int table(void) {
         number_of("nvmlDeviceGetPerformanceState", device, &state);
         number_of("nvmlDeviceGetPowerUsage", device, &draw);
         number_of("nvmlDeviceGetEnforcedPowerLimit", device, &limit);
-        number_of("nvmlDeviceGetUtilizationRates", device, rates);
         Result result = memory_of(device, &memory);
         if (result == SUCCESS) snprintf(usage, sizeof usage, "%lluMiB / %6lluMiB", memory.used / MIB, memory.total / MIB);
         else snprintf(usage, sizeof usage, "%s", error_text(result));
         printf("| %3u  %-26.26s  %5s  |   %-16s %3s |                    0 |\n", indices[i], name, persistence ? "On" : "Off",
                bus, "Off");
-        printf("| N/A  %3uC    P%-2u          %4uW / %4uW | %22s | %6u%%      Default |\n", temperature, state, draw / 1000,
-               limit / 1000, usage, rates[0]);
+        printf("| N/A  %3uC    P%-2u          %4uW / %4uW | %22s |      0%%      Default |\n", temperature, state, draw / 1000,
+               limit / 1000, usage);
         printf("|                                         |                        |                  N/A |\n");
         printf("+-----------------------------------------+------------------------+----------------------+\n");
     }
@@ -423,56 +381,33 @@ static void line(int indent, const char *key, const char *format, ...) {
     printf("\n");
 }
 
-static int details(int memory_only) {
-    char stamp[64], text[128];
-    now(stamp, sizeof stamp, "%a %b %e %H:%M:%S %Y");
+static int details(void) {
+    char text[128];
     printf("\n==============NVSMI LOG==============\n\n");
-    line(0, "Timestamp", "%s", stamp);
     driver_version(text, sizeof text);
     line(0, "Driver Version", "%s", text);
     cuda_version(text, sizeof text);
     line(0, "CUDA Version", "%s", text);
-    printf("\n");
     line(0, "Attached GPUs", "%u", visible);
     for (unsigned i = 0; i < chosen; i++) {
         Device device = devices[i];
         Memory memory;
         bus_id(device, text, sizeof text);
         printf("GPU %s\n", text);
-        if (!memory_only) {
-            unsigned value = 0;
-            text_of("nvmlDeviceGetName", device, text, sizeof text);
-            line(4, "Product Name", "%s", text);
-            number_of("nvmlDeviceGetPersistenceMode", device, &value);
-            line(4, "Persistence Mode", "%s", value ? "Enabled" : "Disabled");
-            text_of("nvmlDeviceGetSerial", device, text, sizeof text);
-            line(4, "Serial Number", "%s", text);
-            text_of("nvmlDeviceGetUUID", device, text, sizeof text);
-            line(4, "GPU UUID", "%s", text);
-            number_of("nvmlDeviceGetMinorNumber", device, &value);
-            line(4, "Minor Number", "%u", value);
-            text_of("nvmlDeviceGetVbiosVersion", device, text, sizeof text);
-            line(4, "VBIOS Version", "%s", text);
-        }
+        text_of("nvmlDeviceGetName", device, text, sizeof text);
+        line(4, "Product Name", "%s", text);
+        text_of("nvmlDeviceGetUUID", device, text, sizeof text);
+        line(4, "GPU UUID", "%s", text);
         Result result = memory_of(device, &memory);
+        if (result != SUCCESS) {
+            line(4, "FB Memory Usage", "%s", error_text(result));
+            continue;
+        }
         printf("    FB Memory Usage\n");
-        if (result == SUCCESS) {
-            line(8, "Total", "%llu MiB", memory.total / MIB);
-            line(8, "Reserved", "%llu MiB", memory.reserved / MIB);
-            line(8, "Used", "%llu MiB", memory.used / MIB);
-            line(8, "Free", "%llu MiB", memory.free / MIB);
-        } else {
-            for (unsigned k = 0; k < 4; k++)
-                line(8, ((const char *[]){"Total", "Reserved", "Used", "Free"})[k], "%s", error_text(result));
-        }
-        Memory1 bar;
-        Result (*bar_of)(Device, Memory1 *) = (Result(*)(Device, Memory1 *))nvml("nvmlDeviceGetBAR1MemoryInfo");
-        if (bar_of(device, &bar) == SUCCESS) {
-            printf("    BAR1 Memory Usage\n");
-            line(8, "Total", "%llu MiB", bar.total / MIB);
-            line(8, "Used", "%llu MiB", bar.used / MIB);
-            line(8, "Free", "%llu MiB", bar.free / MIB);
-        }
+        line(8, "Total", "%llu MiB", memory.total / MIB);
+        line(8, "Reserved", "%llu MiB", memory.reserved / MIB);
+        line(8, "Used", "%llu MiB", memory.used / MIB);
+        line(8, "Free", "%llu MiB", memory.free / MIB);
     }
     printf("\n");
     return 0;
@@ -511,24 +446,17 @@ static const char *value_after(const char *argument, const char *option) {
 
 int main(int argc, char **argv) {
     const char *gpu_fields = NULL, *app_fields = NULL, *format = NULL, *choice = NULL, *value;
-    int listing = 0, detailed = 0, memory_only = 0;
+    int listing = 0, detailed = 0;
     for (int i = 1; i < argc; i++) {
         const char *argument = argv[i];
-        if (!strcmp(argument, "-L") || !strcmp(argument, "--list-gpus")) listing = 1;
-        else if (!strcmp(argument, "-q") || !strcmp(argument, "--query")) detailed = 1;
-        else if ((!strcmp(argument, "-d") || !strcmp(argument, "--display")) && i + 1 < argc)
-            memory_only = !strcasecmp(argv[++i], "MEMORY");
-        else if ((value = value_after(argument, "--display"))) memory_only = !strcasecmp(value, "MEMORY");
-        else if ((!strcmp(argument, "-i") || !strcmp(argument, "--id")) && i + 1 < argc) choice = argv[++i];
-        else if ((value = value_after(argument, "--id")) || (value = value_after(argument, "-i"))) choice = value;
+        if (!strcmp(argument, "-L")) listing = 1;
+        else if (!strcmp(argument, "-q")) detailed = 1;
+        else if (!strcmp(argument, "-d") && i + 1 < argc) i++; /* of the parts of -q all that there are are printed */
+        else if (!strcmp(argument, "-i") && i + 1 < argc) choice = argv[++i];
         else if ((value = value_after(argument, "--query-gpu"))) gpu_fields = value;
         else if ((value = value_after(argument, "--query-compute-apps"))) app_fields = value;
         else if ((value = value_after(argument, "--format"))) format = value;
-        else if (!strcmp(argument, "-h") || !strcmp(argument, "--help")) {
-            printf("nvidia-smi [-L | -q [-d MEMORY] | --query-gpu=FIELDS --format=csv[,noheader][,nounits] |\n"
-                   "            --query-compute-apps=FIELDS --format=csv[,noheader][,nounits]] [-i INDEX|UUID|BUS-ID]\n");
-            return 0;
-        } else {
+        else {
             printf("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n\n");
             return EXIT_ARGUMENT;
         }
@@ -539,5 +467,5 @@ int main(int argc, char **argv) {
     if (listing) return list_gpus();
     if (gpu_fields) return query(gpu_fields, format, 0);
     if (app_fields) return query(app_fields, format, 1);
-    return detailed ? details(memory_only) : table();
+    return detailed ? details() : table();
 }

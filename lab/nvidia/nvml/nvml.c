@@ -122,7 +122,6 @@ EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned flags) {
     return result;
 }
 EXPORT nvmlReturn_t nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
-EXPORT nvmlReturn_t nvmlInit(void) { return nvmlInitWithFlags(0); }
 
 EXPORT nvmlReturn_t nvmlShutdown(void) {
     pthread_mutex_lock(&lock);
@@ -151,7 +150,6 @@ EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *out) {
     *out = CUDA_VERSION;
     return SUCCESS;
 }
-EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *out) { return nvmlSystemGetCudaDriverVersion_v2(out); }
 
 EXPORT nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *out, unsigned size) {
     char path[64], text[512];
@@ -174,7 +172,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *out) {
     *out = gpu_count;
     return SUCCESS;
 }
-EXPORT nvmlReturn_t nvmlDeviceGetCount(unsigned *out) { return nvmlDeviceGetCount_v2(out); }
 
 static nvmlReturn_t handle(unsigned i, nvmlDevice_t *out) {
     if (fault(&gpus[i], "gpu-lost", NULL, 0)) return GPU_IS_LOST;
@@ -186,30 +183,12 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *
     if (!out || index >= gpu_count) return INVALID_ARGUMENT;
     return handle(index, out);
 }
-EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *out) {
-    return nvmlDeviceGetHandleByIndex_v2(index, out);
-}
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out) {
     if (!refcount) return UNINITIALIZED;
     if (!out || !uuid) return INVALID_ARGUMENT;
     for (unsigned i = 0; i < gpu_count; i++)
         if (!strcasecmp(gpus[i].uuid, uuid)) return handle(i, out);
     return NOT_FOUND;
-}
-EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvmlDevice_t *out) {
-    unsigned domain = 0, bus = 0, slot = 0;
-    if (!refcount) return UNINITIALIZED;
-    if (!out || !text) return INVALID_ARGUMENT;
-    if (sscanf(text, "%x:%x:%x", &domain, &bus, &slot) != 3) {
-        domain = 0;
-        if (sscanf(text, "%x:%x", &bus, &slot) != 2) return INVALID_ARGUMENT;
-    }
-    for (unsigned i = 0; i < gpu_count; i++)
-        if (gpus[i].domain == domain && gpus[i].bus == bus && gpus[i].slot == slot) return handle(i, out);
-    return NOT_FOUND;
-}
-EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *text, nvmlDevice_t *out) {
-    return nvmlDeviceGetHandleByPciBusId_v2(text, out);
 }
 
 /* Not NVML: the lab's nvidia-smi names the bus id of a card that it can get no handle for, as the real one does. */
@@ -228,30 +207,10 @@ EXPORT const char *labNvmlBusIdByIndex(unsigned index) { return index < gpu_coun
         *out = (unsigned)(expression);                                                                                 \
         return SUCCESS;                                                                                                \
     }
-#define UNSUPPORTED_QUERY(function)                                                                                    \
-    EXPORT nvmlReturn_t function(nvmlDevice_t gpu, unsigned *out) {                                                    \
-        ENTER(gpu, out);                                                                                               \
-        return NOT_SUPPORTED;                                                                                          \
-    }
-
 TEXT_QUERY(nvmlDeviceGetName, gpu->name)
 TEXT_QUERY(nvmlDeviceGetUUID, gpu->uuid)
-TEXT_QUERY(nvmlDeviceGetSerial, gpu->serial)
-TEXT_QUERY(nvmlDeviceGetVbiosVersion, gpu->vbios)
-TEXT_QUERY(nvmlDeviceGetBoardPartNumber, gpu->part)
 NUMBER_QUERY(nvmlDeviceGetIndex, gpu->index)
 NUMBER_QUERY(nvmlDeviceGetMinorNumber, gpu->minor)
-NUMBER_QUERY(nvmlDeviceGetBrand, 14) /* NVML_BRAND_NVIDIA */
-/* Turing 6, Ampere 7, Ada 8, Hopper 9, Blackwell 10 */
-NUMBER_QUERY(nvmlDeviceGetArchitecture, gpu->cc_major < 8    ? 6
-                                        : gpu->cc_major > 8  ? (gpu->cc_major == 9 ? 9 : 10)
-                                        : gpu->cc_minor == 9 ? 8
-                                                             : 7)
-NUMBER_QUERY(nvmlDeviceGetNumGpuCores, gpu->cores)
-NUMBER_QUERY(nvmlDeviceGetMultiGpuBoard, 0)
-NUMBER_QUERY(nvmlDeviceGetDisplayMode, 0)
-NUMBER_QUERY(nvmlDeviceGetDisplayActive, 0)
-NUMBER_QUERY(nvmlDeviceGetComputeMode, 0)
 
 typedef struct {
     char busIdLegacy[16];
@@ -267,14 +226,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t gpu, nvmlPciInfo_t *out
     out->domain = gpu->domain;
     out->bus = gpu->bus;
     out->device = gpu->slot;
-    out->pciDeviceId = gpu->device_id;
-    out->pciSubSystemId = gpu->subsystem_id;
     return SUCCESS;
 }
-EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t gpu, nvmlPciInfo_t *out) {
-    return nvmlDeviceGetPciInfo_v3(gpu, out);
-}
-
 EXPORT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t gpu, int *major_out, int *minor_out) {
     ENTER(gpu, major_out && minor_out);
     *major_out = (int)gpu->cc_major;
@@ -331,17 +284,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t gpu, nvmlMemory_v2_t
     return SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t gpu, nvmlMemory_t *out) {
-    ENTER(gpu, out);
-    for (out->total = 256 * MIB; out->total < gpu->total_mib * MIB;) out->total *= 2; /* all of the memory */
-    out->used = 1 * MIB;
-    out->free = out->total - out->used;
-    return SUCCESS;
-}
-
 /* ---- processes ------------------------------------------------------------------------------------------------ */
 
-typedef struct { unsigned pid; unsigned long long usedGpuMemory; } nvmlProcessInfo_v1_t;
 typedef struct { unsigned pid; unsigned long long usedGpuMemory; unsigned gpuInstanceId, computeInstanceId; } nvmlProcessInfo_t;
 
 static int by_pid(const void *a, const void *b) {
@@ -371,31 +315,12 @@ EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t gpu, un
     }
     return result;
 }
-EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t gpu, unsigned *count, nvmlProcessInfo_t *out) {
-    return nvmlDeviceGetComputeRunningProcesses_v3(gpu, count, out);
-}
-EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t gpu, unsigned *count, nvmlProcessInfo_v1_t *out) {
+EXPORT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t gpu, unsigned *count, void *out) {
     ENTER(gpu, count);
-    Claim claims[MAX_CLAIMS];
-    nvmlReturn_t result = processes(gpu, count, claims, out != NULL);
-    for (unsigned i = 0; result == SUCCESS && i < *count; i++) {
-        out[i].pid = claims[i].pid;
-        out[i].usedGpuMemory = claims[i].mib == NOT_AVAILABLE ? NOT_AVAILABLE : claims[i].mib * MIB;
-    }
-    return result;
+    (void)out;
+    *count = 0;
+    return SUCCESS;
 }
-
-#define NO_PROCESSES(function)                                                                                         \
-    EXPORT nvmlReturn_t function(nvmlDevice_t gpu, unsigned *count, void *out) {                                       \
-        ENTER(gpu, count);                                                                                             \
-        (void)out;                                                                                                     \
-        *count = 0;                                                                                                    \
-        return SUCCESS;                                                                                                \
-    }
-NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3)
-NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2)
-NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses)
-NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3)
 
 /* ---- state ---------------------------------------------------------------------------------------------------- */
 
@@ -413,16 +338,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t gpu, unsigned *out
 EXPORT nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t gpu, unsigned *current, unsigned *pending) {
     ENTER(gpu, current && pending);
     *current = *pending = 1;
-    return SUCCESS;
-}
-EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t gpu, unsigned *current, unsigned *pending) {
-    ENTER(gpu, current && pending);
-    return NOT_SUPPORTED;
-}
-typedef struct { unsigned gpu, memory; } nvmlUtilization_t;
-EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t gpu, nvmlUtilization_t *out) {
-    ENTER(gpu, out);
-    out->gpu = out->memory = 0;
     return SUCCESS;
 }
 EXPORT nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t gpu, unsigned sensor, unsigned *out) {
@@ -477,16 +392,12 @@ EXPORT nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t gpu, uns
 EXPORT nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t gpu, unsigned long long *out) {
     return nvmlDeviceGetCurrentClocksEventReasons(gpu, out);
 }
-NUMBER_QUERY(nvmlDeviceGetPowerManagementMode, 1)
-NUMBER_QUERY(nvmlDeviceGetPowerManagementLimit, gpu->power_limit_mw)
-NUMBER_QUERY(nvmlDeviceGetPowerManagementDefaultLimit, gpu->power_limit_mw)
 NUMBER_QUERY(nvmlDeviceGetEnforcedPowerLimit, gpu->power_limit_mw)
 NUMBER_QUERY(nvmlDeviceGetPerformanceState, busy(gpu) ? 0 : 8)
 NUMBER_QUERY(nvmlDeviceGetCurrPcieLinkGeneration, busy(gpu) ? 4 : 1)
 NUMBER_QUERY(nvmlDeviceGetMaxPcieLinkGeneration, 4)
 NUMBER_QUERY(nvmlDeviceGetCurrPcieLinkWidth, 16)
 NUMBER_QUERY(nvmlDeviceGetMaxPcieLinkWidth, 16)
-UNSUPPORTED_QUERY(nvmlDeviceGetFanSpeed) /* the card is cooled by the chassis */
 
 EXPORT nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t gpu, unsigned type, unsigned *out) {
     static const unsigned idle[] = {210, 210, 405, 1185}, active[] = {2040, 2040, 6251, 1770};
@@ -494,12 +405,5 @@ EXPORT nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t gpu, unsigned type, unsi
     if (type > 3) return INVALID_ARGUMENT;
     *out = busy(gpu) ? active[type] : idle[type];
     if (type != 2 && fault(gpu, "throttled", NULL, 0)) *out /= 2; /* all clocks but that of the memory */
-    return SUCCESS;
-}
-EXPORT nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t gpu, unsigned type, unsigned *out) {
-    static const unsigned most[] = {2040, 2040, 6251, 1770};
-    ENTER(gpu, out);
-    if (type > 3) return INVALID_ARGUMENT;
-    *out = most[type];
     return SUCCESS;
 }

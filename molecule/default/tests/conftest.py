@@ -49,7 +49,6 @@ class Served:
     slots: list[int]
     port: int
     served_names: list[str]
-    max_model_len: int
     measured_mib: range
     """What the reference host measured on each of its GPUs, and some."""
 
@@ -79,19 +78,11 @@ class Served:
 
 
 PROFILE = "nvfp4-tp2"
+NVFP4 = "nvidia/Gemma-4-31B-IT-NVFP4"
 ENGINES = [
-    Served(
-        "31b-nvfp4-tp2",
-        "31b-nvfp4",
-        "nvidia/Gemma-4-31B-IT-NVFP4",
-        [0, 1],
-        8050,
-        ["architect", "worker"],
-        8192,
-        range(21_600, 22_351),
-    ),
-    Served("e4b", "e4b", "google/gemma-4-E4B-it", [2], 8060, ["auditor"], 8192, range(20_200, 20_800)),
-    Served("e2b", "e2b", "google/gemma-4-E2B-it", [3], 8070, ["sentry"], 4096, range(20_300, 20_900)),
+    Served("31b-nvfp4-tp2", "31b-nvfp4", NVFP4, [0, 1], 8050, ["architect", "worker"], range(21_600, 22_351)),
+    Served("e4b", "e4b", "google/gemma-4-E4B-it", [2], 8060, ["auditor"], range(20_200, 20_800)),
+    Served("e2b", "e2b", "google/gemma-4-E2B-it", [3], 8070, ["sentry"], range(20_300, 20_900)),
 ]
 ROLES = {name: engine for engine in ENGINES for name in engine.served_names}
 # The one that is damaged and broken: it loads in the shortest time. What the others do meanwhile is looked at, too.
@@ -126,11 +117,6 @@ class Play:
         line = re.search(rf"^{INVENTORY_HOST}\s+:(.*)$", self.output, re.MULTILINE)
         assert line, f"no recap in:\n{self.output[-4000:]}"
         return {key: int(value) for key, value in (word.split("=") for word in line.group(1).split())}
-
-    @property
-    def diffs(self) -> list[str]:
-        """Lines that show a difference."""
-        return [line for line in self.output.splitlines() if re.match(r"^(--- (before|/)|\+\+\+ (after|/)|@@ )", line)]
 
 
 def changed_tasks(output: str) -> list[str]:
@@ -245,7 +231,6 @@ class Machine:
         return self.ask("/v1/chat/completions", {"model": name, **question}, seconds, ROLES.get(name, VICTIM))
 
     def cursor(self) -> str:
-        """Where the unit's journal ends now."""
         text = self.run("journalctl", "--show-cursor", "--lines=0", "--quiet")
         return re.sub(r"^-- cursor: ", "", text.strip())
 
@@ -267,7 +252,6 @@ class Machine:
         self.run("lab-gpu", "fault", "clear")
 
     def gpu_memory(self) -> dict[str, int]:
-        """MiB in use by UUID."""
         text = self.run("nvidia-smi", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits")
         return {uuid: int(used) for uuid, used in (line.split(", ") for line in text.splitlines())}
 
@@ -312,16 +296,8 @@ def bystander(machine: Machine) -> Iterator[Life]:
     """Somebody else's container, which must never notice us. It lives through healing and faults."""
     image = machine.run("docker", "image", "ls", "--quiet", "--filter=reference=*/vllm/vllm-openai").split()[0]
     machine.host.run(f"docker rm --force {BYSTANDER}")
-    machine.run(
-        "docker",
-        "run",
-        "--detach",
-        f"--name={BYSTANDER}",
-        "--stop-signal=SIGKILL",
-        "--entrypoint=sleep",
-        image,
-        "infinity",
-    )
+    run = ["docker", "run", "--detach", f"--name={BYSTANDER}", "--stop-signal=SIGKILL", "--entrypoint=sleep"]
+    machine.run(*run, image, "infinity")
     begun = life(machine, BYSTANDER)
     assert begun is not None
     yield begun
@@ -353,9 +329,10 @@ class Clients:
         self.machine = machine
 
     def start(self, *options: str) -> None:
+        self.machine.put("/usr/local/bin/ask.py", ASK)
         self.machine.put("/usr/local/bin/role_client.py", Path(role_client.__file__).read_text(), "0755")
         self.machine.run("rm", "--force", self.LOG)
-        words = ["/usr/local/bin/role_client.py", "watch", "--log", self.LOG, *options]
+        words = ["/usr/local/bin/role_client.py", "--log", self.LOG, *options]
         self.machine.run("systemd-run", "--quiet", "--collect", "--unit=role-client", *words)
         time.sleep(2)
 
@@ -368,7 +345,7 @@ class Clients:
 
 def gaps_of(recorded: role_client.Recorded) -> dict[str, list[role_client.Gap]]:
     found: dict[str, list[role_client.Gap]] = {role: [] for role in ROLES}
-    for gap in role_client.gaps(recorded.asked):
+    for gap in role_client.find_gaps(recorded):
         found[gap.role].append(gap)
     return found
 
@@ -384,7 +361,7 @@ def no_gap_beyond(
     found = gaps_of(recorded)
     inside: list[role_client.Gap] = []
     for journal, roles in zip(journals, away, strict=True):
-        began, ended = role_client.span(journal)
+        began, ended = role_client.get_span(journal)
         for role in ROLES:
             during = [gap for gap in found[role] if began - 1 <= gap.from_s <= ended + 1]
             inside += during

@@ -41,6 +41,16 @@ def test_nothing_of_ours_is_writable_for_others(machine: Machine) -> None:
     assert find(machine, "/022") == []
 
 
+def test_only_caches_belong_to_engines(machine: Machine) -> None:
+    """And their group reads the weights."""
+    others = machine.shell(f"find {OURS} -xdev ! -user root").splitlines()
+    assert [path for path in others if not path.startswith("/data/vllm/cache/")] == []
+    shown = machine.run(
+        "stat", "--format=%U:%G %a", "/data/vllm/weights", "/etc/vllm-edge/engines", "/etc/docker/daemon.json"
+    )
+    assert shown.splitlines() == ["root:vllm-edge 750", "root:root 755", "root:root 644"]
+
+
 def test_only_what_is_listed_is_readable_for_others(machine: Machine) -> None:
     found = find(machine, "/004")
     assert "/var/lib/vllm-edge/active-profile.json" in found

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shlex
@@ -20,7 +19,6 @@ from conftest import (
     PROFILE,
     ROLES,
     ROOT,
-    Controller,
     Life,
     Machine,
     Served,
@@ -54,46 +52,6 @@ def test_user_and_group_of_the_engines(host: Host) -> None:
     assert user.groups == ["vllm-edge"], "engines are in no other group, docker's least of all"
 
 
-DIRECTORIES = {
-    "/opt/vllm-edge/releases": "root:root 755",
-    "/etc/vllm-edge/engines": "root:root 755",
-    "/etc/vllm-edge/hooks/before_drain.d": "root:root 755",
-    "/etc/vllm-edge/hooks/after_commit.d": "root:root 755",
-    STATE: "root:root 755",
-    f"{STATE}/generations": "root:root 750",
-    f"{STATE}/generations/1": "root:root 750",
-    f"{STATE}/history": "root:root 750",
-    "/data/vllm": "root:root 755",
-    "/data/vllm/weights": "root:vllm-edge 750",
-    "/data/vllm/cache": "root:root 755",
-    **{engine.etc: "root:root 755" for engine in ENGINES},
-    **{engine.weights: "root:vllm-edge 750" for engine in ENGINES},
-    **{f"/data/vllm/cache/{engine.name}": "root:vllm-edge 750" for engine in ENGINES},
-}
-FILES = {
-    **{f"{engine.etc}/{file}": "root:root 640" for engine in ENGINES for file in ("container.json", "docker-create")},
-    **{f"{engine.etc}/engine.json": "root:root 644" for engine in ENGINES},
-    **{f"{engine.etc}/chat-template.jinja": "root:root 644" for engine in ENGINES},
-    **{f"/etc/systemd/system/{engine.unit}": "root:root 644" for engine in ENGINES},
-    "/etc/systemd/system/vllm-edge.target": "root:root 644",
-    "/etc/systemd/system/vllm-edge-recover.service": "root:root 644",
-    "/etc/needrestart/conf.d/vllm-edge.conf": "root:root 644",
-    f"{STATE}/generations/1/generation.json": "root:root 640",
-    "/opt/vllm-edge/current/bin/vllm-edge": "root:root 755",
-    f"{STATE}/active-profile.json": "root:root 644",
-    f"{STATE}/switch.json": "root:root 640",
-    f"{STATE}/report.json": "root:root 640",
-    "/etc/docker/daemon.json": "root:root 644",
-}
-
-
-@pytest.mark.parametrize(("kind", "expected"), [("directory", DIRECTORIES), ("regular file", FILES)])
-def test_owners_and_modes(machine: Machine, kind: str, expected: dict[str, str]) -> None:
-    shown = machine.run("stat", "--dereference", "--format=%n|%F|%U:%G %a", *expected).splitlines()
-    found = {path: (its_kind, mode) for path, its_kind, mode in (line.split("|") for line in shown)}
-    assert found == {path: (kind, mode) for path, mode in expected.items()}
-
-
 def test_program_on_the_path(host: Host, machine: Machine) -> None:
     assert machine.run("readlink", "/usr/local/bin/vllm-edge").strip() == "/opt/vllm-edge/current/bin/vllm-edge"
     assert "run-engine" in machine.run("env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin", "vllm-edge", "--help")
@@ -113,20 +71,6 @@ def test_loaded_module_and_user_space_are_of_one_version(host: Host, machine: Ma
 def test_four_gpus_in_the_order_of_their_bus(machine: Machine) -> None:
     listed = machine.run("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader").splitlines()
     assert listed == GPUS
-
-
-def test_driver_packages_are_held(machine: Machine) -> None:
-    installed = machine.run(
-        "dpkg-query", "--show", "--showformat=${Package} ${Version} ${db:Status-Want}\n"
-    ).splitlines()
-    driver = [
-        line.split()
-        for line in installed
-        if re.match(r"(nvidia-(driver-cuda|kernel|smi|persistenced)|libnvidia-ml|libcuda1)", line)
-    ]
-    assert len(driver) >= 5
-    assert {want for _, _, want in driver} == {"hold"}, driver
-    assert len({version for _, version, _ in driver}) == 1, driver
 
 
 @pytest.mark.parametrize(
@@ -170,7 +114,6 @@ def test_cdi_gives_containers_the_nodes_of_cuda(machine: Machine) -> None:
 
 @pytest.fixture(scope="module")
 def image(machine: Machine) -> dict[str, Any]:
-    """The image of the running engines."""
     (identity,) = {machine.container(engine.container)["Image"] for engine in ENGINES}
     return json.loads(machine.run("docker", "image", "inspect", identity))[0]
 
@@ -183,6 +126,8 @@ def test_image_says_what_it_was_made_of(machine: Machine, image: dict[str, Any])
     assert base["Id"] == labels["vllm-edge.base-id"]
     assert image["RootFS"]["Layers"][: len(base["RootFS"]["Layers"])] == base["RootFS"]["Layers"]
     assert image["Config"]["Entrypoint"] == ["vllm", "serve"]
+    record = json.loads(machine.run("cat", f"{STATE}/image.json"))
+    assert (record["id"], record["tested"]["failures"]) == (image["Id"], [])
 
 
 def test_image_holds_a_transformers_that_fits(machine: Machine, image: dict[str, Any]) -> None:
@@ -201,22 +146,6 @@ def test_image_holds_a_transformers_that_fits(machine: Machine, image: dict[str,
 def test_engines_are_created_from_the_id_of_the_image(machine: Machine, image: dict[str, Any]) -> None:
     assert {machine.container(engine.container)["Config"]["Image"] for engine in ENGINES} == {image["Id"]}
     assert not machine.run("docker", "container", "ls", "--all", "--quiet", "--filter=name=vllm-edge-image-build")
-
-
-def test_sbom_lists_what_is_in_the_image(host: Host, image: dict[str, Any]) -> None:
-    found = read_json(host, f"{STATE}/sbom/{image['Id'][7:19]}.cdx.json")
-    assert found["metadata"]["component"]["bom-ref"] == image["Id"]
-    version = image["Config"]["Labels"]["vllm-edge.transformers"]
-    (layer,) = [item for item in found["components"] if item.get("purl") == f"pkg:pypi/transformers@{version}"]
-    assert len(layer["hashes"][0]["content"]) == 64
-
-
-def test_image_was_tested_before_it_served(host: Host, image: dict[str, Any]) -> None:
-    record = read_json(host, f"{STATE}/image.json")
-    assert record["id"] == image["Id"]
-    assert record["tested"]["failures"] == []
-    assert record["tested"]["libraries"] > 0
-    assert record["tested"]["versions"]["transformers"] == image["Config"]["Labels"]["vllm-edge.transformers"]
 
 
 def test_no_credentials_or_wheels_were_left_behind(host: Host) -> None:
@@ -332,45 +261,32 @@ def test_compile_cache_is_kept_for_each_image(host: Host, machine: Machine, engi
 
 
 @each_engine
-def test_container_is_what_docker_create_says(host: Host, engine: Served) -> None:
-    """Read as an operator would: the file's lines against Docker's answer."""
-    lines = host.file(f"{engine.etc}/docker-create").content_string.splitlines()
-    flags = [line for line in lines if line.startswith("--")]
+def test_container_can_do_no_more_than_it_needs(host: Host, engine: Served) -> None:
+    """Asked of Docker, without a look at what we asked Docker for."""
     found = json.loads(host.check_output(f"docker inspect {engine.container}"))[0]
-    config, machine_config = found["Config"], found["HostConfig"]
-    assert found["Name"] == f"/{engine.container}" and f"--name={engine.container}" in flags
-    assert config["User"] == "8050:8050" and "--user=8050:8050" in flags
-    assert machine_config["ReadonlyRootfs"] is True and "--read-only" in flags
-    assert machine_config["CapDrop"] == ["ALL"] and "--cap-drop=ALL" in flags
-    assert machine_config["SecurityOpt"] == ["no-new-privileges"] and "--security-opt=no-new-privileges" in flags
-    assert machine_config["NetworkMode"] == "none" and "--network=none" in flags
-    assert not machine_config["PortBindings"]
-    assert machine_config["RestartPolicy"]["Name"] == "no", "systemd owns the engine, not Docker"
-    assert (machine_config["Privileged"], machine_config["CapAdd"]) == (False, None)
-    devices = [flag.removeprefix("--device=") for flag in flags if flag.startswith("--device=")]
-    assert devices == [f"nvidia.com/gpu={uuid}" for uuid in engine.gpus]
-    assert [(request["Driver"], request["DeviceIDs"]) for request in machine_config["DeviceRequests"]] == [
-        ("cdi", devices)
-    ]
-    labels = dict(flag.removeprefix("--label=").split("=", 1) for flag in flags if flag.startswith("--label="))
-    assert labels.items() <= config["Labels"].items()
-    image = next(line for line in lines if not line.startswith("--"))
-    assert config["Image"] == image
-    assert config["Cmd"] == lines[lines.index(image) + 1 :]
+    config, cage = found["Config"], found["HostConfig"]
+    expected = {
+        "ReadonlyRootfs": True,
+        "CapDrop": ["ALL"],
+        "CapAdd": None,
+        "SecurityOpt": ["no-new-privileges"],
+        "Privileged": False,
+        "NetworkMode": "none",
+        "Tmpfs": {"/tmp": "exec,mode=1777,size=4g"},
+        "OomScoreAdj": 500,
+        **dict.fromkeys(("PidMode", "UTSMode", "UsernsMode"), ""),
+    }
+    assert {name: cage[name] for name in expected} == expected
+    assert config["User"] == "8050:8050" and not cage["PortBindings"]
+    assert cage["RestartPolicy"]["Name"] == "no", "systemd owns the engine, not Docker"
+    devices = [f"nvidia.com/gpu={uuid}" for uuid in engine.gpus]
+    assert [(asked["Driver"], asked["DeviceIDs"]) for asked in cage["DeviceRequests"]] == [("cdi", devices)]
+    # Docker drops the limit, with a warning, where the kernel of the lab's machine has no pids controller.
+    assert cage["PidsLimit"] in (4096, 0, None)
     mounts = {mount["Destination"]: (mount["Type"], mount["RW"]) for mount in found["Mounts"]}
     model = next(word for word in config["Cmd"] if word.startswith("/models/"))
-    assert mounts == {
-        model: ("bind", False),
-        "/cache": ("bind", True),
-        "/chat-template.jinja": ("bind", False),
-        "/policy": ("bind", False),
-        "/run/api": ("bind", True),
-    }
-    assert machine_config["Tmpfs"] == {"/tmp": "exec,mode=1777,size=4g"}
-    assert machine_config["OomScoreAdj"] == 500
-    # Docker drops the limit, with a warning, where the kernel of the lab's machine has no pids controller.
-    assert machine_config["PidsLimit"] in (4096, 0, None) and "--pids-limit=4096" in flags
-    assert [machine_config[mode] for mode in ("PidMode", "UTSMode", "UsernsMode")] == ["", "", ""]
+    read_only = dict.fromkeys((model, "/chat-template.jinja", "/policy"), ("bind", False))
+    assert mounts == read_only | dict.fromkeys(("/cache", "/run/api"), ("bind", True))
     assert {"VLLM_MAX_N_SEQUENCES=16", "VLLM_MEDIA_URL_ALLOW_REDIRECTS=0"} <= set(config["Env"])
 
 
@@ -429,22 +345,6 @@ def test_only_root_and_the_gateway_open_its_socket(host: Host, machine: Machine,
         assert answer[0] == status and (status or "Permission denied" in answer[1]), (user, answer)
 
 
-@each_engine
-def test_models_are_the_served_names(machine: Machine, engine: Served) -> None:
-    status, answer = machine.ask("/v1/models", engine=engine)
-    assert status == 200
-    assert [model["id"] for model in answer["data"]] == engine.served_names
-    assert {model["max_model_len"] for model in answer["data"]} == {engine.max_model_len}
-
-
-@pytest.mark.parametrize("name", ROLES)
-def test_completes(machine: Machine, name: str) -> None:
-    status, answer = machine.complete(name)
-    assert status == 200, answer
-    assert answer["usage"]["completion_tokens"] > 0
-    assert answer["choices"][0]["message"]["content"]
-
-
 def test_a_system_prompt_reaches_the_model_in_a_turn_of_its_own(machine: Machine) -> None:
     """Only the inventory's template puts it there before the user's; asked of the engine itself."""
     messages = [{"role": "user", "content": "What?"}, {"role": "system", "content": "Answer in verse."}]
@@ -472,21 +372,12 @@ def test_status_for_programs(machine: Machine) -> None:
     assert status["problems"] == []
     shown = {engine["engine"]: engine for engine in status["engines"]}
     assert sorted(shown) == sorted(engine.name for engine in ENGINES)
-    for engine in ENGINES:
-        told = shown[engine.name]
-        identity = machine.container(engine.container)["Id"]
-        assert (told["unit"], told["active_state"], told["container_id"]) == (engine.unit, "active", identity)
-        assert told["served_names"] == engine.served_names
-        assert 1 < told["load_seconds"] < 300
+    for told in shown.values():
         assert {"loading-weights", "waiting-for-health"} <= told["load_phases"].keys()
         assert abs(sum(told["load_phases"].values()) - told["load_seconds"]) < 1
-        expected = told["load_expected_s"]
-        assert expected["low"] < expected["mid"] < expected["high"] and "earlier load" in expected["basis"]
-        loads = json.loads(machine.run("cat", f"{STATE}/engines/{engine.name}.loads.json"))["loads"]
+        loads = json.loads(machine.run("cat", f"{STATE}/engines/{told['engine']}.loads.json"))["loads"]
         assert loads[-1]["seconds"] == told["load_seconds"] and loads[-1]["input_hash"] == told["input_hash"]
         assert loads[-1]["times"]["model_s"] > 0 and loads[-1]["weights_bytes"] > 0
-        planned = json.loads(machine.run("cat", f"/etc/vllm-edge/engines/{engine.name}/engine.json"))["plan"]["load_s"]
-        assert planned["low"] < planned["mid"] < planned["high"]
 
 
 def test_report_agrees_with_nvidia_smi(host: Host, machine: Machine) -> None:
@@ -514,37 +405,10 @@ def test_report_agrees_with_nvidia_smi(host: Host, machine: Machine) -> None:
     assert {name: asked["engine"] for name, asked in completions.items()} == {
         name: engine.name for name, engine in ROLES.items()
     }
-    assert all(asked["ok"] and asked["completion"] for asked in completions.values())
     # The switch asked everything, and the second run one token of each engine.
     began = read_json(host, f"{STATE}/switch.json")["started_at"]
-    assert all(began <= asked["passed_at"] and 0 < asked["token_s"] < 20 for asked in completions.values())
-    checks = {
-        name: {check["check"]: check["outcome"] for check in asked["checks"]} for name, asked in completions.items()
-    }
-    shown = {"completion": "passed", "system_prompt": "passed", "json_schema": "passed", "deterministic": "passed"}
-    assert all(shown.items() <= outcomes.items() for outcomes in checks.values()), checks
-    assert all(outcomes["tool_call"] in ("passed", "not_shown") for outcomes in checks.values()), checks
-
-
-# ---- a second look ----------------------------------------------------------------------------------------------
-
-
-def digest_of_host(machine: Machine) -> str:
-    """Sizes, owners, modes and times of everything that is ours and of Docker's configuration; reports are output."""
-    command = (
-        "find /etc/vllm-edge /etc/docker /etc/systemd/system /etc/apt /opt/vllm-edge "
-        f"/data/vllm/weights {STATE} -not -path '{STATE}/engines/*' -not -name __pycache__ -not -name '*.pyc' "
-        "-not -name report.json -printf '%p %U:%G %m %s %T@\\n' | sort"
-    )
-    return hashlib.sha256(machine.shell(command).encode()).hexdigest()
-
-
-@pytest.mark.thorough
-def test_check_mode_is_silent_and_touches_nothing(machine: Machine, controller: Controller, undisturbed: None) -> None:
-    before, lives = digest_of_host(machine), [life(machine, engine.container) for engine in ENGINES]
-    play = controller.play("site.yml", "--check")
-    assert play.rc == 0, play.output[-6000:]
-    assert (play.changed, play.diffs) == ([], [])
-    assert play.recap["changed"] == 0
-    assert not re.search(r"^(\s+msg|\S+): .*\bwould\b", play.output, re.MULTILINE), "nothing is foreseen"
-    assert (digest_of_host(machine), [life(machine, engine.container) for engine in ENGINES]) == (before, lives)
+    assert all(asked["ok"] and began <= asked["passed_at"] for asked in completions.values())
+    shown = dict.fromkeys(("completion", "system_prompt", "json_schema", "deterministic"), "passed")
+    for asked in completions.values():
+        outcomes = {check["check"]: check["outcome"] for check in asked["checks"]}
+        assert shown.items() <= outcomes.items() and outcomes["tool_call"] in ("passed", "not_shown"), outcomes

@@ -36,7 +36,6 @@ def calm(machine: Machine) -> Iterator[None]:
 
 
 def wait_for_the_end(machine: Machine, cursor: str, seconds: float = LOADED_S) -> float:
-    """Seconds until the unit's main process has ended."""
     return machine.wait("the unit's end", lambda: machine.unit_ended_at(cursor) is not None, seconds)
 
 

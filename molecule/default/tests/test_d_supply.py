@@ -1,60 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cannot be had: apt's lock is waited for, and a registry that is not reached is said and harms nothing.
+"""apt's lock is waited for.
 
-Other faults are in tests/unit/weights and in tests/unit/roles: test_apt.py, test_apt_repository.py and
-test_vllm_image_role.py. The plays begin with the role that is asked, which spares the stages before it.
+Other faults of what is downloaded are in tests/unit/weights, and in test_apt.py, test_apt_repository.py and
+test_vllm_image_role.py of tests/unit/roles.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import re
 import time
 from collections.abc import Iterator
 
-import pytest
-from conftest import Controller, Machine, Play, play_result
-
-# Everything that a failure of a supply must leave as it is: containers, images, records, weights.
-STATE = r"""
-docker container ls --all --no-trunc --format '{{.ID}} {{.Names}} {{.State}}' | sort
-docker container ls --quiet | xargs --no-run-if-empty docker container inspect --format '{{.Id}} {{.State.StartedAt}}'
-docker image ls --all --no-trunc --format '{{.ID}} {{.Repository}}:{{.Tag}}' | sort
-find /data/vllm/weights -printf '%p %s %T@ %i %m %u:%g\n' | sort
-sha256sum /var/lib/vllm-edge/image.json /var/lib/vllm-edge/weights/*.json
-find /var/lib/vllm-edge/build
-"""
-
-
-@pytest.fixture(autouse=True)
-def unharmed(machine: Machine, undisturbed: None) -> Iterator[None]:
-    """Containers run on, and images, records and weights of the host are the same afterwards."""
-    before = machine.shell(STATE)
-    yield
-    assert machine.shell(STATE) == before
-
-
-@pytest.fixture(scope="module")
-def operator() -> Controller:
-    """A controller whose failures can be read back: as JSON."""
-    controller = Controller()
-    controller.environment["ANSIBLE_CALLBACK_RESULT_FORMAT"] = "json"
-    return controller
-
-
-def reason(play: Play) -> str:
-    """The message of the task that ended the play; one paragraph, and no traceback anywhere."""
-    assert play.rc != 0, play.output[-4000:]
-    assert "Traceback" not in play.output, play.output[-4000:]
-    # An entry of a loop is `failed: [host] (item=name) => {...}`.
-    (*_, start) = re.finditer(r"^(?:fatal|failed): \[[^]]+\].*? => (?=\{)", play.output, re.MULTILINE)
-    message = str(json.JSONDecoder().raw_decode(play.output[start.end() :])[0]["msg"])
-    assert "\n" not in message.strip(), message
-    return message
-
-
-# ---- packages ---------------------------------------------------------------------------------------------------
+from conftest import Controller, Machine, play_result
 
 # dpkg and apt lock with fcntl, and tell the holder's name from its pid.
 HOLD = """
@@ -80,7 +37,9 @@ def locked(machine: Machine) -> Iterator[None]:
         machine.host.run("systemctl stop supply-lock")
 
 
-def test_a_plain_run_waits_for_a_lock_and_heals_exactly_that(controller: Controller, machine: Machine) -> None:
+def test_a_plain_run_waits_for_a_lock_and_heals_exactly_that(
+    controller: Controller, machine: Machine, undisturbed: None
+) -> None:
     # The packages are gone, and what apt keeps of them. Of the toolkit it is the one that no running container needs.
     for package in ("nvidia-container-toolkit", "nvidia-persistenced", "docker-buildx"):
         machine.shell(f"dpkg --force-depends --remove {package} && rm --force /var/cache/apt/archives/{package}_*.deb")
@@ -104,14 +63,3 @@ def test_a_plain_run_waits_for_a_lock_and_heals_exactly_that(controller: Control
     # What an operator does next on that host.
     machine.run("apt-get", "update", "--option=APT::Update::Error-Mode=any")
     assert machine.shell("dpkg --audit; apt-get check --quiet=2") == ""
-
-
-# ---- image ------------------------------------------------------------------------------------------------------
-
-
-def test_registry_that_cannot_be_reached(operator: Controller) -> None:
-    base = "registry.lab:9/vllm/vllm-openai:v0.32.0"
-    message = reason(operator.play("playbooks/image.yml", f"--extra-vars=vllm_image_base={base}"))
-    assert "The image that the host had is kept, and engines that run go on." in message, message
-    reached = f"The host does not reach the registry registry.lab:9. Check the name in vllm_image_base (now {base})"
-    assert reached in message and "connection refused" in message and "vllm_image_base_archive" in message

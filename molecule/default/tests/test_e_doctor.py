@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`playbooks/doctor.yml` on a host that serves, and on the same with one fault of each class.
+"""`playbooks/doctor.yml` on a host that serves, and on the same with faults that are read in different ways.
 
 Each fault by itself is in tests/unit/doctor/faults.py.
 """
@@ -15,30 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ENGINES, GPUS, INVENTORY_HOST, Controller, Machine
+from conftest import ENGINES, GPUS, INVENTORY_HOST, Controller, Machine, Play
 
 SPECIFICATION = "/var/run/cdi/nvidia.yaml"
-DROP_IN = "/etc/systemd/system/nvidia-cdi-refresh.service.d/vllm-edge.conf"
-IMAGE_RECORD = "/var/lib/vllm-edge/image.json"
-HOOK = "/usr/bin/nvidia-container-runtime-hook"
-LEGACY = "somebodys-legacy"
-# The lab's hook refuses every container, and Docker's cgroup driver depends on the machine that the lab runs on. So the
-# container starts with a hook that does nothing, and `docker info` answers as on the supported distributions. Docker
-# looks for the hook only when it starts.
-START_LEGACY = f"""set -e
-image=$(docker image ls --quiet --filter=reference=*/vllm/vllm-openai | head -n 1)
-cp --preserve {HOOK} /run/hook
-trap 'mv /run/hook {HOOK}' EXIT
-printf '#!/bin/sh\\nexit 0\\n' > {HOOK}
-start() {{ docker run --detach --name={LEGACY} --gpus=all --entrypoint=sleep "$image" infinity; }}
-start || {{ docker rm --force {LEGACY} || true; systemctl restart docker.service; start; }}
-cat > /usr/local/bin/docker <<'WRAPPER'
-#!/bin/sh
-case "$*" in *CgroupDriver*) echo systemd ;; *) exec /usr/bin/docker "$@" ;; esac
-WRAPPER
-chmod 0755 /usr/local/bin/docker
-"""
-END_LEGACY = f"rm --force /usr/local/bin/docker; /usr/bin/docker rm --force {LEGACY}"
 HOLD_LOCK = """import fcntl, time
 file = open("/var/lib/dpkg/lock-frontend", "w")
 fcntl.lockf(file, fcntl.LOCK_EX)
@@ -61,22 +40,6 @@ class Fault:
 
 
 FAULTS = [
-    Fault(
-        "runtime.gpu-access",
-        f"may take the GPUs from {LEGACY}, which NVIDIA's legacy runtime hook granted",
-        "nvidia-ctk system create-dev-char-symlinks",
-        START_LEGACY,
-        END_LEGACY,
-        state="warn",
-    ),
-    Fault(
-        "driver.cuda",
-        "CUDA 13.0.2",
-        "playbooks/driver_upgrade.yml",
-        f"""sed --in-place=.kept 's/"driver_branch": "580"/"driver_branch": "600"/' {IMAGE_RECORD}""",
-        f"mv {IMAGE_RECORD}.kept {IMAGE_RECORD}",
-        state="warn",
-    ),
     Fault(
         "driver.persistence",
         "nvidia-persistenced",
@@ -102,24 +65,9 @@ FAULTS = [
         state="warn",
     ),
     Fault(
-        "runtime.toolkit-held",
-        "nvidia-container-toolkit",
-        "host.yml",
-        "apt-mark unhold nvidia-container-toolkit",
-        "apt-mark hold nvidia-container-toolkit",
-        state="warn",
-    ),
-    Fault(
         "gpus.expected",
         "GPU-00000000-0000-0000-0000-000000000000 (gpu_uuids of the inventory)",
         "Look for the card",
-    ),
-    Fault(
-        "system.dpkg",
-        "dpkg",
-        "dpkg --configure -a",
-        "touch /var/lib/dpkg/updates/0001",
-        "rm /var/lib/dpkg/updates/0001",
     ),
     Fault(
         "system.apt-lock",
@@ -134,15 +82,11 @@ FAULTS = [
 CARD_GONE = {"gpu_uuids": [*GPUS[:3], "GPU-00000000-0000-0000-0000-000000000000"]}
 
 
-def doctor(controller: Controller, variables: dict[str, Any]) -> tuple[int, dict[str, Any], str]:
-    """Exit status of the play, its JSON, and all that it printed."""
-    controller.environment["ANSIBLE_STDOUT_CALLBACK"] = "community.general.null"
-    try:
-        played = controller.play("playbooks/doctor.yml", f"--extra-vars={json.dumps({'format': 'json', **variables})}")
-    finally:
-        del controller.environment["ANSIBLE_STDOUT_CALLBACK"]
+def doctor(controller: Controller, variables: dict[str, Any]) -> tuple[Play, dict[str, Any]]:
+    """The play, and the JSON that it printed."""
+    played = controller.play("playbooks/doctor.yml", f"--extra-vars={json.dumps({'format': 'json', **variables})}")
     document, _ = json.JSONDecoder().raw_decode(played.output[played.output.index("{\n") :])
-    return played.rc, document, played.output
+    return played, document
 
 
 def by_name(document: dict[str, Any]) -> Findings:
@@ -165,10 +109,8 @@ def run(controller: Controller, machine: Machine, tmp_path_factory: pytest.TempP
     place = tmp_path_factory.mktemp("support")
     leftovers = "ls -d /tmp/vllm-edge-* /var/tmp/vllm-edge-* 2>/dev/null || true"
     before = machine.gpu_memory(), machine.shell(leftovers)
-    options = json.dumps({"format": "json", "support": str(place)})
-    played = controller.play("playbooks/doctor.yml", f"--extra-vars={options}")
+    played, document = doctor(controller, {"support": str(place)})
     assert played.rc == 0 and played.changed == [], played.output[-4000:]
-    document, _ = json.JSONDecoder().raw_decode(played.output[played.output.index("{\n") :])
     return Healthy(
         document, place / f"{INVENTORY_HOST}.tar.gz", [before, (machine.gpu_memory(), machine.shell(leftovers))]
     )
@@ -198,17 +140,6 @@ def test_the_same_on_the_host_for_another_user(machine: Machine, healthy: Findin
     assert not [name for name, finding in found.items() if finding["state"] == "fail"], found
 
 
-def find_moved(found: Findings, healthy: Findings) -> set[str]:
-    """Checks that say something else than on the healthy host, and not that all is well."""
-    return {check for check, finding in found.items() if finding["state"] not in ("ok", healthy[check]["state"])}
-
-
-def check_fault(fault: Fault, found: Findings) -> None:
-    finding = found[fault.check]
-    assert finding["state"] == fault.state, finding
-    assert fault.evidence in finding["evidence"] and fault.remedy in finding["remedy"], finding
-
-
 def test_each_fault_is_named_with_its_remedy_and_nothing_else_is(
     controller: Controller, machine: Machine, undisturbed: None, healthy: Findings
 ) -> None:
@@ -216,12 +147,17 @@ def test_each_fault_is_named_with_its_remedy_and_nothing_else_is(
         for fault in FAULTS:
             spoilt.callback(machine.shell, fault.go)
             machine.shell(fault.come)
-        rc, document, output = doctor(controller, CARD_GONE)
+        controller.environment["ANSIBLE_STDOUT_CALLBACK"] = "community.general.null"
+        spoilt.callback(controller.environment.pop, "ANSIBLE_STDOUT_CALLBACK")
+        played, document = doctor(controller, CARD_GONE)
     found = by_name(document)
     for fault in FAULTS:
-        check_fault(fault, found)
-    assert rc == 2, output[-3000:]
-    assert find_moved(found, healthy) == {fault.check for fault in FAULTS}
+        finding = found[fault.check]
+        assert finding["state"] == fault.state, finding
+        assert fault.evidence in finding["evidence"] and fault.remedy in finding["remedy"], finding
+    assert played.rc == 2, played.output[-3000:]
+    moved = {check for check, finding in found.items() if finding["state"] not in ("ok", healthy[check]["state"])}
+    assert moved == {fault.check for fault in FAULTS}
 
 
 def test_a_support_report_is_fetched(run: Healthy) -> None:
@@ -244,34 +180,3 @@ def test_a_support_report_is_fetched(run: Healthy) -> None:
     assert "FB Memory Usage" in said["nvidia-smi-memory"] and '"Size"' in said["image"]
     assert "Finished nvidia-cdi-refresh.service" in said["boot-units"]
     assert run.left[0] == run.left[1]
-
-
-@pytest.mark.thorough
-def test_the_next_run_makes_a_stale_specification_anew_and_warns_of_a_container_that_may_lose_its_gpus(
-    controller: Controller, machine: Machine, undisturbed: None
-) -> None:
-    """As the toolkit leaves a headless host at boot: without the nodes of CUDA, which nobody asked for.
-
-    The warning comes before anything is changed; the engines, which have their GPUs by CDI, are not named."""
-    right = machine.run("cat", SPECIFICATION)
-    machine.shell(
-        f"rm {DROP_IN} /dev/nvidia-uvm /dev/nvidia-uvm-tools && systemctl daemon-reload && "
-        "systemctl restart nvidia-cdi-refresh.service"
-    )
-    stale = machine.run("cat", SPECIFICATION)
-    assert "/dev/nvidia-uvm" not in stale and all(f"name: {uuid}" in stale for uuid in GPUS), stale
-    machine.shell(START_LEGACY)
-    try:
-        healed = controller.play("playbooks/host.yml")
-    finally:
-        machine.shell(END_LEGACY)
-    assert healed.rc == 0, healed.output[-4000:]
-    assert healed.changed == [
-        "container_runtime : Configure nvidia-cdi-refresh.service to create the device nodes of CUDA",
-        "container_runtime : Restart nvidia-cdi-refresh.service",
-    ]
-    words = healed.output.split("TASK [vllm_edge_host")[0].split()
-    warned = f"WARNING: 'systemctl daemon-reload' may take the GPUs from {LEGACY}, which"
-    assert warned in " ".join(words) and "--device nvidia.com/gpu=" in " ".join(words), healed.output
-    assert machine.run("cat", SPECIFICATION) == right
-    assert machine.shell("stat --format=%A /dev/nvidia-uvm").strip() == "crw-rw-rw-"

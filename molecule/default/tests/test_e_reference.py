@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-import pytest
 from conftest import INVENTORY, INVENTORY_HOST, VICTIM, Controller, Machine
 
 # Of these the tiny model, which rates all its tokens alike, answers the first five tokens without a tie.
@@ -20,20 +18,12 @@ QUESTIONS = {
 DIRECTORY = "/root/reference"
 
 
-@pytest.fixture
-def engine(machine: Machine) -> Iterator[str]:
-    """The engine of the smallest model, whatever profile is active."""
-    status = json.loads(machine.run("vllm-edge", "status", "--format", "json"))
-    (name,) = [one["engine"] for one in status["engines"] if "sentry" in one["served_names"]]
+def test_the_engine_answers_as_transformers_does(machine: Machine) -> None:
     prompts = [{"case": case, "messages": [{"role": "user", "content": text}]} for case, text in QUESTIONS.items()]
     machine.put(f"{DIRECTORY}/prompts.json", json.dumps(prompts))
-    yield name
-    machine.run("rm", "-r", DIRECTORY)
-
-
-def test_the_engine_answers_as_transformers_does(machine: Machine, engine: str) -> None:
-    command = ["vllm-edge", "quality", "reference", "--engine", engine, "--format", "json"]
+    command = ["vllm-edge", "quality", "reference", "--engine", VICTIM.name, "--format", "json"]
     done = machine.host.run(shlex.join([*command, "--tokens", "5", "--prompts", f"{DIRECTORY}/prompts.json"]))
+    machine.run("rm", "-r", DIRECTORY)
     assert done.rc == 0, done.stderr
     found = json.loads(done.stdout)
     assert json.loads(machine.run("cat", found["path"]))["cases"] == found["cases"]

@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import openai
 import pytest
@@ -29,48 +29,28 @@ done | sort -u
 """
 
 
-@dataclass
-class Sent:
+class Sent(NamedTuple):
     """A request of the `openai` client to the gateway, and its end."""
 
     role: str
-    at: float
     seconds: float
     status: int
-    retry_after: str = ""
+    retry_after: str
 
 
-class Load:
-    """Asks for each role through the gateway, one request after the other, from the machine that runs the lab."""
-
-    def __init__(self) -> None:
-        self.sent: list[Sent] = []
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(role,)) for role in ROLES]
-
-    def _ask(self, role: str) -> None:
-        with connect(read_environment("default")) as client:
-            while not self._stop.wait(4):
-                began, status, after = time.time(), 200, ""
-                try:
-                    client.chat.completions.create(
-                        model=role, messages=[{"role": "user", "content": "Say hello."}], max_tokens=2
-                    )
-                except openai.APIStatusError as error:
-                    status, after = error.status_code, error.response.headers.get("Retry-After", "")
-                except openai.APIConnectionError:
-                    status = 0
-                self.sent.append(Sent(role, began, time.time() - began, status, after))
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
+def keep_asking(role: str, sent: list[Sent], stop: threading.Event) -> None:
+    """Ask for a role through the gateway, one request after the other, from the machine that runs the lab."""
+    question: Any = [{"role": "user", "content": "Say hello."}]
+    with connect(read_environment("default")) as client:
+        while not stop.wait(4):
+            began, status, after = time.time(), 200, ""
+            try:
+                client.chat.completions.create(model=role, messages=question, max_tokens=2)
+            except openai.APIStatusError as error:
+                status, after = error.status_code, error.response.headers.get("Retry-After", "")
+            except openai.APIConnectionError:
+                status = 0
+            sent.append(Sent(role, time.time() - began, status, after))
 
 
 @dataclass
@@ -104,13 +84,19 @@ def mission(
 ) -> Mission:
     clients = Clients(machine)
     clients.start("--interval", "2")
+    sent, stop = list[Sent](), threading.Event()
+    threads = [threading.Thread(target=keep_asking, args=(role, sent, stop)) for role in ROLES]
+    for thread in threads:
+        thread.start()
     try:
-        with Load() as load:
-            there = bring(machine, controller, "site.yml", "bf16-tp4")
-            back = bring(machine, controller, "playbooks/engines.yml", PROFILE)
+        there = bring(machine, controller, "site.yml", "bf16-tp4")
+        back = bring(machine, controller, "playbooks/engines.yml", PROFILE)
     finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
         recorded = clients.stop(tmp_path_factory.mktemp("mission"))
-    return Mission(there, back, recorded, load.sent)
+    return Mission(there, back, recorded, sent)
 
 
 def test_the_switch_of_the_mission(machine: Machine, mission: Mission, bystander: Life) -> None:

@@ -5,44 +5,122 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import INVENTORY_HOST, ROOT, Machine, Play
-from neighbours import Watched, watched
+from conftest import INVENTORY_HOST, Controller, Machine, Play
 
-__all__ = ["watched"]  # a fixture
+# ---- somebody else's things on the host, which no play may touch ------------------------------------------------
+
+PREFIX = "neighbour"
+UNIT = "vllm-of-somebody.service"
+FILES = {
+    "/data/neighbour/results.csv": "1,2,3\n",
+    "/data/vllm/weights/neighbours-model/model.safetensors": "weights of somebody else\n",
+    "/etc/vllm-edge/notes-of-an-operator.txt": "do not touch\n",
+    f"/etc/systemd/system/{UNIT}": "[Service]\nExecStart=/bin/sleep infinity\n",
+}
+UNTOUCHED = ["/etc/docker/daemon.json", "/etc/apt/sources.list.d", "/etc/apt/keyrings", "/etc/apt/preferences.d"]
+"""What site.yml has made and other people may use."""
+
+BUILD = """
+set -e
+printf 'FROM scratch\\nLABEL neighbour=yes\\nCOPY file /file\\n' > /data/neighbour/Dockerfile
+echo neighbour > /data/neighbour/file
+docker build --quiet --tag neighbour/image:1 /data/neighbour
+"""
+
+
+class Neighbours:
+    """Sets them up, and says what they look like."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+
+    def start(self, base: str) -> None:
+        self.stop()
+        machine = self.machine
+        for path, text in FILES.items():
+            machine.shell(f"mkdir -p $(dirname {path}) && printf %s {shlex.quote(text)} > {path}")
+        machine.shell(BUILD)
+        machine.run("systemctl", "daemon-reload")
+        machine.run("systemctl", "start", UNIT)
+        machine.run("docker", "volume", "create", f"{PREFIX}-volume")
+        machine.run("docker", "network", "create", "--label=com.example.team=a", f"{PREFIX}-network")
+        run = ["docker", "run", "--detach", "--stop-signal=SIGKILL", "--entrypoint=sleep"]
+        machine.run(*run, f"--name={PREFIX}-of-the-same-base", base, "infinity")
+        labelled = [f"--name={PREFIX}-labelled", "--label=com.example.engine=vllm", f"--network={PREFIX}-network"]
+        machine.run(*run, *labelled, f"--volume={PREFIX}-volume:/kept", base, "infinity")
+        machine.run("docker", "exec", "--user=0", f"{PREFIX}-labelled", "sh", "-c", "echo kept > /kept/file")
+        machine.run("docker", "create", f"--name={PREFIX}-stopped", "--entrypoint=true", base)
+        machine.run("docker", "start", "--attach", f"{PREFIX}-stopped")
+
+    def stop(self) -> None:
+        run = self.machine.host.run
+        run(f"docker ps --all --quiet --filter name={PREFIX} | xargs --no-run-if-empty docker rm --force")
+        run(f"docker volume rm {PREFIX}-volume; docker network rm {PREFIX}-network; docker image rm neighbour/image:1")
+        run(f"systemctl stop {UNIT}")
+        run(f"rm -rf /data/neighbour /data/vllm/weights/neighbours-model {' '.join(FILES)}; systemctl daemon-reload")
+
+    def look(self) -> dict[str, Any]:
+        """Everything by which a change could be seen."""
+        machine = self.machine
+        names = machine.shell(f"docker ps --all --quiet --filter name={PREFIX}").split()
+        containers = {
+            found["Name"]: [found["Id"], found["Image"], found["State"]["Status"], found["State"]["StartedAt"]]
+            for found in json.loads(machine.run("docker", "container", "inspect", *names))
+        }
+        files = machine.shell(
+            f"find {' '.join(FILES)} /data/neighbour {' '.join(UNTOUCHED)} -printf '%p %U:%G %m %s %T@ %i\\n' | sort"
+        )
+        volume = machine.shell(f"cd /var/lib/docker/volumes/{PREFIX}-volume/_data && sha256sum file && stat -c %Y file")
+        return {
+            "containers": containers,
+            "networks": machine.run("docker", "network", "inspect", "--format={{.Id}}", f"{PREFIX}-network"),
+            "volume": volume,
+            "images": machine.run("docker", "image", "inspect", "--format={{.Id}} {{.RepoTags}}", "neighbour/image:1"),
+            "files": files.splitlines(),
+            "unit": machine.unit("ActiveState", "MainPID", "InvocationID", unit=UNIT),
+            "docker": machine.unit("MainPID", "InvocationID", unit="docker.service"),
+            "packages": machine.shell("dpkg-query --show | sha256sum"),
+        }
+
+
+class Watched:
+    """Runs plays as the controller does, and looks at the neighbours before and after each."""
+
+    def __init__(self, controller: Controller, neighbours: Neighbours) -> None:
+        self.controller = controller
+        self.neighbours = neighbours
+        self.before = neighbours.look()
+
+    def play(self, playbook: str, *arguments: str) -> Play:
+        played = self.controller.play(playbook, *arguments)
+        self.unharmed()
+        return played
+
+    def unharmed(self) -> None:
+        now = self.neighbours.look()
+        for what, before in self.before.items():
+            assert now[what] == before, f"somebody else's {what} changed"
+
+
+@pytest.fixture(scope="module")
+def watched(machine: Machine, controller: Controller) -> Iterator[Watched]:
+    neighbours = Neighbours(machine)
+    base = json.loads(machine.host.file("/var/lib/vllm-edge/image.json").content_string)["base"]
+    neighbours.start(base)
+    yield Watched(controller, neighbours)
+    neighbours.stop()
+
+
+# ---- ours -------------------------------------------------------------------------------------------------------
 
 TEARDOWN = "playbooks/teardown.yml"
 NAMED = ["-e", f"teardown={INVENTORY_HOST}"]
-OURS = [
-    "/opt/vllm-edge",
-    "/usr/local/bin/vllm-edge",
-    "/etc/vllm-edge/engines",
-    "/etc/vllm-edge/policy",
-    "/data/vllm/cache",
-    "/var/lib/vllm-edge/engines",
-    "/var/lib/vllm-edge/image.json",
-    "/var/lib/vllm-edge/sbom",
-    "/var/lib/vllm-edge/active-profile.json",
-    "/var/lib/vllm-edge/generations",
-    "/var/lib/vllm-edge/history",
-    "/var/lib/vllm-edge/switch.json",
-    "/var/lib/vllm-edge/switch.lock",
-    "/etc/vllm-edge/hooks/before_drain.d",
-    "/etc/needrestart/conf.d/vllm-edge.conf",
-    "/etc/systemd/system/vllm-edge-gateway.service",
-    "/etc/systemd/system/vllm-edge-gateway-sync.timer",
-    "/etc/vllm-edge/gateway",
-    "/var/lib/vllm-edge/haproxy-masked",
-    "/etc/systemd/system/haproxy.service",
-    "/etc/systemd/system/vllm-edge-recover.service",
-    "/etc/systemd/system/multi-user.target.wants/vllm-edge-recover.service",
-    "/etc/systemd/system/nvidia-cdi-refresh.service.d",
-    "/etc/systemd/system/vllm-edge.target",
-    "/etc/systemd/system/multi-user.target.wants/vllm-edge.target",
-]
 NOTES = "/etc/vllm-edge/notes-of-an-operator.txt"
 HOOK = "/etc/vllm-edge/hooks/after_commit.d/50-notify"
 """An operator's."""
@@ -121,7 +199,7 @@ def foreseen(watched: Watched, machine: Machine, before: dict[str, Any]) -> list
     play = watched.play(TEARDOWN, "--check")
     assert play.rc == 0, play.output[-5000:]
     assert (containers(machine), weights(machine)) == (running, kept)
-    assert all(machine.host.file(path).exists for path in OURS)
+    assert all(machine.host.file(path).exists for path in ("/opt/vllm-edge", "/etc/vllm-edge/engines"))
     return told(play)["would remove"]
 
 
@@ -162,7 +240,6 @@ def test_interrupted_and_finished_by_the_next_run(
     assert play.rc == 0, play.output[-5000:]
     found = told(play)
     assert {*found["removed"]} <= {*foreseen}, "nothing goes that check mode did not name"
-    assert [path for path in OURS if machine.host.file(path).exists] == []
     assert [path for path in foreseen if path.startswith("/") and machine.host.file(path).exists] == []
     assert (
         machine.shell("systemctl list-units --all --plain --no-legend 'vllm-*'").split()[0]
@@ -186,31 +263,6 @@ def test_the_rest_of_the_host_still_works(machine: Machine) -> None:
     assert json.loads(machine.run("docker", "info", "--format={{json .LiveRestoreEnabled}}")) is True
 
 
-def test_status_and_verify_of_a_host_without_it(watched: Watched) -> None:
-    # Ansible runs what is named first first, and `play` names its playbook last.
-    play = watched.play("playbooks/verify.yml", str(ROOT / "playbooks/status.yml"))
-    assert f"{INVENTORY_HOST}: vllm-edge is not installed on this host." in play.output
-    assert play.rc != 0 and "there is nothing to verify. Run site.yml" in " ".join(play.output.split())
-    assert play.recap["changed"] == 0
-
-
-@pytest.mark.thorough
-def test_weights_go_where_that_is_asked_for(machine: Machine, watched: Watched) -> None:
-    play = watched.play(TEARDOWN, *NAMED, "-e", "remove_weights=true")
-    assert play.rc == 0, play.output[-5000:]
-    found = told(play)
-    assert not any("weights in" in line for line in found["kept"])
-    left = [line.split(": ")[0] for line in found["not ours, left alone"]]
-    assert sorted(left) == ["/data/vllm/weights/neighbours-model", HOOK, NOTES]
-    assert weights_of_ours(machine) == ""
-    assert not machine.host.file("/var/lib/vllm-edge").exists
-    assert machine.host.group("vllm-edge").exists, "the directory that somebody's files lie in belongs to it"
-
-
-def weights_of_ours(machine: Machine) -> str:
-    return machine.shell("find /data/vllm -type f -not -path '*/neighbours-model/*'")
-
-
 def test_nothing_is_left_and_a_second_run_changes_nothing(machine: Machine, watched: Watched) -> None:
     """Once other people's files are gone, so are directories, user and group."""
     watched.neighbours.stop()
@@ -228,3 +280,4 @@ def test_nothing_is_left_and_a_second_run_changes_nothing(machine: Machine, watc
     apt = [path for path in traces if path.startswith(("/etc/apt/", "/var/lib/apt/"))]
     kept = {*apt, "/etc/modules-load.d/vllm-edge-nvidia.conf"}
     assert {*traces} == kept, "apt repositories and the driver stay"
+    assert not machine.host.file("/etc/systemd/system/haproxy.service").exists, "it was masked"

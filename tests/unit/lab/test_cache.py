@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -37,16 +36,9 @@ def make(path: Path, kind: str) -> None:
         (path / MARKER).symlink_to("/etc/hostname")
     elif kind == "directory as marker":
         (path / MARKER).mkdir()
-    elif kind == "names of the lab":
-        shutil.rmtree(path / ".ssh")
-        (path / "images").mkdir()
-    elif kind == "foreign file":
-        shutil.rmtree(path / ".ssh")
-        for name in ("lock", "thesis.odt"):
-            (path / name).write_text("")
 
 
-KINDS = ("home", "foreign file", "names of the lab", "link as marker", "directory as marker", "link to a home")
+KINDS = ("home", "link as marker", "directory as marker", "link to a home")
 
 
 def listed(path: Path) -> list[str]:
@@ -93,12 +85,7 @@ def test_a_foreign_file_in_a_cache_stays(cache: Path, capsys: pytest.CaptureFixt
     assert cache_directory() == cache, "it is still the lab's"
 
 
-def test_a_cache_of_an_earlier_release_is_taken_over_and_a_file_is_refused(cache: Path) -> None:
-    for name in ("registry", "wheels", "rootfs"):
-        (cache / name).mkdir(parents=True)
-    (cache / "lock").write_text("")
-    remove_cache()
-    assert not cache.exists()
+def test_a_file_in_place_of_a_cache_is_refused(cache: Path) -> None:
     cache.write_text("mine")
     with pytest.raises(SystemExit, match="no directory"):
         cache_directory()
@@ -131,12 +118,12 @@ class Docker:
 @pytest.mark.slow
 def test_only_what_carries_the_label_is_removed(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab.world, "LAB", tmp_path)
-    docker = Docker(monkeypatch, ps="id1 id2", inspect="mine-docker mine-data backups", network="net1")
+    docker = Docker(monkeypatch, ps="id1 id2", volume="mine-docker mine-data", network="net1")
     lab.world.remove(World("mine", 22022))
     removed = [words[1:] for words in docker.told if words[0] == "rm" or words[1] == "rm"]
     assert removed == [
         ("--force", "--volumes", "id1", "id2"),
-        ("rm", "mine-data", "mine-docker"),
+        ("rm", "mine-docker", "mine-data"),
         ("rm", "net1"),
     ]
     asked = [words for words in docker.told if words[0] == "ps" or words[1] == "ls"]

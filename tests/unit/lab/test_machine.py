@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import namedtuple
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,26 +22,11 @@ FLAGS = "processor\t: 0\nflags\t\t: fpu sse2 avx {0} aes\n"
 Usage = namedtuple("Usage", "total used free")
 
 
-@pytest.mark.parametrize(
-    ("machine", "cpuinfo", "told"),
-    [
-        ("x86_64", FLAGS.format("avx2 avx512f amx_tile"), ""),
-        ("x86_64", FLAGS.format("sse4_2"), "AVX2"),
-        ("x86_64", "", "AVX2"),
-        ("aarch64", "Features\t: fp asimd\n", "an x86-64 CPU (this one is aarch64"),
-    ],
-)
-def test_cpu(machine: str, cpuinfo: str, told: str) -> None:
-    lacking = missing_of_cpu(machine, cpuinfo)
-    assert (lacking == []) if not told else lacking[0].startswith(told)
-
-
-@pytest.mark.parametrize(
-    ("version", "fits"),
-    [("20.10.24+dfsg1", True), ("29.0.1", True), ("19.03.15", False), ("20.5", False), ("", True)],
-)
-def test_docker(version: str, fits: bool) -> None:
-    assert (missing_of_docker(version) == []) is fits
+def test_what_the_cpu_and_docker_lack() -> None:
+    assert missing_of_cpu("x86_64", FLAGS.format("avx2 avx512f amx_tile")) == []
+    assert missing_of_cpu("aarch64", "Features\t: fp asimd\n")[0].startswith("an x86-64 CPU (this one is aarch64")
+    too_old = [version for version in ("20.10.24+dfsg1", "29.0.1", "20.5", "") if missing_of_docker(version)]
+    assert too_old == ["20.5"]
 
 
 def test_places_on_one_disk_share_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,28 +111,3 @@ def test_control_groups_of_the_host(
     lab.world.create_host(World("x", 22999), "image")
     told = [word for word in created if word.startswith("--cgroupns") or ":rw" in word or "/sys/fs/cgroup" in word]
     assert told == [word.format(tmp_path) for word in expected]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("systemd", [True, False], ids=["systemd is PID 1", "it is not"])
-def test_the_engine_is_started_by_systemd_where_that_is_pid_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, systemd: bool
-) -> None:
-    ran: list[list[Any]] = []
-    answers = iter([False, True])
-    monkeypatch.setenv("VLLM_EDGE_LAB_CACHE", str(tmp_path))
-    monkeypatch.setattr(lab.docker, "SYSTEMD", tmp_path if systemd else tmp_path / "absent")
-    monkeypatch.setattr(lab.docker, "ENGINE_PID_FILE", tmp_path / "docker.pid")
-    monkeypatch.setattr(lab.docker, "answers", lambda: next(answers))
-    monkeypatch.setattr(lab.docker, "as_root", list)
-    monkeypatch.setattr(lab.docker, "run", lambda words, **_: ran.append(words))
-    started = subprocess.Popen(["true"])
-    monkeypatch.setattr(lab.docker.subprocess, "Popen", lambda words, **_: ran.append(words) or started)
-    lab.docker.ensure_engine()
-    started.wait()
-    if systemd:
-        assert ran == [["systemctl", "start", "docker.service"]]
-        assert not lab.docker.pid_file().exists(), "it is not the lab's to stop"
-    else:
-        assert [str(word).rpartition("/")[2] for word in ran[0]] == ["dockerd"]
-        assert lab.docker.pid_file().read_text().strip() == str(started.pid)

@@ -27,5 +27,4 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> PageData:
 
 @pytest.fixture(scope="session")
 def built(full: PageData) -> Built:
-    """The page of that host with its plots."""
     return build(full)

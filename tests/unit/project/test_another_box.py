@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import json
 import os
 import re
@@ -15,10 +13,6 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.module_utils.vllm_edge.inventory.replicas import add_defaults
-from ansible.module_utils.vllm_edge.planning import planner
-from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts
-from ansible.module_utils.vllm_edge.planning.contract import Gpu, Verdict
 from helpers import ROOT
 
 from lab.nvidia.cards import read_cards
@@ -32,13 +26,6 @@ SERVING = "group_vars/gpu_hosts/serving.yml"
 
 def read_yaml(path: str) -> Any:
     return yaml.safe_load((SCENARIO / path).read_text())
-
-
-@functools.cache
-def read_card() -> dict[str, str]:
-    """The card that the lab gives to the scenario's host."""
-    (card,) = read_cards(read_yaml("molecule.yml")["ansible"]["env"]["VLLM_EDGE_LAB_GPUS"])
-    return card
 
 
 def run(command: str, **environment: str) -> str:
@@ -65,7 +52,8 @@ def test_the_inventory_of_the_scenario_is_that_of_the_page() -> None:
     for name in set(FILES) - {SERVING}:
         assert (SCENARIO / "inventory" / name).read_text() == FILES[name], name
     box = yaml.safe_load(FILES["group_vars/gpu_hosts/main.yml"])
-    assert (read_card()["name"], int(read_card()["total_mib"])) == (box["gpu_name"], box["gpu_memory_mib"])
+    (card,) = read_cards(read_yaml("molecule.yml")["ansible"]["env"]["VLLM_EDGE_LAB_GPUS"])
+    assert (card["name"], int(card["total_mib"])) == (box["gpu_name"], box["gpu_memory_mib"])
 
 
 @pytest.mark.slow
@@ -102,28 +90,3 @@ def test_the_lab_s_part_of_the_inventory_leaves_the_page_s_alone(tmp_path: Path)
     assert yaml.safe_load(said.partition("=>")[2]) == {names: list(wanted.values())}
     place = read_yaml("inventory/host_vars/box/place.yml")["lab_project"]
     assert Path(place.replace("{{ inventory_dir }}", str(SCENARIO / "inventory"))).resolve() == ROOT
-
-
-def test_the_lab_takes_no_more_than_the_plan_gives_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the default host, the engine starts and stays within its budget; the lab has its own figures for both."""
-    monkeypatch.syspath_prepend(ROOT / "lab/engine")
-    physics, encoders = (importlib.import_module(f"vllm_edge_lab.{name}") for name in ("physics", "encoders"))
-    card, ((name, engine),) = read_card(), yaml.safe_load(FILES[SERVING])["serving_engines"].items()
-    total = (int(card["total_mib"]) - int(card["reserved_mib"])) << 20
-    known = yaml.safe_load((ROOT / "group_vars/all/models.yml").read_text())["vllm_models"]
-    engine, repository = add_defaults(engine, known), known[engine["model"]]["repo"]
-    facts = model_facts.recorded(repository)
-    assert facts is not None
-    models = {engine["model"]: families.interpret(facts)}
-    plan = planner.plan("advised", [{"name": name, **engine}], models, [Gpu(card["name"], total)], "0.32.0").engines[0]
-    assert plan.verdict is Verdict.FITS
-    need = physics.need(
-        repository,
-        **{"gpu_uuid": card["uuid"], "cuda_total": total, "tensor_parallel_size": 1, "max_num_batched_tokens": 8192},
-        **{name: plan.settings[name] for name in ("gpu_memory_utilization", "kv_cache_memory_bytes")},
-        **{"max_num_seqs": engine["max_num_seqs"], "enforce_eager": False, "graphs_in_fraction": True},
-    )
-    # Its model allows no images, videos and audio.
-    need = encoders.leave_out(need, repository, has_share=False)
-    assert total - need.context >= physics.requested_bytes(total, plan.settings["gpu_memory_utilization"])
-    assert 75_000 < need.total >> 20 <= plan.settings["vram_budget_mib"] < total >> 20

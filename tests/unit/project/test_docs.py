@@ -48,7 +48,6 @@ def parse(page: str) -> list[Token]:
 
 
 def tokens(page: str) -> list[Token]:
-    """Everything in a page, inline parts included."""
     return [part for token in parse(page) for part in (token, *(token.children or []))]
 
 
@@ -186,7 +185,6 @@ def first_cells(page: str) -> list[str]:
 
 
 def list_directory(directory: str = "") -> set[str]:
-    """What lies directly in a directory of the repository."""
     below = [path.removeprefix(directory) for path in tracked() if path.startswith(directory)]
     return {path.split("/")[0] + "/" * ("/" in path) for path in below}
 

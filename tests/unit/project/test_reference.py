@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
-from types import ModuleType
+from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -36,7 +35,6 @@ def roles() -> Docs:
 
 @pytest.fixture(scope="module")
 def documented() -> Docs:
-    """The documentation of modules and action plugins."""
     return reference.module_docs()
 
 
@@ -71,7 +69,6 @@ def test_every_option_says_what_it_is_and_of_which_type(options: list[Named]) ->
 
 
 def is_measured(name: str, option: Mapping[str, Any]) -> bool:
-    """Whether an option is a size or a time, by its name and its type."""
     last = name.rpartition(".")[2]
     takes_numbers = option["type"] in {"int", "float"} or bool(re.match(r"\d", str(option.get("default"))))
     return takes_numbers and last not in COUNTS and bool(MEASURED.search(last))
@@ -87,56 +84,12 @@ def test_sizes_and_times_have_a_unit(options: list[Named]) -> None:
     ] == []
 
 
-class Asked(Exception):
-    """Raised when a module creates AnsibleModule, so that nothing else of it runs."""
-
-
-def arguments(module: ModuleType) -> dict[str, Any]:
-    """Return the argument spec that a module passes to AnsibleModule."""
-    with mock.patch.object(module, "AnsibleModule", side_effect=Asked) as made, pytest.raises(Asked):
-        module.main()
-    found: dict[str, Any] = made.call_args.kwargs["argument_spec"]
-    return found
-
-
-def comparable(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the documentation and the argument spec of options have in common."""
-    return {
-        name: {
-            "type": option.get("type", "str"),
-            "elements": option.get("elements"),
-            "required": bool(option.get("required", False)),
-            "default": option.get("default"),
-            "choices": sorted(option.get("choices") or []),
-            "options": comparable(option.get("options") or option.get("suboptions") or {}),
-        }
-        for name, option in options.items()
-    }
-
-
-def test_documentation_of_a_module_says_what_it_takes(
-    documented: Docs, load_module: Callable[[str], ModuleType]
-) -> None:
-    # The others document an action plugin.
-    for path in (path for path in MODULES if "def main(" in path.read_text()):
-        options = documented[path.stem]["doc"].get("options", {})
-        assert comparable(options) == comparable(arguments(load_module(path.stem))), path.stem
-
-
 def test_every_plugin_has_an_author_and_attributes(documented: Docs) -> None:
     for name, plugin in documented.items():
         assert plugin["doc"].get("author"), name
         attributes = plugin["doc"].get("attributes", {})
         assert {"check_mode", "diff_mode", "idempotent"} <= attributes.keys(), name
         assert all("support" in attribute and attribute.get("description") for attribute in attributes.values()), name
-
-
-def test_short_descriptions_begin_with_a_verb_and_have_no_full_stop(documented: Docs, roles: Docs) -> None:
-    short = {name: plugin["doc"]["short_description"] for name, plugin in documented.items()}
-    for role, entry_points in roles.items():
-        short |= {f"{role}.{name}": entry_point["short_description"] for name, entry_point in entry_points.items()}
-    # An Ansible user reads "Manage ...", not "Manages ..." or the name of a thing.
-    assert {where: text for where, text in short.items() if not re.fullmatch(r"[A-Z][a-z]*[a-rt-z] .*[^.]", text)} == {}
 
 
 def names_below(prefix: str, values: Mapping[str, Any], below: str) -> Iterator[str]:

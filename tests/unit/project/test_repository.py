@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
 import json
 import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -148,44 +145,3 @@ def test_files_on_the_controller_are_their_owners_alone() -> None:
     assert len(found) >= 10, found
     open_to_others = {name: mode for name, mode in found.items() if mode not in PRIVATE}
     assert open_to_others.keys() == OF_THE_REPOSITORY, open_to_others
-
-
-# ---- Python that tests run elsewhere, as text -------------------------------------------------------------------
-
-
-def find_scripts() -> Iterator[tuple[str, ast.Module]]:
-    for file in (path for top in ("molecule", "tests") for path in sorted((ROOT / top).rglob("*.py"))):
-        if "from vllm_edge." not in (text := file.read_text()):
-            continue
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and "from vllm_edge." in node.value:
-                try:
-                    yield f"{file.relative_to(ROOT)}:{node.lineno}", ast.parse(node.value)
-                except SyntaxError:
-                    continue  # a part of a text that is put together
-
-
-def find_missing_names(script: ast.Module) -> Iterator[str]:
-    """Names of the package that a script imports or reads from a module, and that are not there."""
-    modules: dict[str, ModuleType] = {}
-    for node in ast.walk(script):
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("vllm_edge"):
-            parent = importlib.import_module(f"ansible.module_utils.{node.module}")
-            for name in node.names:
-                try:
-                    module = importlib.import_module(f"{parent.__name__}.{name.name}")
-                except ModuleNotFoundError:
-                    if not hasattr(parent, name.name):
-                        yield name.name
-                else:
-                    modules[name.asname or name.name] = module
-    for node in ast.walk(script):
-        match node:
-            case ast.Attribute(value=ast.Name(id=name)) if name in modules and not hasattr(modules[name], node.attr):
-                yield f"{name}.{node.attr}"
-
-
-def test_names_of_the_package_in_scripts_exist() -> None:
-    scripts = dict(find_scripts())
-    assert len(scripts) > 5
-    assert {place: found for place, script in scripts.items() if (found := [*find_missing_names(script)])} == {}

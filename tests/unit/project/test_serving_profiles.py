@@ -75,14 +75,6 @@ def test_four_requests_of_full_length_fit_at_once_where_all_roles_share_an_engin
         assert not engines[0].pinned or sum(int(engine.max_concurrency) for engine in engines) >= 4, profile
 
 
-def test_names_of_engines_say_their_model_and_their_width() -> None:
-    for name in (name for name in ENGINES if name.startswith(("31b-", "26b-"))):
-        replicas, model = ENGINES[name].get("replicas", 1), ENGINES[name]["model"]
-        ending = f"-x{replicas}" if replicas > 1 else "-all"
-        assert name.removesuffix(ending) == f"{model}-tp{ENGINES[name]['tensor_parallel_size']}"
-        assert model == f"{name[:3]}-{MODELS[model]['precision']}"
-
-
 @pytest.mark.slow
 def test_only_data_name_the_roles() -> None:
     roles, found = set(DATA["serving_roles"]), []

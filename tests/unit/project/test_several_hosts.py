@@ -7,7 +7,6 @@ import json
 import re
 import stat
 import subprocess
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,8 @@ def run(tmp_path: Path) -> Run:
         after = {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [later]}
         (tmp_path / "site.yml").write_text(json.dumps([*stages, after]))
         given = ["-i", "hosts.yml", "-e", "ansible_become=false", "site.yml", *words[len(names) :]]
-        return run_playbook(*given, cwd=tmp_path, ANSIBLE_DISPLAY_OK_HOSTS="true")
+        library = f"{tmp_path / 'library'}:{ROOT / 'library'}"
+        return run_playbook(*given, cwd=tmp_path, ANSIBLE_DISPLAY_OK_HOSTS="true", ANSIBLE_LIBRARY=library)
 
     return go
 
@@ -93,25 +93,35 @@ def test_only_plays_that_look_before_all_changes_stop_everywhere() -> None:
     assert stop == STOP_EVERYWHERE
 
 
+DOCTOR = """#!/usr/bin/python
+from ansible.module_utils.basic import AnsibleModule
+names = ("host", "gpu_uuids", "gpus", "data_directory", "deep", "support_report")
+module = AnsibleModule({name: {} for name in names}, supports_check_mode=True)
+if not module.check_mode:
+    open(module.params["support_report"], "w").write("of " + module.params["host"])
+module.exit_json(doctor={}, problems=["This is wrong."], lines=["a line"])
+"""
+
+
 @pytest.mark.slow
 def test_each_host_has_a_support_report_of_its_own(run: Run, tmp_path: Path) -> None:
-    """Nothing of vllm-edge is on this machine, and its checks may fail; the report is fetched nevertheless."""
+    """Its checks may fail; the report is fetched nevertheless."""
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "host_doctor.py").write_text(DOCTOR)
     reports = tmp_path / "reports"
     reports.mkdir()
     old = reports / "one.tar.gz"
     old.write_text("old")
     old.chmod(0o644)
-    done = run({"one": {}, "two": {}}, "playbooks/doctor.yml", "-e", f"support={reports}")
-    assert sorted(path.name for path in reports.iterdir()) == ["one.tar.gz", "two.tar.gz"]
-    for name in ("one", "two"):
-        path = reports / f"{name}.tar.gz"
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert f"{name}: the support report is {path}. Read it" in done.stdout
-        assert re.search(rf"^{name} .*changed=0 .*unreachable=0", done.stdout, re.MULTILINE), done.stdout
-        with tarfile.open(path) as archive:
-            document = archive.extractfile("vllm-edge-support/doctor.json")
-            assert document and json.load(document)["host"] == name
-    before = old.read_bytes()
-    checked = run({"one": {}}, "playbooks/doctor.yml", "-e", f"support={reports}", "--check")
-    assert f"one: would write the support report to {old}" in checked.stdout
-    assert old.read_bytes() == before and "changed=0" in checked.stdout
+    for options, said, content in (
+        (["--check"], "would write the support report to", {"one": "old"}),
+        ([], "the support report is", {"one": "of one", "two": "of two"}),
+    ):
+        done = run({"one": {}, "two": {}}, "playbooks/doctor.yml", "-e", f"support={reports}", *options)
+        assert {path.name: path.read_text() for path in reports.iterdir()} == {
+            f"{name}.tar.gz": text for name, text in content.items()
+        }, done.stdout + done.stderr
+        for name in ("one", "two"):
+            assert f"{name}: {said} {reports}/{name}.tar.gz. Read it" in done.stdout, done.stdout
+            assert re.search(rf"^{name} .*changed=0 .*unreachable=0 .*failed=1", done.stdout, re.MULTILINE), done.stdout
+    assert [stat.S_IMODE(path.stat().st_mode) for path in reports.iterdir()] == [0o600] * 2

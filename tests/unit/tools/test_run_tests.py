@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -42,17 +41,6 @@ def test_two_parts_run_at_once_and_each_has_a_line(tests: ModuleType, tmp_path: 
     assert status == 0
     assert sorted(line.split()[0] for line in lines) == ["a", "b", "c"]
     assert all(" minutes " in line and " CPU seconds  passed" in line for line in lines), lines
-
-
-def test_what_needs_no_engine_has_a_lane_of_its_own(tests: ModuleType, tmp_path: Path) -> None:
-    """It ends while both others wait for it; and the lane without engines left helps the other one."""
-    mark = tmp_path / "mark"
-    parts = [tests.Part(name, ["sh", "-c", WAIT.format(mark)], 60) for name in "ab"]
-    parts.append(tests.Part("c", ["touch", str(mark)], 60, lane="beside"))
-    assert tests.Run(parts, lambda lab: 0.0, tmp_path, 60).all() == 0
-    both = zip("ab", meet(tmp_path), strict=True)
-    parts = [tests.Part(name, ["sh", "-c", command], 60, lane="beside") for name, command in both]
-    assert tests.Run(parts, lambda lab: 0.0, tmp_path, 60).all() == 0
 
 
 def test_a_part_that_fails_does_not_stop_the_others(
@@ -142,26 +130,6 @@ def test_cpu_seconds_are_those_of_the_part(tests: ModuleType, tmp_path: Path) ->
     this = tests.Run(parts, lambda lab: next(spent), tmp_path)
     assert this.all() == 0
     assert 25.2 < this.ended[0].cpu_seconds < 27
-
-
-def test_a_container_that_goes_while_one_looks_ends_no_count(
-    tests: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks = iter([[(tmp_path, 5.0)], None, [(tmp_path, 7.5)]])
-
-    def look() -> Iterator[tuple[Path, float]]:
-        found = next(looks, [])
-        if found is None:
-            raise FileNotFoundError("its control group is gone")
-        yield from found
-
-    monkeypatch.setattr(tests, "cpu_groups", look)
-    monkeypatch.setattr(tests.ContainerTime, "_ask", lambda self, place: "vllm-edge-x")
-    monkeypatch.setattr(tests.ContainerTime, "EVERY_S", 0.01)
-    counted, deadline = tests.ContainerTime(), time.monotonic() + 60
-    while not counted.of("vllm-edge-x") and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert counted.of("vllm-edge-x") == 2.5, "what was spent before does not count"
 
 
 def test_the_outermost_container_of_a_path(tests: ModuleType) -> None:

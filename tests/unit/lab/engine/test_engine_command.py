@@ -59,40 +59,12 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[str]:
 def test_serving_puts_the_simulated_gpus_under_the_real_command(
     lab_gpu_root: LabRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("CXX", "TORCHDYNAMO_DISABLE", gpus.IDENTITY):
+    for name in ("TORCHDYNAMO_DISABLE", gpus.IDENTITY):
         monkeypatch.setenv(name, "")
     served = [sys.executable, "-m", command.PROCESSES, "serve", "/models/x"]
     assert run(monkeypatch, "serve", "/models/x") == [*served, *DEFAULTS, *WORKER]
-    assert (os.environ["TORCHDYNAMO_DISABLE"], os.environ["CXX"]) == ("1", "")
+    assert os.environ["TORCHDYNAMO_DISABLE"] == "1"
     assert json.loads(os.environ[gpus.IDENTITY]) == {"model": ["/models/x"]}
-
-
-def test_the_fault_takes_the_compiler_away(lab_gpu_root: LabRoot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(gpus.IDENTITY, "")
-    monkeypatch.setenv("CXX", "g++")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/cache/kernels")
-    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
-    lab_gpu_root.set_fault(0, "engine-dies-on-first-completion")
-    run(monkeypatch, "serve", "/models/x")
-    assert os.environ["CXX"] == command.NO_COMPILER and "TORCHDYNAMO_DISABLE" not in os.environ
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] != "/cache/kernels", "a kernel compiled earlier would hide the fault"
-    Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rmdir()
-
-
-def test_the_fault_wants_a_user_with_a_name_as_torch_before_2_13(
-    lab_gpu_root: LabRoot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def find(uid: int) -> None:
-        raise KeyError(f"getpwuid(): uid not found: {uid}")
-
-    monkeypatch.setattr("pwd.getpwuid", find)
-    for name in (gpus.IDENTITY, "LOGNAME", "USER", "LNAME", "USERNAME"):
-        monkeypatch.setenv(name, "")
-    lab_gpu_root.set_fault(0, "engine-asks-for-its-user")
-    with pytest.raises(KeyError, match="uid not found"):
-        run(monkeypatch, "serve", "/models/x")
-    monkeypatch.setenv("USER", "vllm-edge")
-    assert run(monkeypatch, "serve", "/models/x")
 
 
 def test_outside_the_lab_it_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

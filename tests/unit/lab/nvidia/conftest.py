@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated NVIDIA world under test: nvidia-ml-py over the library, nvidia-smi, lab-gpu, the built repositories."""
+"""The simulated NVIDIA world under test: nvidia-ml-py over the library, nvidia-smi, lab-gpu."""
 
 from __future__ import annotations
 
@@ -45,11 +45,3 @@ def smi(smi_program: Path, nvml_library: Path, gpus: testing.LabRoot) -> Run:
 def lab_gpu(nvml_library: Path, gpus: testing.LabRoot) -> Run:
     """lab_gpu(arguments...) -> what the command did."""
     return make_runner(gpus.environment(nvml_library), sys.executable, NVIDIA / "lab-gpu")
-
-
-@pytest.fixture(scope="session")
-def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Both vendors' repositories, built once."""
-    out = tmp_path_factory.mktemp("vendors") / "apt"
-    subprocess.run([sys.executable, NVIDIA / "build.py", "--out", out], check=True)
-    return out

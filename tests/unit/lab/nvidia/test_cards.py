@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import ast
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 import lab.__main__ as program
 import lab.world
@@ -111,30 +109,3 @@ def test_a_host_that_is_there_keeps_its_gpus(monkeypatch: pytest.MonkeyPatch, tm
         lab.world.up(World("mine", 22022, gpus="H100"))
     with pytest.raises(pytest.fail.Exception, match="began"):
         lab.world.up(World("mine", 22022, gpus="2 x L4, H100"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("text", "stated"),
-    [("2xL40S,L4", [3, 23034, ""]), ("2xL40S", [2, 46068, "NVIDIA L40S"])],
-    ids=["mixed", "alike"],
-)
-def test_the_inventory_has_the_gpus_of_the_host_that_is_there(
-    text: str, stated: list[object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Also where the command that ran last asked for none."""
-    monkeypatch.setattr(lab.world, "LAB", tmp_path)
-    monkeypatch.setattr(lab.world, "docker_output", lambda *_: f"VLLM_EDGE_LAB_GPUS={text}\n")
-    monkeypatch.setattr(lab.world, "read_gateway_port", lambda _: 22422)
-    monkeypatch.setattr(lab.world, "vendors_address", lambda *_: "192.0.2.1")
-    world = World("mine", 22022)
-    world.generated.mkdir(parents=True)
-    (tmp_path / "fingerprints.json").write_text("{}")
-    lab.world.write_variables(world, {"apt": str(tmp_path), "distribution": "debian"})
-    host = ["xr7620-lab", "-c", "local", "-e", f"lab_generated={world.generated}"]
-    words = [*host, "-m", "debug", "-a", "var=[gpu_count,gpu_memory_mib,gpu_name]"]
-    ansible = [str(Path(sys.executable).with_name("ansible")), "-i", "inventories/lab", *words]
-    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
-    done = subprocess.run(ansible, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    said = yaml.safe_load(done.stdout.partition("=>")[2])
-    assert said == {"[gpu_count,gpu_memory_mib,gpu_name]": stated}, done.stdout + done.stderr

@@ -40,8 +40,7 @@ def test_four_l4_in_the_order_of_their_bus_ids(nvml: ModuleType) -> None:
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     assert [nvml.nvmlDeviceGetUUID(handle) for handle in handles] == list(testing.UUIDS)
     by_uuid = nvml.nvmlDeviceGetHandleByUUID(testing.UUIDS[2])
-    by_bus = nvml.nvmlDeviceGetHandleByPciBusId("0000:b1:00.0")
-    assert nvml.nvmlDeviceGetIndex(by_uuid) == nvml.nvmlDeviceGetIndex(by_bus) == 2
+    assert nvml.nvmlDeviceGetIndex(by_uuid) == 2
     with pytest.raises(nvml.NVMLError_ArgumentVersionMismatch):
         nvml.nvmlDeviceGetMemoryInfo(handles[0], version=0x02000030)
     assert [nvml.nvmlDeviceGetPciInfo(handle).busId for handle in handles] == [

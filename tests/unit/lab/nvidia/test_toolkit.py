@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nvidia-ctk's specification and Docker entry, and the hooks on a container's root."""
+"""The units of each toolkit, nvidia-ctk's specification, and the hooks on a container's root."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from helpers import load_file
 
 from lab.nvidia import testing
+from lab.nvidia.packages import toolkit
 from lab.nvidia.versions import DRIVER_VERSION as VERSION
 
 NVIDIA = Path(testing.__file__).parent
@@ -100,21 +101,29 @@ def test_a_link_never_leaves_the_container(bundle: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("place", "arguments", "text"),
+    ("release", "units", "has", "has_not"),
     [
-        (".", ("create-symlinks", "--link", "t::/etc/x/y"), "failed to"),
-        (".", ("update-ldcache", "--folder", "/lib"), "failed to"),
-        (".", ("update-application-profile",), "failed to write application profile"),
-        ("nowhere", ("create-symlinks", "--link", "a::/b"), "failed to load container state"),
+        ("1.18.2", "etc", ["Restart=on-failure", "StartLimitBurst=5"], ["nvidia-smi -L", "create-device-nodes"]),
+        ("1.19.0", "etc", ["After=multi-user.target"], ["Restart=", "create-device-nodes"]),
+        ("1.20.0", "lib", ["nvidia-smi -L", "Restart=on-failure"], ["After=", "create-device-nodes"]),
+        ("1.20.0+8269969f", "lib", ["create-device-nodes --control-devices --load-kernel-modules"], ["After="]),
     ],
 )
-def test_a_root_that_cannot_be_written_or_found_is_an_error(
-    bundle: Path, place: str, arguments: tuple[str, ...], text: str
+def test_each_toolkit_has_its_own_units(
+    tmp_path: Path, release: str, units: str, has: list[str], has_not: list[str]
 ) -> None:
-    # Not by permissions, which root does not meet: where the directory should be there is a file.
-    (bundle / "rootfs/dev").mkdir()
-    (bundle / "rootfs/dev/nvidia2").touch()
-    (bundle / "rootfs/etc").rmdir()
-    (bundle / "rootfs/etc").touch()
-    result = run_hook(bundle / place, *arguments)
-    assert result.returncode == 1 and text in result.stderr
+    (package,) = [one for one in toolkit(release) if one.name == "nvidia-container-toolkit-base"]
+    subprocess.run(["dpkg-deb", "-x", package.build(tmp_path), tmp_path], check=True)
+    service = (tmp_path / units / "systemd/system/nvidia-cdi-refresh.service").read_text()
+    path = (tmp_path / units / "systemd/system/nvidia-cdi-refresh.path").read_text()
+    assert "Copyright (c) 2025, NVIDIA CORPORATION" in service and "Licensed under the Apache License" in service
+    for text in ("Environment=NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=/var/run/cdi/nvidia.yaml", *has):
+        assert text in service
+    assert not [text for text in has_not if text in service]
+    assert "PathChanged=/lib/modules/%v/modules.dep" in path
+    rule = tmp_path / "lib/udev/rules.d/99-nvidia-cdi-refresh.rules"
+    assert rule.exists() is ("+" in release)
+    version = subprocess.run(
+        [sys.executable, tmp_path / "usr/bin/nvidia-ctk", "--version"], capture_output=True, text=True, check=True
+    )
+    assert version.stdout == f"NVIDIA Container Toolkit CLI version {release}\n"
