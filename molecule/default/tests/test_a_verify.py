@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
@@ -19,6 +20,7 @@ from conftest import (
     PROFILE,
     ROLES,
     ROOT,
+    Controller,
     Life,
     Machine,
     Served,
@@ -412,3 +414,27 @@ def test_report_agrees_with_nvidia_smi(host: Host, machine: Machine) -> None:
     for asked in completions.values():
         outcomes = {check["check"]: check["outcome"] for check in asked["checks"]}
         assert shown.items() <= outcomes.items() and outcomes["tool_call"] in ("passed", "not_shown"), outcomes
+
+
+# ---- a second look ----------------------------------------------------------------------------------------------
+
+
+def digest_of_host(machine: Machine) -> str:
+    """Sizes, owners, modes and times of everything that is ours and of Docker's configuration; reports are output."""
+    command = (
+        "find /etc/vllm-edge /etc/docker /etc/systemd/system /etc/apt /opt/vllm-edge "
+        f"/data/vllm/weights {STATE} -not -path '{STATE}/engines/*' -not -name __pycache__ -not -name '*.pyc' "
+        "-not -name report.json -printf '%p %U:%G %m %s %T@\\n' | sort"
+    )
+    return hashlib.sha256(machine.shell(command).encode()).hexdigest()
+
+
+@pytest.mark.thorough
+def test_check_mode_is_silent_and_touches_nothing(machine: Machine, controller: Controller, undisturbed: None) -> None:
+    before, lives = digest_of_host(machine), [life(machine, engine.container) for engine in ENGINES]
+    play = controller.play("site.yml", "--check")
+    assert play.rc == 0, play.output[-6000:]
+    assert (play.changed, play.diffs) == ([], [])
+    assert play.recap["changed"] == 0
+    assert not re.search(r"^(\s+msg|\S+): .*\bwould\b", play.output, re.MULTILINE), "nothing is foreseen"
+    assert (digest_of_host(machine), [life(machine, engine.container) for engine in ENGINES]) == (before, lives)

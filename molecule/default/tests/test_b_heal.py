@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What somebody broke by hand: the next run of the stage shows it and repairs exactly it."""
+"""What somebody broke by hand: check mode names it, the next run of the stage repairs exactly it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import re
 from typing import Any
 
+import pytest
 from conftest import CONTAINER, ENGINE, ENGINES, ROLES, UNIT, Controller, Machine, Play, life
 
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
@@ -27,13 +28,33 @@ def last_switch(machine: Machine) -> dict[str, Any]:
     return journal
 
 
-def test_one_run_repairs_exactly_the_damage(machine: Machine, controller: Controller, undisturbed: None) -> None:
-    """A unit is deleted and a file open to everybody. The engine is removed, too, and the unit stopped before systemd
-    starts it again: only a run brings it back."""
-    before, cursor = life(machine), machine.cursor()
-    assert before is not None
+@pytest.fixture(scope="module")
+def damaged(machine: Machine) -> None:
+    """A unit deleted, a file opened to everybody. The engine runs on: neither reaches its container."""
     machine.run("rm", UNIT_FILE)
     machine.run("chmod", "0777", DOCKER_CREATE)
+
+
+def test_check_mode_names_the_damage_and_leaves_it(
+    machine: Machine, controller: Controller, damaged: None, undisturbed: None
+) -> None:
+    before = life(machine)
+    play = controller.play("playbooks/engines.yml", "--check")
+    assert play.rc == 0, play.output[-6000:]
+    assert (play.changed, differing(play)) == (HEALED, DAMAGE)
+    assert f"+Description=vLLM engine {ENGINE}" in play.output, "the diff shows the missing unit"
+    assert re.search(r"^-\s+mode: '0777'$", play.output, re.MULTILINE), "and the mode"
+    assert not machine.host.file(UNIT_FILE).exists
+    assert machine.host.file(DOCKER_CREATE).mode == 0o777
+    assert life(machine) == before is not None
+
+
+def test_one_run_repairs_exactly_the_damage(
+    machine: Machine, controller: Controller, damaged: None, undisturbed: None
+) -> None:
+    """The engine is removed, too, and the unit stopped before systemd starts it again: only a run brings it back."""
+    before, cursor = life(machine), machine.cursor()
+    assert before is not None
     machine.run("docker", "rm", "--force", CONTAINER)
     machine.wait("the unit's end", lambda: machine.unit_ended_at(cursor), 10)
     machine.run("systemctl", "stop", UNIT)
