@@ -22,8 +22,9 @@ options:
     type: dict
   runtime:
     description: >-
-      Names of C(packages) and systemd C(units) of Docker and the container toolkit. If it is set, the results include
-      the fields of the class C(RuntimeState) in C(facts/runtime.py) of the package.
+      Names of C(packages) and systemd C(units) of Docker and the container toolkit, C(source), the path of the apt
+      source of Docker's own repository, and C(daemon_options), settings for C(daemon.json). If it is set, the results
+      include the fields of the class C(RuntimeState) in C(facts/runtime.py) of the package.
     type: dict
   peer_to_peer:
     description: >-
@@ -55,6 +56,8 @@ EXAMPLES = r"""
     runtime:
       packages: [docker.io, nvidia-container-toolkit]
       units: [nvidia-cdi-refresh.path]
+      source: /etc/apt/sources.list.d/vllm-edge-docker.sources
+      daemon_options: {live-restore: true}
   register: runtime
 
 - name: Check which containers may lose their GPUs
@@ -126,8 +129,8 @@ from ..module_utils.vllm_edge.system.host import Unread
 
 
 def read_driver_and_runtime(module: AnsibleModule, reader: RuntimeReader) -> dict[str, Any]:
-    driver, runtime = module.params["driver"], module.params["runtime"]
-    names = [*(PATTERNS if driver else ()), *(runtime["packages"] if runtime else ())]
+    driver, runtime = module.params["driver"], dict(module.params["runtime"] or {})
+    names = [*(PATTERNS if driver else ()), *runtime.pop("packages", ())]
     packages, half_installed = reader.packages(*names)
     if isinstance(packages, Unread):
         module.fail_json(msg=packages.why)
@@ -142,7 +145,7 @@ def read_driver_and_runtime(module: AnsibleModule, reader: RuntimeReader) -> dic
         except OSError as error:
             module.fail_json(msg=f"apt cannot be asked about the driver: {error}")
     if runtime:
-        found |= asdict(reader.read_runtime_state(runtime["units"], gpus, rows[0][1] if rows else ""))
+        found |= asdict(reader.read_runtime_state(**runtime, gpus=gpus, driver=rows[0][1] if rows else ""))
     return found
 
 

@@ -32,6 +32,8 @@ WANTED: dict[str, Any] = {
 RUNTIME = {
     "packages": ["nvidia-container-toolkit"],
     "units": ["nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service", "missing.service"],
+    "source": "/etc/apt/sources.list.d/vllm-edge-docker.sources",
+    "daemon_options": {},
 }
 
 
@@ -138,10 +140,9 @@ def test_a_driver(ask: Ask, host: FakeHost) -> None:
     host.sources |= {"libnvidia-ml1": DEBIAN_SOURCE, "nvidia-persistenced": "/var/lib/dpkg/status"}
     for path in ("sys/module/nouveau/x", f"lib/modules/{KERNEL}/build/Makefile", "usr/bin/nvidia-uninstall"):
         host.write(path)
-    host.write("proc/sys/kernel/random/boot_id", "boot\n")
     host.gpus[1]["persistence_mode"] = "Disabled"
     found = ask()
-    assert (found["version"], found["module_version"], found["boot_id"]) == (DRIVER, "580.100", "boot")
+    assert (found["version"], found["module_version"]) == (DRIVER, "580.100")
     assert (found["headers"], found["nouveau"], found["uvm"]) == (True, True, True)
     assert (found["unheld"], found["persistence"]) == (["libnvidia-ml1"], True)
     assert (found["installer"], found["unconfigured"]) == ("/usr/bin/nvidia-uninstall", ["nvidia-kernel-dkms"])

@@ -27,7 +27,6 @@ BARE = {"packages": {}, "gpus": [], **asdict(DriverState())} | {
     "next_kernel": KERNEL,
     "candidate": "580.173.02",
     "headers": True,
-    "boot_id": "1",
     "nvml_error": "nvidia-smi is not installed",
 }
 OF_UBUNTU = ["nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server"]

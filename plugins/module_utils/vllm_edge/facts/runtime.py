@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..gpu.access import Access, CannotAsk, look
 from ..gpu.driver import GENERATED, STATIC, read_specifications
@@ -13,6 +14,7 @@ from ..gpu.toolkit import KNOWN_BAD
 from ..system import cdi
 from ..system.host import Unread
 from ..system.systemd import Unit
+from .docker_daemon import plan_docker_daemon
 from .driver import DriverReader
 
 
@@ -30,6 +32,10 @@ class RuntimeState:
     """CDI specifications of NVIDIA's GPUs that somebody made by hand."""
     cdi_stale: str = ""
     """Why the CDI specification has to be made again; empty if it fits the host."""
+    docker_source: bool = False
+    """Whether the source of Docker's own repository is there, which the role wrote."""
+    daemon: Mapping[str, Any] = field(default_factory=dict)
+    """What daemon.json becomes, as `plan_docker_daemon` returns it."""
     toolkit_known_bad: Mapping[str, str] = field(default_factory=lambda: dict(KNOWN_BAD))
     """Releases of the container toolkit that do not work, each with the reason."""
 
@@ -56,22 +62,32 @@ class RuntimeReader(DriverReader):
         except OSError as error:
             return Unread(f"{error.filename}: {error.strerror}")
 
-    def read_runtime_state(self, units: Iterable[str], gpus: Sequence[str], driver: str) -> RuntimeState:
+    def read_runtime_state(
+        self, units: Iterable[str], source: str, daemon_options: Mapping[str, Any], gpus: Sequence[str], driver: str
+    ) -> RuntimeState:
         """Read what the role needs.
 
         Args:
             units: names of units to look for
+            source: path of the source of Docker's own repository
+            daemon_options: settings that daemon.json should have
             gpus: UUIDs of the GPUs that answer
             driver: version of the driver that they name; empty if none answers
         """
         texts, seen = self.specifications(), self.units(*units)
         texts = {} if isinstance(texts, Unread) else texts
+        version, info = self.version("dockerd"), self.ask("docker", "info", "--format", "{{json .}}")
+        text, said = self.text("etc/docker/daemon.json"), "" if isinstance(info, Unread) else info.out
         return RuntimeState(
-            docker_version=self.version("dockerd"),
+            docker_version=version,
             units={} if isinstance(seen, Unread) else describe_units(seen),
             cdi_devices=list_devices(texts.values()),
             cdi_static=[path for path in texts if path.startswith(f"/{STATIC}/")],
             cdi_stale=explain_stale(texts, gpus, driver, has_uvm=self.at(cdi.UVM).exists()),
+            docker_source=self.at(source).exists(),
+            daemon=plan_docker_daemon(
+                None if isinstance(text, Unread) else text, daemon_options, version, said, self.root
+            ),
         )
 
 

@@ -201,3 +201,8 @@ def list_offered(text: str, names: Sequence[str]) -> list[str]:
         kind = r"\d{3}\.[\d.]+" if "." in parts[2] else r"\d{3}"
         numbers |= set(re.findall(f"^{re.escape(parts[1])}({kind}){re.escape(parts[3])}$", text, re.MULTILINE))
     return [*versions, *sorted(numbers, key=lambda number: [*map(int, number.split("."))], reverse=True)]
+
+
+def shorten_address(uri: str) -> str:
+    """Return an address without slashes at its end; that of a directory begins with one slash, as apt prints it."""
+    return re.sub(r"^file:/+", "file:/", uri).rstrip("/")

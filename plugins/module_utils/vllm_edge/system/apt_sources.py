@@ -11,6 +11,7 @@ from email.parser import HeaderParser
 from typing import Any
 
 from . import openpgp
+from .apt import shorten_address
 
 HEADER = "# Managed by Ansible (vllm-edge, role apt_repository): changes made here by hand are lost.\n"
 PACKAGE_PATTERN = re.compile(r"[a-z0-9][a-z0-9+.-][a-z0-9+.*?-]*")
@@ -34,11 +35,12 @@ class Source:
 
 
 def split_files(text: str) -> dict[str, str]:
-    """Return texts of files by their paths, from what `grep -rsaZ ""` prints of them."""
+    """Return texts of files by their paths, from what `grep -rsaZ ""` prints of them among other lines."""
     files: dict[str, str] = {}
     for line in text.splitlines():
-        path, _, rest = line.partition("\0")
-        files[path] = files.get(path, "") + rest + "\n"
+        path, end, rest = line.partition("\0")
+        if end:
+            files[path] = files.get(path, "") + rest + "\n"
     return files
 
 
@@ -81,11 +83,6 @@ def read_sources(files: Mapping[str, str], own: str) -> list[Source]:
     return found
 
 
-def shorten_address(uri: str) -> str:
-    """Return an address without slashes at its end; that of a directory begins with one slash, as apt prints it."""
-    return re.sub(r"^file:/+", "file:/", uri).rstrip("/")
-
-
 def covers(uri: str, printed: str) -> bool:
     """Return whether an address is that of a source, where apt puts the architecture in place of $(ARCH)."""
     pattern = re.escape(shorten_address(uri)).replace(re.escape("$(ARCH)"), "[a-z0-9]+")
@@ -94,7 +91,6 @@ def covers(uri: str, printed: str) -> bool:
 
 def find_clashes(sources: Sequence[Source], uri: str, suites: Sequence[str]) -> list[Source]:
     """Return the sources that define a repository of ours too, which apt refuses with another Signed-By value."""
-
     return [one for one in sources if one.suite in suites and (covers(one.uri, uri) or covers(uri, one.uri))]
 
 
@@ -193,18 +189,21 @@ def find_mistake(wanted: Wanted, expected: Sequence[str]) -> str:
     return ""
 
 
-def plan_repository(wanted: Wanted, files: Mapping[str, str]) -> dict[str, Any]:
+def plan_repository(wanted: Wanted, files: Mapping[str, str], targets: Sequence[str] = ()) -> dict[str, Any]:
     """Return what a repository needs on a host.
 
     Args:
-        files: apt's sources, the keyring of the repository and the record of keys on the host, by path.
+        files: apt's sources and preferences, the keyring of the repository and the record of keys on the host, by path.
+        targets: what apt has read of this repository and of the others, as `read_targets` takes it.
 
     Returns:
         `mistake` (why it is refused, or empty), `source` (the text of its source), `expected` (fingerprints),
-        `trust` ("pinned", "recorded" or "first-use"), `keyring` (that of the host, if it is the expected one), and
-        `record` (the former record of all keys).
+        `trust` ("pinned", "recorded" or "first-use"), `record` (the former record of all keys), `key` (as `check_key`
+        returns it: that of a local file, or that of the host if it is the expected one; empty if it has to be
+        downloaded), `unread` (whether apt has to read it), and `complete` (whether the host has all of it).
     """
-    plan: dict[str, Any] = {"mistake": "", "source": "", "expected": [], "trust": "", "keyring": "", "record": {}}
+    plan: dict[str, Any] = {"mistake": "", "source": "", "expected": [], "trust": "", "record": {}, "key": {}}
+    plan |= {"unread": True, "complete": False}
     try:
         plan["record"] = dict(json.loads(files.get(wanted["record"], "{}")))
         pinned = openpgp.parse_fingerprints(wanted["fingerprint"])
@@ -227,13 +226,20 @@ def plan_repository(wanted: Wanted, files: Mapping[str, str]) -> dict[str, Any]:
     source = Source(wanted["url"], " ".join(wanted["suites"]), "", tuple(wanted["components"]), wanted["keyring"])
     plan["source"] = render_sources([source])
     keyring = files.get(wanted["keyring"], "")
-    try:
+    if wanted["key_text"]:
+        plan["key"] = check_key(wanted["key_text"].encode(), wanted, plan)
+    elif plan["expected"] and known.get("source", wanted["key_source"]) == wanted["key_source"]:
         # A verified key is only downloaded again if its address changed. A damaged keyring is replaced.
-        same = bool(keyring) and openpgp.list_fingerprints(keyring.encode()) == plan["expected"]
-    except openpgp.KeyFormatError:
-        same = False
-    if same and known.get("source", wanted["key_source"]) == wanted["key_source"]:
-        plan["keyring"] = keyring
+        former = check_key(keyring.encode(), wanted, plan)
+        plan["key"] = {} if former["mistake"] else former
+    # A medium that was taken out again has no index, and is not missed.
+    index = wanted["url"].startswith("file:") or find_index(read_targets(targets), wanted["url"]) is not None
+    there = (files.get(wanted["source"]), keyring)
+    plan["unread"] = not index or there != (plan["source"], plan["key"].get("keyring"))
+    recorded = {"fingerprints": plan["expected"], "source": wanted["key_source"]} == known
+    chosen = {"text": files.get(wanted["preferences"], ""), "warning": "", "mistake": ""}
+    plan["complete"] = not (plan["mistake"] or plan["unread"]) and recorded
+    plan["complete"] = plan["complete"] and choose_preferences(wanted, files, targets) == chosen
     return plan
 
 
@@ -273,7 +279,7 @@ def read_targets(lines: Sequence[str]) -> dict[str, dict[str, str]]:
     """
     found = {}
     for line in lines:
-        if line.count("|") == 2:
+        if line.count("|") == 2 and "\0" not in line:
             uri, *values = line.split("|")
             named = zip(("o", "l"), values, strict=True)
             found[uri] = {key: value for key, value in named if RELEASE_FIELD.fullmatch(value)}
@@ -283,10 +289,6 @@ def read_targets(lines: Sequence[str]) -> dict[str, dict[str, str]]:
 def find_index(indexes: Mapping[str, Mapping[str, str]], uri: str) -> Mapping[str, str] | None:
     """Return Origin and Label of a repository, from what `read_targets` returns; None if apt has no index of it."""
     return next((index for printed, index in indexes.items() if covers(uri, printed)), None)
-
-
-def has_index(lines: Sequence[str], uri: str) -> bool:
-    return find_index(read_targets(lines), uri) is not None
 
 
 def choose_preferences(wanted: Wanted, files: Mapping[str, str], targets: Sequence[str]) -> dict[str, str]:
