@@ -9,9 +9,8 @@ module: host_facts
 short_description: Read what roles decide by from a host
 version_added: "0.1.0"
 description:
-  - Reads the parts that are asked for, and nothing else, with the reader of M(edge.vllm_edge.host_doctor). What several
-    parts need is read once.
-  - Works on a host that has neither a driver nor anything of vllm-edge.
+  - Reads the parts that are asked for, and nothing else, with the reader of M(edge.vllm_edge.host_doctor), also on a
+    host that has neither a driver nor anything of vllm-edge. What several parts need is read once.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:
@@ -45,21 +44,9 @@ options:
     description: Root directory of the host's file system. Only tests set it to something other than V(/).
     type: path
     default: /
-seealso:
-  - module: edge.vllm_edge.host_doctor
-    description: Check everything that serving needs.
 """
 
 EXAMPLES = r"""
-- name: Gather the state of the container runtime
-  edge.vllm_edge.host_facts:
-    runtime:
-      packages: [docker.io, nvidia-container-toolkit]
-      units: [nvidia-cdi-refresh.path]
-      source: /etc/apt/sources.list.d/vllm-edge-docker.sources
-      daemon_options: {live-restore: true}
-  register: runtime
-
 - name: Check which containers may lose their GPUs
   edge.vllm_edge.host_facts:
     containers: true
@@ -83,12 +70,12 @@ nvml_error:
   returned: with O(driver) or O(runtime)
   type: str
 environment:
-  description: Environment variables for the engine. Empty if none are needed.
+  description: Environment variables for the engine.
   type: dict
   returned: with O(peer_to_peer)
   sample: {NCCL_P2P_DISABLE: "1"}
 arguments:
-  description: Arguments for C(vllm serve). Empty if none are needed.
+  description: Arguments for C(vllm serve).
   type: list
   elements: str
   returned: with O(peer_to_peer)

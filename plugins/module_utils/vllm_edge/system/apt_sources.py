@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.parser import HeaderParser
 from typing import Any
 
@@ -109,11 +109,8 @@ def find_missing_components(sources: Sequence[Source], release: str, components:
         present.setdefault(key, set()).update(source.components)
         if source.suite in suites and "main" in source.components:
             archive.setdefault(key, source)
-    found = []
-    for key, source in archive.items():
-        if missing := tuple(component for component in components if component not in present[key]):
-            found.append(Source(source.uri, source.suite, source.path, missing, source.signed_by))
-    return found
+    missing = {key: tuple(part for part in components if part not in present[key]) for key in archive}
+    return [replace(source, components=missing[key]) for key, source in archive.items() if missing[key]]
 
 
 def render_sources(sources: Sequence[Source]) -> str:
