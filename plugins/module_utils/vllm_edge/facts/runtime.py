@@ -6,10 +6,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..gpu.access import Access, CannotAsk, look
-from ..gpu.driver import GENERATED, STATIC, read_specifications
+from ..gpu.driver import GENERATED, STATIC, find_missing_devices, read_specifications
 from ..gpu.toolkit import KNOWN_BAD
 from ..system import cdi
 from ..system.host import Unread
@@ -83,7 +84,7 @@ class RuntimeReader(DriverReader):
             units={} if isinstance(seen, Unread) else describe_units(seen),
             cdi_devices=list_devices(texts.values()),
             cdi_static=[path for path in texts if path.startswith(f"/{STATIC}/")],
-            cdi_stale=explain_stale(texts, gpus, driver, has_uvm=self.at(cdi.UVM).exists()),
+            cdi_stale=explain_stale(texts, gpus, driver, self.root),
             docker_source=self.at(source).exists(),
             daemon=plan_docker_daemon(
                 None if isinstance(text, Unread) else text, daemon_options, version, said, self.root
@@ -103,29 +104,21 @@ def list_devices(texts: Iterable[str]) -> list[str]:
     return sorted({f"nvidia.com/gpu={name}" for text in texts for name in cdi.parse_device_names(text)})
 
 
-def explain_stale(texts: Mapping[str, str], gpus: Sequence[str], driver: str, *, has_uvm: bool) -> str:
+def explain_stale(texts: Mapping[str, str], gpus: Sequence[str], driver: str, root: Path) -> str:
     """Return why the CDI specification has to be made again; empty if it fits the host.
 
     Args:
         texts: the specifications by path
         gpus: UUIDs of the GPUs that answer
         driver: version of the driver; empty if it is not known
-        has_uvm: whether the device node of CUDA exists
+        root: of the host's file system
     """
-    devices = list_devices(texts.values())
-    if not devices:
-        return "no CDI specification names a GPU"
-    missing, gone = cdi.compare(devices, list(gpus))
-    if missing:
-        return f"it does not name {', '.join(missing)}"
-    if gone:
+    if missing := find_missing_devices(gpus, texts, root):
+        return missing
+    if gone := cdi.compare(list_devices(texts.values()), list(gpus))[1]:
         return f"it names {', '.join(gone)}, which the host does not have"
-    generated = {path: text for path, text in texts.items() if path.startswith(f"/{GENERATED}/")}
-    versions = sorted({version for text in generated.values() for version in cdi.driver_versions(text)})
+    generated = [text for path, text in texts.items() if path.startswith(f"/{GENERATED}/")]
+    versions = sorted({version for text in generated for version in cdi.driver_versions(text)})
     if driver and versions and driver not in versions:
         return f"it was made for driver {', '.join(versions)}, the host has {driver}"
-    blind = sorted(path for path, text in generated.items() if not cdi.lists_uvm(text))
-    if has_uvm and not blind:
-        return ""
-    cuda = f"{', '.join(blind)} does not list {cdi.UVM}" if has_uvm else f"there is no {cdi.UVM}"
-    return f"{cuda}, so that NVML works in containers and CUDA fails with error 999"
+    return ""
