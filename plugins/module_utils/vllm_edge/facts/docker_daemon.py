@@ -30,6 +30,16 @@ RELOADABLE = frozenset(
 CDI_DEFAULT_SINCE = (28, 2)
 
 
+def locate_images(config: Mapping[str, Any]) -> str:
+    """Return Docker's data directory, from the content of daemon.json."""
+    return str(config.get("data-root") or "/var/lib/docker")
+
+
+def locate_swarm_state(config: Mapping[str, Any]) -> str:
+    """Return the file that a node of a swarm has. While it exists, dockerd does not start with live-restore."""
+    return f"{locate_images(config)}/swarm/docker-state.json"
+
+
 def merge(current: Any, wanted: Any) -> Any:
     """Return the settings with the wanted ones: lists are extended, and nothing else of others is changed."""
     if isinstance(current, dict) and isinstance(wanted, Mapping):
@@ -82,11 +92,10 @@ def plan_docker_daemon(
     release = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     if not after.get("features", {}).get("cdi", release >= CDI_DEFAULT_SINCE):
         after = merge(after, {"features": {"cdi": True}})
-    data_root = str(after.get("data-root") or "/var/lib/docker")
     if running:
         swarm = (running.get("Swarm") or {}).get("LocalNodeState", "inactive") != "inactive"
     else:
-        swarm = (root / data_root.lstrip("/") / "swarm/docker-state.json").exists()
+        swarm = (root / locate_swarm_state(after).lstrip("/")).exists()
     left_out = swarm and bool(after.get("live-restore"))
     if left_out:
         del after["live-restore"]

@@ -37,7 +37,6 @@ from ..switch.history import read_course, read_switches
 from ..switch.model import Result
 from ..switch.steps import hooks
 from ..system import cdi
-from ..system.docker import locate_images, locate_swarm_state
 from ..system.files import find_wrong_attributes
 from ..system.host import Unread
 from ..system.http import Answer, get_health
@@ -45,6 +44,7 @@ from ..system.listeners import find_port_users
 from ..system.process import engine_uid
 from ..system.sockets import pin
 from ..system.systemd import SystemdError
+from .docker_daemon import locate_images, locate_swarm_state
 from .driver import switch
 from .model import (
     NOTHING_EXPECTED,

@@ -41,16 +41,6 @@ _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) ?(.*)", re.DO
 _AWAY_TEXT = re.compile(r"Cannot connect to the Docker daemon|connection refused|error during connect", re.IGNORECASE)
 
 
-def locate_images(config: Mapping[str, Any]) -> str:
-    """Return Docker's data directory, from the content of daemon.json."""
-    return str(config.get("data-root") or "/var/lib/docker")
-
-
-def locate_swarm_state(config: Mapping[str, Any]) -> str:
-    """Return the file that a node of a swarm has. While it exists, dockerd does not start with live-restore."""
-    return f"{locate_images(config)}/swarm/docker-state.json"
-
-
 class DockerAway(Exception):
     """The Docker Engine does not answer."""
 
