@@ -233,10 +233,10 @@ def plan_repository(wanted: Wanted, files: Mapping[str, str], targets: Sequence[
     index = wanted["url"].startswith("file:") or find_index(read_targets(targets), wanted["url"]) is not None
     there = (files.get(wanted["source"]), keyring)
     plan["unread"] = not index or there != (plan["source"], plan["key"].get("keyring"))
-    recorded = {"fingerprints": plan["expected"], "source": wanted["key_source"]} == known
-    chosen = {"text": files.get(wanted["preferences"], ""), "warning": "", "mistake": ""}
-    plan["complete"] = not (plan["mistake"] or plan["unread"]) and recorded
-    plan["complete"] = plan["complete"] and choose_preferences(wanted, files, targets) == chosen
+    if not plan["mistake"] and not plan["unread"]:
+        chosen = {"text": files.get(wanted["preferences"], ""), "warning": "", "mistake": ""}
+        recorded = {"fingerprints": plan["expected"], "source": wanted["key_source"]} == known
+        plan["complete"] = recorded and choose_preferences(wanted, files, targets) == chosen
     return plan
 
 
@@ -302,7 +302,7 @@ def choose_preferences(wanted: Wanted, files: Mapping[str, str], targets: Sequen
     Returns:
         `text`, `warning` (where the repository is not restricted), and `mistake` (why it is refused); perhaps empty.
     """
-    current = files.get(wanted["preferences"], "")
+    kept = {"text": files.get(wanted["preferences"], ""), "warning": "", "mistake": ""}
     host, indexes = get_host(wanted["url"]), read_targets(targets)
     # Repositories that have preferences of ours are told apart by the names of their packages.
     restricted = {path.rpartition("/")[2].removesuffix(".pref") for path in files if path.endswith(".pref")}
@@ -312,23 +312,20 @@ def choose_preferences(wanted: Wanted, files: Mapping[str, str], targets: Sequen
     if not host or any(get_host(other.uri) == host for other in others):
         release = find_index(indexes, wanted["url"])
         if release is None:
-            return {"text": current, "warning": "", "mistake": ""}
+            return kept
         told = f"The repository {wanted['url']}"
         if not release:
-            return {
+            return kept | {
                 "text": "",
                 "warning": f"{told} can replace every package of this host: other repositories have the same host, "
                 f"and its index has neither Origin nor Label. Serve it from a host of its own.",
-                "mistake": "",
             }
         if any(find_index(indexes, other.uri) == release for other in others):
-            return {
-                "text": current,
-                "warning": "",
+            return kept | {
                 "mistake": f"{told} calls itself {', '.join(release.values())}, as another repository of this host "
                 f"does, so apt cannot tell them apart. Whoever signs it could replace every package: see that "
                 f"{wanted['url_variable']} is the right place, or serve it from a host of its own.",
             }
         pin = "release " + ",".join(f"{key}={value}" for key, value in release.items())
     text = f"Package: {' '.join(wanted['packages'])}\nPin: {pin}\nPin-Priority: 500\n\n"
-    return {"text": f"{HEADER}{text}Package: *\nPin: {pin}\nPin-Priority: 1\n", "warning": "", "mistake": ""}
+    return kept | {"text": f"{HEADER}{text}Package: *\nPin: {pin}\nPin-Priority: 1\n"}
