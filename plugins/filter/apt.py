@@ -22,7 +22,6 @@ class FilterModule:
             "plan_apt_archive": apt_sources.plan_archive,
             "check_apt_key": check_apt_key,
             "choose_apt_preferences": apt_sources.choose_preferences,
-            "has_apt_index": apt_sources.has_index,
             "explain_apt": apt.explain,
             "refuse_apt_change": apt.refuse,
             "changes_nothing_of_apt": apt.changes_nothing,

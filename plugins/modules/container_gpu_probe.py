@@ -9,11 +9,9 @@ module: container_gpu_probe
 short_description: Check that a container can use its GPUs
 version_added: "0.1.0"
 description:
-  - With O(image), starts a temporary container with the given flags and GPUs, and runs a program with C(python3)
-    instead of the image's entry point. The container is removed afterwards. The program allocates memory for a moment
-    on those of O(gpus) that no running container has and no process uses.
-  - With O(container), runs the program with C(python3) inside a running container, beside its own processes. It takes
-    no memory of the GPUs then.
+  - Runs a program with C(python3) in a temporary container of O(image), where it allocates memory for a moment on those
+    of O(gpus) that no running container has and no process uses, or inside the running O(container), where it takes no
+    memory of the GPUs.
   - Fails if the container cannot be started, if NVML or CUDA cannot be opened in it, if it sees other GPUs than those
     in O(gpus), or if its CUDA is older than that of the image.
 extends_documentation_fragment:

@@ -9,9 +9,8 @@ module: host_facts
 short_description: Read what roles decide by from a host
 version_added: "0.1.0"
 description:
-  - Reads the parts that are asked for, and nothing else, with the reader of M(edge.vllm_edge.host_doctor). What several
-    parts need is read once.
-  - Works on a host that has neither a driver nor anything of vllm-edge.
+  - Reads the parts that are asked for, and nothing else, with the reader of M(edge.vllm_edge.host_doctor), also on a
+    host that has neither a driver nor anything of vllm-edge. What several parts need is read once.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:
@@ -22,8 +21,9 @@ options:
     type: dict
   runtime:
     description: >-
-      Names of C(packages) and systemd C(units) of Docker and the container toolkit. If it is set, the results include
-      the fields of the class C(RuntimeState) in C(facts/runtime.py) of the package.
+      Names of C(packages) and systemd C(units) of Docker and the container toolkit, C(source), the path of the apt
+      source of Docker's own repository, and C(daemon_options), settings for C(daemon.json). If it is set, the results
+      include the fields of the class C(RuntimeState) in C(facts/runtime.py) of the package.
     type: dict
   peer_to_peer:
     description: >-
@@ -44,19 +44,9 @@ options:
     description: Root directory of the host's file system. Only tests set it to something other than V(/).
     type: path
     default: /
-seealso:
-  - module: edge.vllm_edge.host_doctor
-    description: Check everything that serving needs.
 """
 
 EXAMPLES = r"""
-- name: Gather the state of the container runtime
-  edge.vllm_edge.host_facts:
-    runtime:
-      packages: [docker.io, nvidia-container-toolkit]
-      units: [nvidia-cdi-refresh.path]
-  register: runtime
-
 - name: Check which containers may lose their GPUs
   edge.vllm_edge.host_facts:
     containers: true
@@ -80,12 +70,12 @@ nvml_error:
   returned: with O(driver) or O(runtime)
   type: str
 environment:
-  description: Environment variables for the engine. Empty if none are needed.
+  description: Environment variables for the engine.
   type: dict
   returned: with O(peer_to_peer)
   sample: {NCCL_P2P_DISABLE: "1"}
 arguments:
-  description: Arguments for C(vllm serve). Empty if none are needed.
+  description: Arguments for C(vllm serve).
   type: list
   elements: str
   returned: with O(peer_to_peer)
@@ -126,8 +116,8 @@ from ..module_utils.vllm_edge.system.host import Unread
 
 
 def read_driver_and_runtime(module: AnsibleModule, reader: RuntimeReader) -> dict[str, Any]:
-    driver, runtime = module.params["driver"], module.params["runtime"]
-    names = [*(PATTERNS if driver else ()), *(runtime["packages"] if runtime else ())]
+    driver, runtime = module.params["driver"], dict(module.params["runtime"] or {})
+    names = [*(PATTERNS if driver else ()), *runtime.pop("packages", ())]
     packages, half_installed = reader.packages(*names)
     if isinstance(packages, Unread):
         module.fail_json(msg=packages.why)
@@ -142,7 +132,7 @@ def read_driver_and_runtime(module: AnsibleModule, reader: RuntimeReader) -> dic
         except OSError as error:
             module.fail_json(msg=f"apt cannot be asked about the driver: {error}")
     if runtime:
-        found |= asdict(reader.read_runtime_state(runtime["units"], gpus, rows[0][1] if rows else ""))
+        found |= asdict(reader.read_runtime_state(**runtime, gpus=gpus, driver=rows[0][1] if rows else ""))
     return found
 
 

@@ -21,7 +21,7 @@ options:
     type: dict
     required: true
   root:
-    description: Directory that holds C(etc) and C(proc).
+    description: Root directory of the host's file system. Only tests set it to something other than V(/).
     type: path
     default: /
 """

@@ -13,8 +13,6 @@ import pytest
 from conftest import DEBIAN_12, DEBIAN_13, UBUNTU, Machine, Run
 
 MARK = "/etc/apt/apt.conf.d/52vllm-edge-nvidia-driver"
-LAST_GPU = "GPU-f52a6b98-d1e7-5b3c-a05f-38c2d4710003"
-BOARDS = "/var/lib/lab-gpu/gpus"
 
 
 def test_package_that_somebody_released(driver_play: Run) -> None:
@@ -36,28 +34,6 @@ def test_driver_of_another_source(driver_play: Run) -> None:
         ).message
     assert "from another source than http://vendor.invalid/cuda/: libcuda1 550." in said
     assert "To keep that driver, set nvidia_driver_source to distribution. To replace it, remove them" in said
-
-
-def test_half_installed(driver_play: Run) -> None:
-    with DEBIAN_13.broken(
-        "cd /tmp && apt-get download -q nvidia-smi && dpkg --unpack nvidia-smi_*.deb", "dpkg --configure -a"
-    ):
-        said = driver_play(DEBIAN_13.name).message
-    assert "dpkg left nvidia-smi half installed" in said and '"dpkg --configure -a"' in said
-
-
-@pytest.mark.thorough
-def test_card_swapped(driver_play: Run) -> None:
-    other = LAST_GPU.replace("f52a6b98", "00000000")
-
-    def swap(one: str, two: str) -> str:
-        return f"mv {BOARDS}/{one} {BOARDS}/{two} && sed -i s/{one}/{two}/ {BOARDS}/{two}/board"
-
-    with UBUNTU.broken(swap(LAST_GPU, other), swap(other, LAST_GPU)):
-        said = driver_play(UBUNTU.name).message
-    assert LAST_GPU in said
-    # The specification of the containers was made for the other card meanwhile.
-    assert driver_play(UBUNTU.name).rc == 0
 
 
 def test_docker_too_old(play: Run, tmp_path: Path) -> None:

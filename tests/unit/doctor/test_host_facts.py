@@ -13,7 +13,7 @@ from ansible.module_utils.vllm_edge.facts.driver_state import Wanted, is_key_enr
 from ansible.module_utils.vllm_edge.facts.runtime import explain_stale
 from ansible.module_utils.vllm_edge.system.cdi import gpu_specs, lists_uvm
 from ansible.module_utils.vllm_edge.system.systemd import Ran
-from doctor_host import DRIVER, GPUS, KERNEL, FakeHost, specification
+from doctor_host import DRIVER, GPUS, KERNEL, NODES, FakeHost, specification
 
 Ask = Callable[..., dict[str, Any]]
 DEBIAN = "http://deb.example.org/debian"
@@ -32,6 +32,8 @@ WANTED: dict[str, Any] = {
 RUNTIME = {
     "packages": ["nvidia-container-toolkit"],
     "units": ["nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service", "missing.service"],
+    "source": "/etc/apt/sources.list.d/vllm-edge-docker.sources",
+    "daemon_options": {},
 }
 
 
@@ -130,10 +132,9 @@ def test_a_driver(ask: Ask, host: FakeHost) -> None:
     host.sources |= {"libnvidia-ml1": DEBIAN_SOURCE, "nvidia-persistenced": "/var/lib/dpkg/status"}
     for path in ("sys/module/nouveau/x", f"lib/modules/{KERNEL}/build/Makefile", "usr/bin/nvidia-uninstall"):
         host.write(path)
-    host.write("proc/sys/kernel/random/boot_id", "boot\n")
     host.gpus[1]["persistence_mode"] = "Disabled"
     found = ask()
-    assert (found["version"], found["module_version"], found["boot_id"]) == (DRIVER, "580.100", "boot")
+    assert (found["version"], found["module_version"]) == (DRIVER, "580.100")
     assert (found["headers"], found["nouveau"], found["uvm"]) == (True, True, True)
     assert (found["unheld"], found["persistence"]) == (["libnvidia-ml1"], True)
     assert (found["installer"], found["unconfigured"]) == ("/usr/bin/nvidia-uninstall", ["nvidia-kernel-dkms"])
@@ -264,35 +265,27 @@ def test_key_of_dkms_that_the_firmware_trusts(tmp_path: Path) -> None:
 # -- the container runtime
 
 GENERATED = "/var/run/cdi/nvidia.yaml"
-UVM = "so that NVML works in containers and CUDA fails with error 999"
+OLD = {GENERATED: specification(*GPUS, driver="570.1"), "/etc/cdi/x.yaml": specification("0")}
 
 
 @pytest.mark.parametrize(
-    ("texts", "gpus", "has_uvm", "said"),
+    ("texts", "gpus", "said"),
     [
-        ({GENERATED: specification("0", GPUS[0])}, GPUS[:1], True, ""),
+        ({GENERATED: specification("0", GPUS[0])}, GPUS[:1], ""),
         # A specification that names no driver's library says nothing of it.
-        ({GENERATED: specification("0", GPUS[0]).replace("libcuda.so", "x")}, GPUS[:1], True, ""),
-        ({}, GPUS, True, "no CDI specification names a GPU"),
-        ({GENERATED: specification("0", GPUS[0])}, GPUS, True, f"it does not name {GPUS[1]}"),
-        ({GENERATED: specification(*GPUS)}, GPUS[:1], True, f"it names {GPUS[1]}, which the host does not have"),
-        (
-            {GENERATED: specification(*GPUS, driver="570.1"), "/etc/cdi/x.yaml": specification("0")},
-            GPUS,
-            True,
-            f"it was made for driver 570.1, the host has {DRIVER}",
-        ),
-        ({GENERATED: specification(*GPUS)}, GPUS, False, f"there is no /dev/nvidia-uvm, {UVM}"),
-        (
-            {GENERATED: specification(*GPUS, nodes=["/dev/nvidiactl"])},
-            GPUS,
-            True,
-            f"{GENERATED} does not list /dev/nvidia-uvm, {UVM}",
-        ),
+        ({GENERATED: specification("0", GPUS[0]).replace("libcuda.so", "x")}, GPUS[:1], ""),
+        ({}, GPUS, "there is no CDI specification for NVIDIA GPUs in /var/run/cdi or /etc/cdi"),
+        ({GENERATED: specification("0", GPUS[0])}, GPUS, f"the CDI specification does not define {GPUS[1]}"),
+        ({GENERATED: specification(*GPUS)}, GPUS[:1], f"it names {GPUS[1]}, which the host does not have"),
+        (OLD, GPUS, f"it was made for driver 570.1, the host has {DRIVER}"),
+        ({GENERATED: specification(GPUS[0], nodes=["/dev/nvidiactl"])}, GPUS[:1], "does not list /dev/nvidia-uvm"),
     ],
 )
-def test_when_a_specification_is_stale(texts: dict[str, str], gpus: list[str], has_uvm: bool, said: str) -> None:
-    assert explain_stale(texts, gpus, DRIVER, has_uvm=has_uvm) == said
+def test_when_a_specification_is_stale(host: FakeHost, texts: dict[str, str], gpus: list[str], said: str) -> None:
+    for node in NODES:
+        host.write(node[1:])
+    found = explain_stale(texts, gpus, DRIVER, host.root)
+    assert said in found and bool(said) == bool(found)
 
 
 @pytest.mark.parametrize(
@@ -324,6 +317,8 @@ def test_node_of_cuda_in_a_specification(text: str, listed: bool) -> None:
 def test_a_container_runtime(ask: Ask, host: FakeHost) -> None:
     host.packages = {"nvidia-container-toolkit": ("hi", "1.18.2-1")}
     host.unit("nvidia-cdi-refresh.service", UnitFileState="disabled", ActiveState="inactive")
+    for node in NODES:
+        host.write(node[1:])
     found = ask(runtime=RUNTIME)
     assert found["docker_version"] == "28.1.1"
     assert found["packages"] == {"nvidia-container-toolkit": {"version": "1.18.2-1", "held": True}}
@@ -336,7 +331,7 @@ def test_a_container_runtime(ask: Ask, host: FakeHost) -> None:
     host.remove("dev/nvidia-uvm")
     host.write("etc/cdi/by-hand.yaml", specification("0"))
     found = ask(runtime=RUNTIME)
-    assert "there is no /dev/nvidia-uvm" in found["cdi_stale"]
+    assert "/dev/nvidia-uvm of /var/run/cdi/nvidia.yaml does not exist" in found["cdi_stale"]
     assert found["cdi_static"] == ["/etc/cdi/by-hand.yaml"]
 
 

@@ -16,7 +16,7 @@ from helpers import ROOT, list_files
 
 PLAYBOOKS = sorted((ROOT / "playbooks").glob("*.yml"))
 LOWEST = {"names", "paths", "text", "version", "system", "gpu", "weights"}
-OF_A_BARE_HOST = {"facts.dpkg", "facts.driver", "facts.driver_state", "facts.runtime"}
+OF_A_BARE_HOST = {"facts.dpkg", "facts.driver", "facts.driver_state", "facts.docker_daemon", "facts.runtime"}
 """Files of `facts` that modules take to a bare host, hence import the lowest layers only."""
 ABOVE = {
     "host_doctor": "it runs on a bare host with every check of the doctor",

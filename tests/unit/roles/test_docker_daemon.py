@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import ROOT, load_file, write_program
-from role_cases import Cases, Played, Run, Steps
-
-daemon = load_file(ROOT / "plugins/filter/docker_daemon.py")
+from ansible.module_utils.vllm_edge.facts import docker_daemon as daemon
+from helpers import write_program
+from role_cases import Cases, Played, Run, Steps, platform
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,8 @@ def test_indentation_is_kept(like: str, indent: str) -> None:
 
 # -- the role, over programs that keep the daemon's state in files: config (what the daemon runs with), ps, down.
 
-DOCKERD = 'text=$(cat); case "$text" in *nonsense*) echo "unknown option nonsense in $3" >&2; exit 1;; esac'
+DOCKERD = '[ "$1" = --version ] && { echo "Docker version 26.1.5, build 1"; exit; }; '
+DOCKERD += 'text=$(cat); case "$text" in *nonsense*) echo "unknown option nonsense in $3" >&2; exit 1;; esac'
 DOCKER = """
 live=false; grep -q '"live-restore": true' "$STATE/config" && live=true
 dirs=null; grep -q '"cdi": true' "$STATE/started" && dirs='["/etc/cdi"]'
@@ -88,7 +88,7 @@ case "$3" in
 esac
 """
 SYSTEMCTL = """
-file="$STATE/docker/daemon.json"
+file="$STATE/etc/docker/daemon.json"
 [ "$1" = show ] || echo "$1" >> "$STATE/asked"
 case "$1" in
 show) up=active; [ -e "$STATE/down" ] && up=failed
@@ -107,7 +107,7 @@ class Host:
 
     def __init__(self, place: Path) -> None:
         self.place = place
-        self.path = place / "docker/daemon.json"
+        self.path = place / "etc/docker/daemon.json"
         programs = {"dockerd": DOCKERD, "docker": DOCKER, "systemctl": SYSTEMCTL, "sync": 'echo "$@" > "$STATE/synced"'}
         programs["journalctl"] = "echo starting; echo 'failed to start daemon: flag and file both set conflict'"
         for name, script in programs.items():
@@ -117,7 +117,7 @@ class Host:
         (place / "swarm").write_text('"Swarm":{"LocalNodeState":"inactive"}')
 
     def write(self, text: str) -> str:
-        self.path.parent.mkdir()
+        self.path.parent.mkdir(parents=True)
         self.path.write_text(text)
         return text
 
@@ -129,12 +129,13 @@ class Host:
 
     def run(self, check: bool = False, options: Any = (), **more: Any) -> Steps:
         given = {"__container_runtime_daemon_file": str(self.path), "__container_runtime_answer_s": 1}
-        given |= {"__container_runtime_state": {"docker_version": "26.1.5"}, "container_runtime_allow_restart": False}
-        given |= {"container_runtime_daemon_options": dict(options), **more}
-        return (yield Run(["daemon"], check, given))
+        given |= {"ansible_facts": platform("Debian", "13.1"), "container_runtime_allow_restart": False}
+        given |= {"container_runtime_daemon_options": dict(options), "root_of_case": str(self.place), **more}
+        return (yield Run(["gather_state", "assert", "daemon"], check, given))
 
 
 CASES = Cases("container_runtime", make=Host, validated=False)
+CASES.defaults = {"host_facts": {"root": "{{ root_of_case }}"}}
 
 
 @CASES.add
@@ -153,13 +154,13 @@ def fresh_docker_gets_the_file_and_a_restart_once(host: Host) -> Steps:
 
 
 @CASES.add
-def what_others_wrote_stays_and_is_backed_up(host: Host) -> Steps:
-    old = host.write('{"log-driver": "local", "features": {"containerd-snapshotter": true}}')
+def what_others_wrote_stays_and_nothing_lies_beside_it(host: Host) -> Steps:
+    host.write('{"log-driver": "local", "features": {"containerd-snapshotter": true}}')
     yield from host.run()
     config = json.loads(host.path.read_text())
     assert config["log-driver"] == "local"
     assert config["features"] == {"containerd-snapshotter": True, "cdi": True}
-    assert [file.read_text() for file in host.path.parent.glob("daemon.json.*")] == [old]
+    assert [*host.path.parent.iterdir()] == [host.path]
 
 
 @CASES.add
@@ -215,7 +216,7 @@ def a_reload_that_is_not_taken_over_is_undone_by_another(host: Host) -> Steps:
 
 def a_node_of_a_swarm_has_no_live_restore(host: Host, state: str) -> Steps:
     """Docker takes it by a reload, and starts never again. A host that got it from a former run loses it."""
-    kept = {"data-root": str(host.place / "images"), "features": {"cdi": True}}
+    kept = {"data-root": "/images", "features": {"cdi": True}}
     (host.place / "started").write_text(host.write(json.dumps({**kept, "live-restore": True}, indent=0)))
     (host.place / "config").write_text(host.path.read_text())
     if state == "stopped":
@@ -246,7 +247,7 @@ def stopped_docker_only_gets_the_file(host: Host) -> Steps:
 def a_file_that_is_not_valid_is_left_alone(host: Host, text: str) -> Steps:
     host.write(text)
     refused: Played = yield from host.run()
-    assert refused.failed and f"{host.path} on the host is not valid" in refused.message
+    assert refused.failed and "/etc/docker/daemon.json on the host is not valid" in refused.message
     assert host.read() == text
 
 

@@ -68,7 +68,6 @@ class Host:
         variables = {
             "serving_gateway_configuration_directory": str(self.root / "etc"),
             "serving_gateway_state_directory": str(self.root / "state"),
-            "apt_repository_state_dir": str(self.root / "state"),
             "serving_gateway_program": str(self.root / "bin/vllm-edge"),
             "serving_gateway_clients_directory": str(self.root / "clients"),
             "serving_gateway_listen": [{"address": "127.0.0.1", "port": 61999, "tls": True}],

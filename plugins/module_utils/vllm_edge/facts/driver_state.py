@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..system.apt import shorten_address
 from ..system.host import Unread
 from . import dpkg
 from .dpkg import Packages
@@ -114,7 +115,6 @@ class DriverState:
     """Installed packages with prebuilt modules of one kernel, which apt does not have for `candidate`."""
     persistence: bool = False
     """Whether the persistence daemon is enabled and runs."""
-    boot_id: str = ""
     volatile_gpus: Sequence[str] = ()
     """UUIDs of GPUs without persistence mode, which lose their state when no process uses them."""
 
@@ -150,7 +150,6 @@ def read_driver_state(
         key_enrolled=is_key_enrolled(reader.root),
         nouveau=driver.nouveau,
         persistence=enabled and not isinstance(unit, Unread) and unit.active_state == "active",
-        boot_id=reader.plain("proc/sys/kernel/random/boot_id"),
         volatile_gpus=[uuid for uuid, word in persistence.items() if switch(word) is False],
     )
 
@@ -209,8 +208,8 @@ def list_homes(
     """Return the addresses that belong to a source: NVIDIA's by the address, the distribution's by the signer."""
     addresses = {uri for uris in offered.values() for uri in uris}
     if source == "nvidia":
-        home = re.sub(r"^file:/+", "file:/", wanted.repository).rstrip("/")
-        return {uri for uri in addresses if home and uri.rstrip("/").startswith(home)}
+        home = shorten_address(wanted.repository)
+        return {uri for uri in addresses if home and shorten_address(uri).startswith(home)}
     return {uri for uri in addresses if wanted.archive in owners.get(uri, ())}
 
 

@@ -38,7 +38,6 @@ from ..switch.history import read_course, read_switches
 from ..switch.model import Result
 from ..switch.steps import hooks
 from ..system import cdi
-from ..system.docker import locate_images
 from ..system.files import find_wrong_attributes
 from ..system.host import Unread
 from ..system.http import Answer, get_health
@@ -47,6 +46,7 @@ from ..system.process import engine_uid
 from ..system.sockets import pin
 from ..system.systemd import SystemdError
 from . import model
+from .docker_daemon import locate_images, locate_swarm_state
 from .driver import switch
 from .runtime import RuntimeReader
 
@@ -394,7 +394,7 @@ class Reader(RuntimeReader):
 
     def in_swarm(self, config: Mapping[str, Any]) -> bool | Unread:
         """Return whether there is the file of a node, with which dockerd does not start where live-restore is set."""
-        place = f"{locate_images(config)}/swarm/docker-state.json"
+        place = locate_swarm_state(config)
         try:
             self.at(place).stat()
         except PermissionError:

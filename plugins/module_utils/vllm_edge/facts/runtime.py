@@ -6,13 +6,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from ..gpu.access import Access, CannotAsk, look
-from ..gpu.driver import GENERATED, STATIC, read_specifications
+from ..gpu.driver import GENERATED, STATIC, find_missing_devices, read_specifications
 from ..gpu.toolkit import KNOWN_BAD
 from ..system import cdi
 from ..system.host import Unread
 from ..system.systemd import Unit
+from .docker_daemon import plan_docker_daemon
 from .driver import DriverReader
 
 
@@ -30,6 +33,10 @@ class RuntimeState:
     """CDI specifications of NVIDIA's GPUs that somebody made by hand."""
     cdi_stale: str = ""
     """Why the CDI specification has to be made again; empty if it fits the host."""
+    docker_source: bool = False
+    """Whether the source of Docker's own repository is there, which the role wrote."""
+    daemon: Mapping[str, Any] = field(default_factory=dict)
+    """What daemon.json becomes, as `plan_docker_daemon` returns it."""
     toolkit_known_bad: Mapping[str, str] = field(default_factory=lambda: dict(KNOWN_BAD))
     """Releases of the container toolkit that do not work, each with the reason."""
 
@@ -56,22 +63,32 @@ class RuntimeReader(DriverReader):
         except OSError as error:
             return Unread(f"{error.filename}: {error.strerror}")
 
-    def read_runtime_state(self, units: Iterable[str], gpus: Sequence[str], driver: str) -> RuntimeState:
+    def read_runtime_state(
+        self, units: Iterable[str], source: str, daemon_options: Mapping[str, Any], gpus: Sequence[str], driver: str
+    ) -> RuntimeState:
         """Read what the role needs.
 
         Args:
             units: names of units to look for
+            source: path of the source of Docker's own repository
+            daemon_options: settings that daemon.json should have
             gpus: UUIDs of the GPUs that answer
             driver: version of the driver that they name; empty if none answers
         """
         texts, seen = self.specifications(), self.units(*units)
         texts = {} if isinstance(texts, Unread) else texts
+        version, info = self.version("dockerd"), self.ask("docker", "info", "--format", "{{json .}}")
+        text, said = self.text("etc/docker/daemon.json"), "" if isinstance(info, Unread) else info.out
         return RuntimeState(
-            docker_version=self.version("dockerd"),
+            docker_version=version,
             units={} if isinstance(seen, Unread) else describe_units(seen),
             cdi_devices=list_devices(texts.values()),
             cdi_static=[path for path in texts if path.startswith(f"/{STATIC}/")],
-            cdi_stale=explain_stale(texts, gpus, driver, has_uvm=self.at(cdi.UVM).exists()),
+            cdi_stale=explain_stale(texts, gpus, driver, self.root),
+            docker_source=self.at(source).exists(),
+            daemon=plan_docker_daemon(
+                None if isinstance(text, Unread) else text, daemon_options, version, said, self.root
+            ),
         )
 
 
@@ -87,29 +104,21 @@ def list_devices(texts: Iterable[str]) -> list[str]:
     return sorted({f"nvidia.com/gpu={name}" for text in texts for name in cdi.parse_device_names(text)})
 
 
-def explain_stale(texts: Mapping[str, str], gpus: Sequence[str], driver: str, *, has_uvm: bool) -> str:
+def explain_stale(texts: Mapping[str, str], gpus: Sequence[str], driver: str, root: Path) -> str:
     """Return why the CDI specification has to be made again; empty if it fits the host.
 
     Args:
         texts: the specifications by path
         gpus: UUIDs of the GPUs that answer
         driver: version of the driver; empty if it is not known
-        has_uvm: whether the device node of CUDA exists
+        root: of the host's file system
     """
-    devices = list_devices(texts.values())
-    if not devices:
-        return "no CDI specification names a GPU"
-    missing, gone = cdi.compare(devices, list(gpus))
-    if missing:
-        return f"it does not name {', '.join(missing)}"
-    if gone:
+    if missing := find_missing_devices(gpus, texts, root):
+        return missing
+    if gone := cdi.compare(list_devices(texts.values()), list(gpus))[1]:
         return f"it names {', '.join(gone)}, which the host does not have"
-    generated = {path: text for path, text in texts.items() if path.startswith(f"/{GENERATED}/")}
-    versions = sorted({version for text in generated.values() for version in cdi.driver_versions(text)})
+    generated = [text for path, text in texts.items() if path.startswith(f"/{GENERATED}/")]
+    versions = sorted({version for text in generated for version in cdi.driver_versions(text)})
     if driver and versions and driver not in versions:
         return f"it was made for driver {', '.join(versions)}, the host has {driver}"
-    blind = sorted(path for path, text in generated.items() if not cdi.lists_uvm(text))
-    if has_uvm and not blind:
-        return ""
-    cuda = f"{', '.join(blind)} does not list {cdi.UVM}" if has_uvm else f"there is no {cdi.UVM}"
-    return f"{cuda}, so that NVML works in containers and CUDA fails with error 999"
+    return ""

@@ -169,13 +169,17 @@ def read_specification_versions(root: Path) -> dict[str, tuple[str, ...]]:
 
 
 def find_missing_access(devices: Sequence[str], root: Path = Path("/")) -> str | None:
+    return find_missing_devices(devices, read_specifications(root), root)
+
+
+def find_missing_devices(devices: Sequence[str], texts: Mapping[str, str], root: Path) -> str | None:
     """Return what keeps CDI from giving a container the devices so that CUDA works; None if nothing does.
 
     After a boot the specification may come late, may lack GPUs that are still being initialised, and lists only the
     nodes that exist at that moment; /dev/nvidia-uvm is made later than the others, or by nobody. A container that is
-    created from such a specification has NVML and no CUDA. Devices are named as in `nvidia.com/gpu=<name>`.
+    created from such a specification has NVML and no CUDA. Devices are named as in `nvidia.com/gpu=<name>`,
+    `texts` are the specifications by path.
     """
-    texts = read_specifications(root)
     if devices and not texts:
         return f"there is no CDI specification for NVIDIA GPUs in /{GENERATED} or /{STATIC}"
     for device in devices:

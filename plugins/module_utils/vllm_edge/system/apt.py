@@ -129,23 +129,10 @@ def explain(text: str, request: Mapping[str, Any], more: str = "") -> str:
     return f"{said}. {remedy.format(**words)}".strip()
 
 
-def parse_removals(text: str) -> list[str]:
-    """Return the names of the packages that apt-get announces to remove, without architecture."""
-    listed = re.search(r"^The following packages will be REMOVED:\n((?: .*\n)+)", text, re.MULTILINE)
-    return sorted({word.rstrip("*").partition(":")[0] for word in listed[1].split()}) if listed else []
-
-
-def parse_sizes(text: str) -> tuple[int, int]:
-    """Return the bytes to download and the bytes needed on disk, as apt-get announces them; 0 where it does not."""
-
-    def find(pattern: str) -> int:
-        found = re.search(pattern.format(r"([\d.,]+) ?(B|kB|MB|GB)"), text, re.MULTILINE)
-        return int(float(found[1].replace(",", "")) * UNITS[found[2]]) if found else 0
-
-    return (
-        find(r"^Need to get {}(?:/\S+ ?\S+)? of archives"),
-        find(r"^After this operation, {} of additional disk space"),
-    )
+def find_bytes(pattern: str, text: str) -> int:
+    """Return a size that apt-get announces, in bytes; 0 if it does not. In the pattern {} stands for the size."""
+    found = re.search(pattern.format(r"([\d.,]+) ?(B|kB|MB|GB)"), text, re.MULTILINE)
+    return int(float(found[1].replace(",", "")) * UNITS[found[2]]) if found else 0
 
 
 def refuse(foretold: str, meant: Sequence[str], free: str) -> str:
@@ -156,25 +143,27 @@ def refuse(foretold: str, meant: Sequence[str], free: str) -> str:
         meant: packages that may be removed.
         free: lines of `df --block-size=1 --output=target,avail` for the directories of downloads and of programs.
     """
-    if others := [name for name in parse_removals(foretold) if name not in meant]:
+    removed = re.search(r"^The following packages will be REMOVED:\n((?: .*\n)+)", foretold, re.MULTILINE)
+    listed = {word.rstrip("*").partition(":")[0] for word in removed[1].split()} if removed else set()
+    if others := sorted(listed - {*meant}):
         names = " ".join(others)
         return (
             f"apt would remove {', '.join(others)}, which vllm-edge did not install and somebody may need ('apt-cache "
             f"show {names}' names the conflict or dependency). If nobody does, remove it yourself ('apt-get --simulate "
             f"remove {names}' shows what goes with it) and run again. Otherwise this host cannot have both."
         )
-    wanted: dict[str, int] = {}
-    there: dict[str, int] = {}
+    sizes = (
+        find_bytes(r"^Need to get {}(?:/\S+ ?\S+)? of archives", foretold),
+        find_bytes(r"^After this operation, {} of additional disk space", foretold),
+    )
     rows = re.findall(r"^(/.*?) +(\d+)$", free, re.MULTILINE)
-    for (system, available), size in zip(rows, parse_sizes(foretold), strict=False):
-        wanted[system] = wanted.get(system, 0) + size
-        there[system] = int(available)
-    for system, size in wanted.items():
-        if size and there[system] < size + RESERVE_BYTES:
+    for system, there in rows:
+        size = sum(size for (name, _), size in zip(rows, sizes, strict=False) if name == system)
+        if size and int(there) < size + RESERVE_BYTES:
             mib = 1024**2
             return (
                 f"it takes {size // mib} MiB of the file system {system}, {RESERVE_BYTES // mib} MiB have to stay "
-                f"free there, and {there[system] // mib} MiB are. 'apt-get clean', removing old kernels ('apt-get "
+                f"free there, and {int(there) // mib} MiB are. 'apt-get clean', removing old kernels ('apt-get "
                 f"autoremove --purge') and 'journalctl --vacuum-size=200M' free some."
             )
     return ""
@@ -201,3 +190,8 @@ def list_offered(text: str, names: Sequence[str]) -> list[str]:
         kind = r"\d{3}\.[\d.]+" if "." in parts[2] else r"\d{3}"
         numbers |= set(re.findall(f"^{re.escape(parts[1])}({kind}){re.escape(parts[3])}$", text, re.MULTILINE))
     return [*versions, *sorted(numbers, key=lambda number: [*map(int, number.split("."))], reverse=True)]
+
+
+def shorten_address(uri: str) -> str:
+    """Return an address without slashes at its end; that of a directory begins with one slash, as apt prints it."""
+    return re.sub(r"^file:/+", "file:/", uri).rstrip("/")

@@ -6,11 +6,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.parser import HeaderParser
 from typing import Any
 
 from . import openpgp
+from .apt import shorten_address
 
 HEADER = "# Managed by Ansible (vllm-edge, role apt_repository): changes made here by hand are lost.\n"
 PACKAGE_PATTERN = re.compile(r"[a-z0-9][a-z0-9+.-][a-z0-9+.*?-]*")
@@ -34,11 +35,12 @@ class Source:
 
 
 def split_files(text: str) -> dict[str, str]:
-    """Return texts of files by their paths, from what `grep -rsaZ ""` prints of them."""
+    """Return texts of files by their paths, from what `grep -rsaZ ""` prints of them among other lines."""
     files: dict[str, str] = {}
     for line in text.splitlines():
-        path, _, rest = line.partition("\0")
-        files[path] = files.get(path, "") + rest + "\n"
+        path, end, rest = line.partition("\0")
+        if end:
+            files[path] = files.get(path, "") + rest + "\n"
     return files
 
 
@@ -81,11 +83,6 @@ def read_sources(files: Mapping[str, str], own: str) -> list[Source]:
     return found
 
 
-def shorten_address(uri: str) -> str:
-    """Return an address without slashes at its end; that of a directory begins with one slash, as apt prints it."""
-    return re.sub(r"^file:/+", "file:/", uri).rstrip("/")
-
-
 def covers(uri: str, printed: str) -> bool:
     """Return whether an address is that of a source, where apt puts the architecture in place of $(ARCH)."""
     pattern = re.escape(shorten_address(uri)).replace(re.escape("$(ARCH)"), "[a-z0-9]+")
@@ -94,7 +91,6 @@ def covers(uri: str, printed: str) -> bool:
 
 def find_clashes(sources: Sequence[Source], uri: str, suites: Sequence[str]) -> list[Source]:
     """Return the sources that define a repository of ours too, which apt refuses with another Signed-By value."""
-
     return [one for one in sources if one.suite in suites and (covers(one.uri, uri) or covers(uri, one.uri))]
 
 
@@ -113,11 +109,8 @@ def find_missing_components(sources: Sequence[Source], release: str, components:
         present.setdefault(key, set()).update(source.components)
         if source.suite in suites and "main" in source.components:
             archive.setdefault(key, source)
-    found = []
-    for key, source in archive.items():
-        if missing := tuple(component for component in components if component not in present[key]):
-            found.append(Source(source.uri, source.suite, source.path, missing, source.signed_by))
-    return found
+    missing = {key: tuple(part for part in components if part not in present[key]) for key in archive}
+    return [replace(source, components=missing[key]) for key, source in archive.items() if missing[key]]
 
 
 def render_sources(sources: Sequence[Source]) -> str:
@@ -193,18 +186,21 @@ def find_mistake(wanted: Wanted, expected: Sequence[str]) -> str:
     return ""
 
 
-def plan_repository(wanted: Wanted, files: Mapping[str, str]) -> dict[str, Any]:
+def plan_repository(wanted: Wanted, files: Mapping[str, str], targets: Sequence[str] = ()) -> dict[str, Any]:
     """Return what a repository needs on a host.
 
     Args:
-        files: apt's sources, the keyring of the repository and the record of keys on the host, by path.
+        files: apt's sources and preferences, the keyring of the repository and the record of keys on the host, by path.
+        targets: what apt has read of this repository and of the others, as `read_targets` takes it.
 
     Returns:
         `mistake` (why it is refused, or empty), `source` (the text of its source), `expected` (fingerprints),
-        `trust` ("pinned", "recorded" or "first-use"), `keyring` (that of the host, if it is the expected one), and
-        `record` (the former record of all keys).
+        `trust` ("pinned", "recorded" or "first-use"), `record` (the former record of all keys), `key` (as `check_key`
+        returns it: that of a local file, or that of the host if it is the expected one; empty if it has to be
+        downloaded), `unread` (whether apt has to read it), and `complete` (whether the host has all of it).
     """
-    plan: dict[str, Any] = {"mistake": "", "source": "", "expected": [], "trust": "", "keyring": "", "record": {}}
+    plan: dict[str, Any] = {"mistake": "", "source": "", "expected": [], "trust": "", "record": {}, "key": {}}
+    plan |= {"unread": True, "complete": False}
     try:
         plan["record"] = dict(json.loads(files.get(wanted["record"], "{}")))
         pinned = openpgp.parse_fingerprints(wanted["fingerprint"])
@@ -227,13 +223,20 @@ def plan_repository(wanted: Wanted, files: Mapping[str, str]) -> dict[str, Any]:
     source = Source(wanted["url"], " ".join(wanted["suites"]), "", tuple(wanted["components"]), wanted["keyring"])
     plan["source"] = render_sources([source])
     keyring = files.get(wanted["keyring"], "")
-    try:
+    if wanted["key_text"]:
+        plan["key"] = check_key(wanted["key_text"].encode(), wanted, plan)
+    elif plan["expected"] and known.get("source", wanted["key_source"]) == wanted["key_source"]:
         # A verified key is only downloaded again if its address changed. A damaged keyring is replaced.
-        same = bool(keyring) and openpgp.list_fingerprints(keyring.encode()) == plan["expected"]
-    except openpgp.KeyFormatError:
-        same = False
-    if same and known.get("source", wanted["key_source"]) == wanted["key_source"]:
-        plan["keyring"] = keyring
+        former = check_key(keyring.encode(), wanted, plan)
+        plan["key"] = {} if former["mistake"] else former
+    # A medium that was taken out again has no index, and is not missed.
+    index = wanted["url"].startswith("file:") or find_index(read_targets(targets), wanted["url"]) is not None
+    there = (files.get(wanted["source"]), keyring)
+    plan["unread"] = not index or there != (plan["source"], plan["key"].get("keyring"))
+    if not plan["mistake"] and not plan["unread"]:
+        chosen = {"text": files.get(wanted["preferences"], ""), "warning": "", "mistake": ""}
+        recorded = {"fingerprints": plan["expected"], "source": wanted["key_source"]} == known
+        plan["complete"] = recorded and choose_preferences(wanted, files, targets) == chosen
     return plan
 
 
@@ -273,7 +276,7 @@ def read_targets(lines: Sequence[str]) -> dict[str, dict[str, str]]:
     """
     found = {}
     for line in lines:
-        if line.count("|") == 2:
+        if line.count("|") == 2 and "\0" not in line:
             uri, *values = line.split("|")
             named = zip(("o", "l"), values, strict=True)
             found[uri] = {key: value for key, value in named if RELEASE_FIELD.fullmatch(value)}
@@ -283,10 +286,6 @@ def read_targets(lines: Sequence[str]) -> dict[str, dict[str, str]]:
 def find_index(indexes: Mapping[str, Mapping[str, str]], uri: str) -> Mapping[str, str] | None:
     """Return Origin and Label of a repository, from what `read_targets` returns; None if apt has no index of it."""
     return next((index for printed, index in indexes.items() if covers(uri, printed)), None)
-
-
-def has_index(lines: Sequence[str], uri: str) -> bool:
-    return find_index(read_targets(lines), uri) is not None
 
 
 def choose_preferences(wanted: Wanted, files: Mapping[str, str], targets: Sequence[str]) -> dict[str, str]:
@@ -303,7 +302,7 @@ def choose_preferences(wanted: Wanted, files: Mapping[str, str], targets: Sequen
     Returns:
         `text`, `warning` (where the repository is not restricted), and `mistake` (why it is refused); perhaps empty.
     """
-    current = files.get(wanted["preferences"], "")
+    kept = {"text": files.get(wanted["preferences"], ""), "warning": "", "mistake": ""}
     host, indexes = get_host(wanted["url"]), read_targets(targets)
     # Repositories that have preferences of ours are told apart by the names of their packages.
     restricted = {path.rpartition("/")[2].removesuffix(".pref") for path in files if path.endswith(".pref")}
@@ -313,23 +312,20 @@ def choose_preferences(wanted: Wanted, files: Mapping[str, str], targets: Sequen
     if not host or any(get_host(other.uri) == host for other in others):
         release = find_index(indexes, wanted["url"])
         if release is None:
-            return {"text": current, "warning": "", "mistake": ""}
+            return kept
         told = f"The repository {wanted['url']}"
         if not release:
-            return {
+            return kept | {
                 "text": "",
                 "warning": f"{told} can replace every package of this host: other repositories have the same host, "
                 f"and its index has neither Origin nor Label. Serve it from a host of its own.",
-                "mistake": "",
             }
         if any(find_index(indexes, other.uri) == release for other in others):
-            return {
-                "text": current,
-                "warning": "",
+            return kept | {
                 "mistake": f"{told} calls itself {', '.join(release.values())}, as another repository of this host "
                 f"does, so apt cannot tell them apart. Whoever signs it could replace every package: see that "
                 f"{wanted['url_variable']} is the right place, or serve it from a host of its own.",
             }
         pin = "release " + ",".join(f"{key}={value}" for key, value in release.items())
     text = f"Package: {' '.join(wanted['packages'])}\nPin: {pin}\nPin-Priority: 500\n\n"
-    return {"text": f"{HEADER}{text}Package: *\nPin: {pin}\nPin-Priority: 1\n", "warning": "", "mistake": ""}
+    return kept | {"text": f"{HEADER}{text}Package: *\nPin: {pin}\nPin-Priority: 1\n"}

@@ -42,10 +42,6 @@ _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) ?(.*)", re.DO
 _AWAY_TEXT = re.compile(r"Cannot connect to the Docker daemon|connection refused|error during connect", re.IGNORECASE)
 
 
-def locate_images(config: Mapping[str, Any]) -> str:
-    return str(config.get("data-root") or "/var/lib/docker")
-
-
 class DockerAway(Exception):
     """The Docker Engine does not answer."""
 
