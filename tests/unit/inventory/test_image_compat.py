@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import yaml
 from ansible.module_utils.vllm_edge.inventory import image_compat
@@ -149,13 +146,3 @@ def test_every_row_of_the_matrix_has_its_reference() -> None:
 def test_mistakes_in_the_matrix_name_the_row(row: dict[str, str]) -> None:
     with pytest.raises(image_compat.CompatError, match="Row 1"):
         image_compat.resolve("transformers", "1", None, [row | {"reference": "r"}])
-
-
-def test_the_filter_returns_the_result_or_the_reason(filters: dict[str, Callable[..., Any]]) -> None:
-    resolve_transformers = filters["resolve_transformers"]
-    packages = {"vllm": "0.32.0+cpu", "transformers": "5.16.0"}
-    said = resolve_transformers("transformers>=4.58", packages, ROWS, NEEDS, GAPS)
-    assert (said["error"], said["constraint"], said["needs_layer"]) == ("", "transformers>=5.16.1,<5.20.0", True)
-    assert "names no release" in said["explanation"]
-    assert resolve_transformers("transformers>=4.58", {"vllm": "0.32.0"}, ROWS)["needs_layer"]
-    assert "impossible" in resolve_transformers("transformers<5", packages, ROWS)["error"]

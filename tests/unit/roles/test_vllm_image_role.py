@@ -10,6 +10,7 @@ import re
 import sys
 import tarfile
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ class Host:
             "vllm_image_pip_source": "directory",
             "vllm_image_wheels_directory": str(self.wheels),
             "vllm_image_free_mib": 0,
+            "vllm_image_python": sys.executable,
             "vllm_image_docker": str(Path(__file__).with_name("docker_command.py")),
             "vllm_image_state_directory": str(self.root / "state"),
         }
@@ -115,12 +117,15 @@ def way_of_a_derived_image(host: Host) -> Steps:
     assert list((host.root / "state").iterdir()) == []
     host.commands()
 
-    built = yield from host.converge(vllm_image_python=sys.executable)
-    assert host.commands() == ["run", "run", "run", "run", "run"]
+    built = yield from host.converge()
+    assert host.commands() == ["run", "run", "run", "run"]
     bom = json.loads((host.root / "state/sbom" / f"{built.result['id'][7:19]}.cdx.json").read_text())
     found = {item["name"]: item for item in bom["components"]}
     assert found["transformers"]["properties"][0]["value"] == "layer" and found["torch"]["version"] == "2.13.0"
     assert found["transformers"]["hashes"][0]["content"] == hashlib.sha256(b"").hexdigest()
+    assert bom["specVersion"] == "1.6" and bom["metadata"]["component"]["bom-ref"] == built.result["id"]
+    assert found["torch"]["properties"][0]["value"] == "base" and DIGEST in json.dumps(found[BASE.rpartition(":")[0]])
+    assert found["libc6"]["purl"] == "pkg:deb/debian/libc6@2.41?arch=amd64"
     assert "names no release (4.57.6 -> 5.0.0)" in built.text
     assert f"vllm_image_base_digest: {DIGEST}" in built.text
     assert built.result["name"] == foreseen.result["name"]
@@ -139,16 +144,18 @@ def way_of_a_derived_image(host: Host) -> Steps:
     record = host.record()
     assert (record["cuda"], record["driver_branch"]) == ("13.0.2", "580"), "those of the base image"
 
-    again = yield from host.converge(changed=0, vllm_image_python=sys.executable)
+    again = yield from host.converge(changed=0)
     assert host.commands() == [], "neither looked into nor tested again"
     assert again.result == built.result
+    without = yield from host.converge(changed=1, vllm_image_keep=2)
+    assert host.commands() == ["run", "run"] and without.result["id"] == built.result["id"], "tested, not built"
 
     host.change_docker(images=host.docker_state()["images"][:1], build_fails=OTHER_WHEELS)
     failed = yield from host.refuse(
         "Expected sha256 aaaa; Got bbbb. The wheels are not those of the key wheels of",
         "otherwise bring the former ones",
     )
-    assert host.commands() == ["run"], "the image is gone, hence built again, of the wheels that are recorded"
+    assert host.commands() == ["run", "run"], "the image is gone, hence built again, of the wheels that are recorded"
     assert "image-build.log" in failed.text
     assert not (host.root / "state/build/image").exists()
 
@@ -171,16 +178,9 @@ def base_that_meets_the_requirement_is_used_until_its_tag_moves(host: Host) -> S
     assert kept == ["old0", "old1", "old3"], "old0 is used by a container, old1 by a kept generation"
     assert {BASE, "someone/else:1"} <= set(host.tags())
 
-    # The record of an earlier release learns of CUDA once.
-    record = host.record()
-    earlier = {key: value for key, value in record.items() if key not in ("cuda", "driver_branch")}
-    assert len(earlier) == len(record) - 2
-    (host.root / "state/image.json").write_text(json.dumps(earlier))
     host.commands()
-    written = yield from host.converge(changed=1, vllm_image_driver_version="580.65.06")
-    assert host.record() == record and written.result == played.result
-    assert host.commands() == [], "nothing is looked into, built or tested for it"
-    assert "Engines can" not in written.text
+    again = yield from host.converge(changed=0, vllm_image_keep=2, vllm_image_driver_version="580.65.06")
+    assert again.result == played.result and host.commands() == [] and "Engines can" not in again.text
 
     images = host.docker_state()["images"]
     images[0] |= {"id": OTHER_ID, "environment": ["CUDA_VERSION=14.0.1"]}
@@ -212,44 +212,28 @@ def absent_base_is_pulled_by_the_pinned_digest(host: Host) -> Steps:
     assert BASE in host.tags() and host.commands() == ["image pull", "run"]
 
 
-@CASES.add
-def an_image_that_was_pulled_and_takes_no_tag_is_not_said_not_to_have_come(host: Host) -> Steps:
-    host.change_docker(images=[], registry={f"{BASE.rpartition(':')[0]}@{DIGEST}": IMAGE | {"digests": []}})
-    played = yield from host.refuse("No such image", vllm_image_base_digest=DIGEST)
-    assert "could not be pulled" not in played.text
-
-
 def manifest(kind: str, *sizes_mib: int) -> dict[str, Any]:
     """A manifest as `docker manifest inspect --verbose` prints it."""
     return {"Ref": BASE, kind: {"layers": [{"size": size * 1024**2} for size in sizes_mib]}}
 
 
-def room_for_the_layers_that_the_registry_lists(host: Host, manifests: Any) -> Steps:
+@CASES.add
+def room_for_the_layers_that_the_registry_lists(host: Host) -> Steps:
+    """Of the largest platform; the last entry is an attestation of one of them."""
+    manifests = [manifest("SchemaV2Manifest", 250_000, 750_000), manifest("OCIManifest", 900_000), manifest("none")]
     host.change_docker(images=[], manifests={BASE: manifests})
     said = "4000000 MiB are needed to install " + BASE + ": 4 times the 1000000 MiB of compressed layers"
     yield from host.refuse(said, vllm_image_free_mib=1)
     assert host.commands() == []
 
 
-CASES.add(
-    room_for_the_layers_that_the_registry_lists,
-    "room_for_one_platform",
-    manifests=manifest("SchemaV2Manifest", 250_000, 750_000),
-)
-CASES.add(
-    room_for_the_layers_that_the_registry_lists,
-    "room_for_the_larger_of_two_platforms",
-    # And the attestation of one of them.
-    manifests=[manifest("OCIManifest", size) for size in (1_000_000, 900_000, 1)],
-)
-
-
 @CASES.add
 def archive_is_loaded_by_its_id(host: Host) -> Steps:
     host.change_docker(images=[])
     file = host.root / "base.tar"
-    file.write_bytes(b"not whole" * 1000)
     given = {"vllm_image_base_archive": str(file)}
+    yield from host.refuse("base.tar (vllm_image_base_archive) could not be copied to", "base.tar' on the", **given)
+    file.write_bytes(b"not whole" * 1000)
     yield from host.refuse("is no uncompressed archive of `docker save`, or not all of one: ", **given)
     config = write_archive(file, ["prom/prometheus:v3"])
     yield from host.refuse(f"it has the name 'prom/prometheus:v3', and may have no other than {BASE}", **given)
@@ -260,7 +244,8 @@ def archive_is_loaded_by_its_id(host: Host) -> Steps:
     assert host.commands() == [], "nothing of it reached Docker"
     loaded = yield from host.converge(**given)
     assert f"vllm_image_base_id: {config}" in loaded.text, "an archive has no digest to pin"
-    assert sorted(path.name for path in (host.root / "state").iterdir()) == ["image.json", "log"]
+    assert sorted(path.name for path in (host.root / "state").iterdir()) == ["build", "image.json", "log", "sbom"]
+    assert not (host.root / "state/build/image").exists()
     assert host.record()["base_ids"] == [config] and host.tags() == [BASE]
 
 
@@ -280,7 +265,7 @@ def write_archive(file: Path, names: list[str] | None) -> str:
 @CASES.add
 def image_that_lies_about_itself_reaches_no_file(host: Host) -> Steps:
     packages = {**PACKAGES, "zz": "1\ntransformers @ https://attacker.example/x.tar.gz"}
-    host.change_docker(answer=json.dumps({"packages": packages, "debian": []}))
+    host.change_docker(answer=json.dumps({"packages": packages, "debian": [], "failures": [], "libraries": 0}))
     refused = yield from host.refuse(f"What {BASE} says of its packages cannot be used: the version of zz is")
     assert "Traceback" not in refused.text and host.commands() == ["run"]
     host.docker(IMAGE | {"user": "0\nENTRYPOINT sh"})
@@ -311,7 +296,7 @@ def wheels_from_the_index_are_taken_by_their_hashes_and_held_to_them(host: Host)
     host.commands()
     host.change_docker(**base, index_report=report("b"))
     yield from host.converge(**INDEX, vllm_image_require_pins=True, vllm_image_wheel_hashes=wheels)
-    assert host.commands() == ["run"] and host.record()["wheels"] == wheels
+    assert host.commands() == ["run"] * 3 and host.record()["wheels"] == wheels
     alone = {"tokenizers-0.23.4-cp39-abi3-linux_x86_64.whl": "a" * 64}
     yield from host.refuse("no wheel of transformers is among tokenizers", **INDEX, vllm_image_wheel_hashes=alone)
 
@@ -354,6 +339,30 @@ def image_that_fails_its_tests_is_refused_and_not_recorded(host: Host) -> Steps:
 
 
 @CASES.add
+def uninstalling_leaves_what_others_named_or_use(host: Host) -> Steps:
+    names = [f"vllm-edge/vllm-openai:{n}" for n in range(2)] + ["someone/else:1"]
+    ours = [IMAGE | {"id": f"sha256:{n}", "tags": [n], "labels": {"vllm-edge.inputs": "x"}} for n in names]
+    host.docker(IMAGE, *ours, containers={"c1": f"sha256:{names[1]}"})
+    (host.root / "state/image.json").write_text("no JSON")
+    played = yield replace(host.run(), points=["uninstall"])
+    assert not played.failed and host.tags() == [BASE, *names[1:]], played.text
+    assert not (host.root / "state/image.json").exists()
+
+
+@CASES.add
+def sbom_is_written_as_soon_as_the_program_is_there(host: Host) -> Steps:
+    host.docker(FITTING_IMAGE)
+    for python, said in (
+        ("/nonexistent/python", "python cannot be run"),
+        (f"{sys.base_prefix}/bin/python3", "cyclonedx"),
+    ):
+        played = yield from host.converge(vllm_image_python=python)
+        assert "cdx.json was not written" in played.text and said in played.text, played.text
+    yield from host.converge(changed=1)
+    assert host.commands() == ["run"] * 6 and list((host.root / "state/sbom").iterdir())
+
+
+@CASES.add
 def host_without_docker_says_one_line_in_check_mode(host: Host) -> Steps:
     foreseen = yield from host.converge(check=True, vllm_image_docker="/nonexistent/docker", changed=1)
     assert "cannot be foreseen until Docker is installed" in foreseen.text
@@ -365,7 +374,6 @@ def wrong_variables_are_refused(host: Host) -> Steps:
     yield from host.refuse("vllm_image_base_id pins", vllm_image_base_id=OTHER_ID)
     yield from host.refuse("vllm_image_base_digest pins", vllm_image_base_digest=OTHER_ID)
     yield from host.refuse("'latest' is refused", vllm_image_base="vllm/vllm-openai:latest")
-    yield from host.refuse("vllm_image_matrix is empty", vllm_image_matrix=[])
     yield from host.refuse("The directory is needed", vllm_image_wheels_directory="")
     assert host.commands() == []
 

@@ -233,18 +233,3 @@ def test_proxy_with_a_password_is_used_and_never_shown(
     assert result["rc"] == 1 and not place.exists()
     assert ("proxy-authorization", "Basic " + base64.b64encode(b"user:pr0xy-secret").decode()) in asked, result
     assert "pr0xy-secret" not in json.dumps(result)
-
-
-def test_models_that_cannot_be_told_apart_or_written_are_named(filters: dict[str, Any]) -> None:
-    find = filters["find_weights_mistakes"]
-    good = {"name": "e2b", "repo": "google/gemma-4-E2B-it", "dir": "gemma-4-E2B-it"}
-    assert find([good], {"e2b": "0a" * 32}, "", "/token") == []
-    for key, value in (("name", "a/b"), ("dir", ".."), ("repo", "gemma"), ("manifest_sha256", "0a")):
-        (said,) = find([good | {key: value}], {}, "", "")
-        assert said.startswith("Model '") and "64 hexadecimal digits" in said
-    assert find([good], {"e2b": "none"}, "", "") != []
-    assert [said.partition(",")[0] for said in find([good, good], {}, "hf_a", "/token")] == [
-        "model_weights_models has a name twice: e2b",
-        "model_weights_models has a dir twice: gemma-4-E2B-it",
-        "Both model_weights_token and model_weights_token_file are set",
-    ]

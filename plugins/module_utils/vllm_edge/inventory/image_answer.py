@@ -50,8 +50,8 @@ def parse_json(text: str) -> Any:
         raise ImageAnswerError(f"it is no JSON: {shorten(str(error), 80)}") from error
 
 
-def read_packages(data: Any) -> dict[str, Any]:
-    """Return the answer of list_packages.py: `packages`, versions by name, and `debian`, rows of three words."""
+def read_image(data: Any) -> dict[str, Any]:
+    """Return the answer of read_image.py, with shortened texts: in `debian` are rows of three words."""
     try:
         packages, debian = data["packages"], data["debian"]
         if len(packages) + len(debian) > MOST_PACKAGES:
@@ -60,35 +60,22 @@ def read_packages(data: Any) -> dict[str, Any]:
             _match(name, _WORD, "the name of a package")
             _match(version, _WORD, f"the version of {name}")
         rows = [[_match(word, _WORD, "a word of a Debian package") for word in row] for row in debian]
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ImageAnswerError("it is not what list_packages.py prints") from error
+        failures = [shorten(str(text), 300) for text in data["failures"][:MOST_FAILURES]]
+        libraries = int(data["libraries"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ImageAnswerError("it is not what read_image.py prints") from error
     if any(len(row) != 3 for row in rows):
         raise ImageAnswerError("a Debian package is not name, version and architecture")
-    return {"packages": packages, "debian": rows}
-
-
-def read_tests(data: Any) -> dict[str, Any]:
-    """Return the answer of smoke_test.py: `failures` (shortened texts), `versions` and `libraries`."""
-    try:
-        # A package that is not installed has an empty version, and is one of the failures.
-        versions = {name: data["versions"][name] for name in ("torch", "transformers", "vllm")}
-        for name, version in versions.items():
-            _match(version or "0", _WORD, f"the version of {name}")
-        failures = [shorten(str(text), 300) for text in data["failures"][:MOST_FAILURES]]
-        return {"failures": failures, "versions": versions, "libraries": int(data["libraries"])}
-    except (KeyError, TypeError, ValueError) as error:
-        raise ImageAnswerError("it is not what smoke_test.py prints") from error
+    return {"packages": packages, "debian": rows, "failures": failures, "libraries": libraries}
 
 
 def read_record(data: object) -> dict[str, Any]:
-    """Return the record image.json of a host."""
     if not isinstance(data, dict):
         raise ImageAnswerError("it is no JSON object")
     return data
 
 
 def check_wheels(data: Any) -> dict[str, str]:
-    """Return wheels as a mapping of file name to SHA-256."""
     if not isinstance(data, dict) or len(data) > MOST_WHEELS:
         raise ImageAnswerError(f"the wheels are no mapping of at most {MOST_WHEELS} entries")
     for name, digest in data.items():

@@ -31,10 +31,10 @@ class CompatError(Exception):
 
 @dataclass(frozen=True)
 class Resolution:
-    """The constraint for pip, and whether the base image needs another layer to meet it."""
-
     constraint: str
+    """For pip."""
     needs_layer: bool
+    """Whether the base image does not meet it."""
     explanation: str
 
 
@@ -131,10 +131,6 @@ def _subtract(span: Range | None, bad: Row) -> Range | None:
 
 
 def parse_requirement(text: str) -> Range:
-    """Parse the operator's requirement: the name transformers and optional specifiers.
-
-    Raises CompatError if it cannot be read, names another package, or has more than versions.
-    """
     try:
         requirement = Requirement(text)
     except InvalidRequirement as error:
@@ -156,11 +152,7 @@ def _parse_version(version: str, what: str) -> Version:
 
 
 def find_rows(vllm: str, matrix: Sequence[Row]) -> list[Row]:
-    """Return every row that covers a vLLM release.
-
-    `vllm` is the release as PEP 440 writes it, `matrix` the variable ``vllm_compatibility_matrix``. Raises CompatError:
-    no row with specifiers covers it, it is no version, or a range of any row cannot be read.
-    """
+    """Return every row that covers a vLLM release. Raises CompatError: none does, or a range cannot be read."""
     release = _parse_version(vllm, "The base image's vLLM")
     for number, row in enumerate(matrix, start=1):
         for key in ("vllm", "transformers"):
@@ -177,7 +169,6 @@ def find_rows(vllm: str, matrix: Sequence[Row]) -> list[Row]:
 
 
 def _find_gap(span: Range, gaps: Sequence[Row]) -> Row | None:
-    """Return the gap between two releases in which the range begins, or None."""
     return next((gap for gap in gaps if Version(gap["last"]) < span.lower[0] < Version(gap["next"])), None)
 
 
@@ -249,16 +240,8 @@ def resolve(
 ) -> Resolution:
     """Combine requirement, matrix and needs into one constraint, and compare it with the base image.
 
-    Args:
-        requirement: for example ``transformers>=5.5``.
-        vllm: the vLLM release of the base image.
-        installed: its transformers release; None or empty if it has none.
-        matrix: the variable ``vllm_compatibility_matrix``.
-        needs: further requirements, with `transformers` and `reason`.
-        gaps: consecutive releases `last` and `next`, between which there is no other.
-
-    Raises:
-        CompatError: if the combination is impossible or known to break.
+    `vllm` and `installed` are the releases of vLLM and transformers in the base image, the tables those of the role's
+    variables. Raises CompatError: the combination is impossible or known to break.
     """
     wanted = parse_requirement(requirement)
     rows = find_rows(vllm, matrix)
