@@ -124,7 +124,7 @@ def remembered(module: AnsibleModule) -> tuple[slots.Slot, ...]:
     recorded: tuple[slots.Slot, ...] = slots.load(module.params["path"])
     known = {slot.uuid: slot for slot in recorded}
     declared: list[str] = module.params["gpu_uuids"] or []
-    return tuple(known.get(uuid, slots.Slot(uuid, None, None)) for uuid in declared) or recorded
+    return tuple(known.get(uuid, slots.Slot(uuid)) for uuid in declared) or recorded
 
 
 def skip(module: AnsibleModule, reason: str, **more: Any) -> NoReturn:

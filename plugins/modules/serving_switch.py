@@ -184,8 +184,9 @@ from ..module_utils.vllm_edge.generation import build, committed, live, store
 from ..module_utils.vllm_edge.generation.build import Rendered
 from ..module_utils.vllm_edge.generation.model import Choice, Committed, Generation, GenerationError
 from ..module_utils.vllm_edge.paths import ETC, STATE, UNITS, HostPaths
-from ..module_utils.vllm_edge.switch.journal import Busy, Lock, holder
+from ..module_utils.vllm_edge.switch.journal import Busy, holder, take_lock
 from ..module_utils.vllm_edge.switch.model import Exit, Result, decide_moves, explain_restarts
+from ..module_utils.vllm_edge.switch.render import describe_moves, name_generation
 
 ENGINE: dict[str, Any] = {
     "engine": {"type": "dict", "required": True},
@@ -331,7 +332,7 @@ class Switch:
                     raise Busy(running)
                 generation, news = self.settle(rendered)
             else:
-                with Lock(self.paths):
+                with take_lock(self.paths):
                     generation, news = self.settle(rendered)
         except Busy as busy:
             self.fail(str(busy), "busy")
@@ -342,7 +343,9 @@ class Switch:
         if self.needed:
             if not self.module.check_mode:
                 self.switch(generation, news)
-            self.done("; ".join([live.would(generation, self.result["moves"]), *self.restarts]), changed=True)
+            words = {"stop": "stop", "start": "start", "wait": "wait for", "keep": "keep"}
+            moves = describe_moves(self.result["moves"], words) or "no engine moves"
+            self.done("; ".join([f"would go to {name_generation(generation)}: {moves}", *self.restarts]), changed=True)
         what = f"generation {generation.number} ({generation.profile}) runs as rendered"
         self.done("; ".join([what, *news]) + ".", changed=bool(news), result=Result.UNCHANGED)
 

@@ -141,7 +141,6 @@ from ..module_utils.vllm_edge.gpu.budget import (
     Evaluation,
     Limits,
     Settled,
-    check_slots,
     evaluate,
     resolve_mib,
     settle,
@@ -181,19 +180,15 @@ class Measurement:
 
     def known_slots(self, session: NvmlSession) -> tuple[gpu_slots.Slot, ...]:
         given: list[str] | None = self.params["gpu_slots"]
-        seen = {gpu.uuid: gpu for gpu in session.identities}
-        recorded = () if given else gpu_slots.load(self.params["slots_file"])
-        if recorded:
+        if not given and (recorded := gpu_slots.load(self.params["slots_file"])):
             return recorded
-        return tuple(
-            gpu_slots.Slot(uuid, getattr(seen.get(uuid), "name", None), getattr(seen.get(uuid), "pci_bus_id", None))
-            for uuid in given or seen
-        )
+        seen = {gpu.uuid: gpu_slots.Slot(gpu.uuid, gpu.name, gpu.pci_bus_id) for gpu in session.identities}
+        return tuple(seen.get(uuid, gpu_slots.Slot(uuid)) for uuid in given or seen)
 
     def run(self, session: NvmlSession) -> Settled:
         slots = self.known_slots(session)
         self.slots = [slot.uuid for slot in slots]
-        check_slots(self.slots)
+        gpu_slots.refuse_duplicates(self.slots, "gpu_slots")
         for failure in gpu_slots.list_lost(session, slots):
             raise failure
         first = session.read()

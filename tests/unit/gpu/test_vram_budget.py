@@ -121,7 +121,7 @@ def test_a_driver_that_does_not_answer(
         ({}, {"expected_mib": {"0": "20 GB"}}, "expected_mib[0] is '20 GB'"),
         ({}, {"settle_timeout_s": -1}, "settle_timeout_s is -1"),
         ({}, {"tolerance_mib": -1}, "tolerance_mib is -1"),
-        ({}, {"gpu_slots": [UUIDS[0], UUIDS[0]]}, "more than once"),
+        ({}, {"gpu_slots": [UUIDS[0], UUIDS[0]]}, "2 times, as slots 0 and 1"),
     ],
 )
 def test_refused_input(

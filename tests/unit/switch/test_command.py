@@ -21,10 +21,11 @@ from ansible.module_utils.vllm_edge.generation.model import Choice, Committed, F
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch import command as switch_unit
 from ansible.module_utils.vllm_edge.switch import history
-from ansible.module_utils.vllm_edge.switch.command import moves_lines, run_check, run_rollback, run_switch_to
+from ansible.module_utils.vllm_edge.switch.command import moves_lines, run_check, run_switch_to
 from ansible.module_utils.vllm_edge.switch.history import count_seconds_since
-from ansible.module_utils.vllm_edge.switch.journal import Lock, from_json, to_json
+from ansible.module_utils.vllm_edge.switch.journal import take_lock, to_json
 from ansible.module_utils.vllm_edge.switch.model import Direction, Exit, Journal, Moves, Phase, PhaseFailed, Result
+from ansible.module_utils.vllm_edge.system.records import read_record
 from ansible.module_utils.vllm_edge.system.systemd import Ran
 from ansible.module_utils.vllm_edge.text import WIDTH
 from journals import RUNNING, ended
@@ -105,7 +106,7 @@ class Command:
 
     def rollback(self, *steps: Journal | None) -> int:
         self.unit.steps = list(steps)
-        return self.end(run_rollback(self.paths, output="text", unit=self.unit))
+        return self.end(run_switch_to(None, self.paths, Choice(), output="text", unit=self.unit))
 
     def end(self, status: int) -> int:
         self.out, self.err = self.capsys.readouterr()
@@ -205,7 +206,7 @@ def test_json_is_the_final_journal_alone_after_all_that_the_unit_runs(command: C
     """Until ExecStopPost has ended nobody else could start the unit."""
     final = ended(Result.ROLLED_BACK)
     assert command.switch("4", RUNNING, final, None, None, output="json") == Exit.ROLLED_BACK
-    assert from_json(json.loads(command.out)) == final
+    assert read_record(Journal, json.loads(command.out)) == final
     assert command.unit.steps == []
 
 
@@ -402,7 +403,7 @@ def test_history_is_newest_first_and_says_why(paths: HostPaths, capsys: pytest.C
     assert lines[-1] == "2026-11-21T17:00:00Z: The canary of worker failed.", "a switch that went well needs no words"
     assert max(map(len, lines)) <= WIDTH
     assert run(paths, "history", "--format=json") == 0
-    assert [from_json(row) for row in json.loads(capsys.readouterr().out)] == [FAILED, FIRST]
+    assert [read_record(Journal, row) for row in json.loads(capsys.readouterr().out)] == [FAILED, FIRST]
 
 
 @pytest.mark.parametrize(
@@ -424,7 +425,7 @@ def test_progress_of_the_running_switch(
     command.paths.switch_journal.write_text(json.dumps(to_json(replace(RUNNING, direction=direction))))
     assert command.end(run(command.paths, "progress")) == 0
     assert command.out == "", "a journal was left unfinished, and nothing goes on"
-    with Lock(command.paths):
+    with take_lock(command.paths):
         assert command.end(run(command.paths, "progress")) == 0
     first, *engines = command.out.splitlines()
     assert first.startswith(f"generation 4 (bf16-tp4): {told[0]} for ") and first.endswith(" s")
@@ -432,7 +433,7 @@ def test_progress_of_the_running_switch(
     if direction == "forward" and others:
         begun = replace(RUNNING, phase=Phase.DRAIN, restarts=("e2b: restart because of --memory",))
         command.paths.switch_journal.write_text(json.dumps(to_json(begun)))
-        with Lock(command.paths):
+        with take_lock(command.paths):
             assert command.end(run(command.paths, "progress")) == 0
         assert command.out.splitlines()[1:] == ["e2b: restart because of --memory"]
 

@@ -261,7 +261,7 @@ def test_clean_up_writes_the_target_and_removes_what_is_no_more(host: ServingHos
     wanted = host.generation_with("e4b")
     host.systemctl.unit("vllm-e2b.service", ActiveState="inactive", SubState="dead")
     host.docker.containers = []
-    done = host.world.clean_up(wanted, host.generation)
+    done = host.world.clean_up(wanted)
     assert done.detail == "target written; files of e2b removed"
     assert "vllm-e4b.service" in host.paths.unit_file(TARGET).read_text()
     assert not host.paths.unit_file("vllm-e2b.service").exists()
@@ -273,13 +273,13 @@ def test_clean_up_writes_the_target_and_removes_what_is_no_more(host: ServingHos
 
 def test_clean_up_again_removes_only_former_generations(host: ServingHost) -> None:
     before = {place: place.stat().st_mtime_ns for place in host.paths.units.iterdir()}
-    assert host.world.clean_up(host.generation, None).detail == "nothing was left to do"
+    assert host.world.clean_up(host.generation).detail == "nothing was left to do"
     assert {place: place.stat().st_mtime_ns for place in host.paths.units.iterdir()} == before
     assert not host.systemctl.orders("stop") and not host.systemctl.orders("restart")
     for name in ("x", "y", "z"):
         host.generation_with(name)
     wanted = replace(host.generation, limits=Limits(keep_generations=2))
-    assert host.world.clean_up(wanted, None).detail == "generations 2 removed"
+    assert host.world.clean_up(wanted).detail == "generations 2 removed"
     assert store.numbers(host.paths) == [1, 3, 4]
 
 
@@ -287,7 +287,7 @@ def test_clean_up_does_all_it_can_and_then_says_what_it_could_not(host: ServingH
     wanted = host.generation_with("e4b")
     host.systemctl.refuse["enable"] = "Failed to enable unit: Read-only file system"
     host.systemctl.refuse["start"] = "Job for vllm-edge.target failed."
-    failed = failure(lambda: host.world.clean_up(wanted, host.generation))
+    failed = failure(lambda: host.world.clean_up(wanted))
     assert "vllm-e2b.service is active and no engine of generation 2: 'systemctl stop" in failed.text
     assert "could not be enabled: " in failed.text and "Read-only file system" in failed.text
     assert "vllm-edge.target could not be started" in failed.text
@@ -300,10 +300,10 @@ def test_clean_up_does_all_it_can_and_then_says_what_it_could_not(host: ServingH
 def test_a_target_that_does_not_come_up_is_told(host: ServingHost) -> None:
     host.systemctl.unit(TARGET, ActiveState="inactive", UnitFileState="disabled")
     host.clock.at(4, lambda: host.systemctl.unit(TARGET, ActiveState="active", UnitFileState="enabled") and None)
-    host.world.clean_up(host.generation, None)
+    host.world.clean_up(host.generation)
     assert host.clock.now == 1004
     host.systemctl.unit(TARGET, ActiveState="inactive", UnitFileState="disabled")
-    text = failure(lambda: host.world.clean_up(host.generation, None)).text
+    text = failure(lambda: host.world.clean_up(host.generation)).text
     assert "vllm-edge.target is inactive and disabled: its engines do not all start" in text
 
 

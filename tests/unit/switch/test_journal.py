@@ -23,19 +23,18 @@ from ansible.module_utils.vllm_edge.switch.journal import (
     BALLAST_BYTES,
     DAMAGED,
     Busy,
-    JournalDamaged,
     JournalFile,
     JournalLost,
-    Lock,
-    from_json,
     history,
     holder,
     make_id,
     read_journal,
     set_aside_damaged,
+    take_lock,
     to_json,
 )
 from ansible.module_utils.vllm_edge.switch.model import Downtime, Gap, Journal, Phase, Result
+from ansible.module_utils.vllm_edge.system.records import RecordError, read_record
 from fake_host import SmallDisk
 from journals import RUNNING, ended
 
@@ -73,7 +72,7 @@ def test_what_is_written_is_read_back_and_keys_of_a_newer_program_are_no_damage(
     data["new"] = 1
     data["phases"][0]["new"] = 1
     data["downtime"]["architect"]["new"] = 1
-    assert from_json(data) == ENDED
+    assert read_record(Journal, data) == ENDED
 
 
 @pytest.mark.parametrize(
@@ -91,8 +90,8 @@ def test_what_is_written_is_read_back_and_keys_of_a_newer_program_are_no_damage(
     ],
 )
 def test_what_is_no_journal_says_why(change: dict[str, Any], words: str) -> None:
-    with pytest.raises(JournalDamaged) as caught:
-        from_json({**to_json(ENDED), **change})
+    with pytest.raises(RecordError) as caught:
+        read_record(Journal, {**to_json(ENDED), **change})
     assert words in str(caught.value)
 
 
@@ -232,8 +231,8 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from vllm_edge.paths import HostPaths
-from vllm_edge.switch.journal import Lock
-with Lock(HostPaths(state=Path(sys.argv[1]))):
+from vllm_edge.switch.journal import take_lock
+with take_lock(HostPaths(state=Path(sys.argv[1]))):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -254,11 +253,11 @@ def test_who_holds_the_lock_is_named_and_frees_it_when_killed(paths: HostPaths, 
     JournalFile(paths, ENDED).write()
     running = holder(paths)
     assert running is not None and running.asked_by == "another vllm-edge" and running.phase is None
-    with pytest.raises(Busy, match="has not written its journal yet"), Lock(paths):
+    with pytest.raises(Busy, match="has not written its journal yet"), take_lock(paths):
         pass
     file = JournalFile(paths, BEGUN)
     file.enter(Phase.HEALTHY, "back", "2026-11-21T16:40:01Z", 1.0)
-    with pytest.raises(Busy) as caught, Lock(paths):
+    with pytest.raises(Busy) as caught, take_lock(paths):
         pass
     assert "generation 4 (bf16-tp4), asked by site.yml by alice, phase healthy, going back, process 4711" in str(
         caught.value
@@ -268,29 +267,29 @@ def test_who_holds_the_lock_is_named_and_frees_it_when_killed(paths: HostPaths, 
     other.kill()
     other.wait(10)
     assert holder(paths) is None
-    with Lock(paths):
+    with take_lock(paths):
         assert holder(paths) == BEGUN
     assert holder(paths) is None
 
 
 def test_neither_a_child_nor_who_asks_looks_like_a_switch(paths: HostPaths) -> None:
-    with Lock(paths):
+    with take_lock(paths):
         child = subprocess.Popen(["sleep", "60"], close_fds=False)
     try:
-        with Lock(paths):
+        with take_lock(paths):
             pass
         assert holder(paths) is None
     finally:
         child.kill()
         child.wait(10)
     # `holder` has the lock for a moment, shared: a switch that begins just then waits for it.
-    with Lock(paths):
+    with take_lock(paths):
         pass
     asking = os.open(paths.switch_lock, os.O_RDONLY)
     fcntl.flock(asking, fcntl.LOCK_SH)
     assert holder(paths) is None
     threading.Timer(0.1, os.close, [asking]).start()
-    with Lock(paths):
+    with take_lock(paths):
         pass
 
 
@@ -330,11 +329,9 @@ def test_another_user_can_neither_hold_the_lock_nor_read_the_journal() -> None:
             words = [sys.executable, "-c", AS_ANOTHER, str(paths.state)]
             return subprocess.run(words, capture_output=True, text=True, check=True, env=ENVIRONMENT).stdout.split("\n")
 
-        with Lock(paths):
+        with take_lock(paths):
             assert another()[:2] == ["nobody", "may not"]
             JournalFile(paths, replace(BEGUN, pid=os.getpid())).write()
             assert another()[:2] == ["nobody", "may not"], "the journal is for root, and a status says so"
-            paths.switch_journal.chmod(0o644)  # as a former release wrote it
-            assert another()[:2] == ["site.yml by alice", "may not"]
         JournalFile(paths, replace(ENDED, pid=os.getpid())).write()
         assert another()[:2] == ["nobody", "may not"]

@@ -18,7 +18,7 @@ from ansible.module_utils.vllm_edge.generation import committed as generation_co
 from ansible.module_utils.vllm_edge.generation import live, store
 from ansible.module_utils.vllm_edge.generation.model import Choice
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.switch.journal import Lock
+from ansible.module_utils.vllm_edge.switch.journal import take_lock
 from fake_host import write
 
 UUID = generations.UUIDS[0]
@@ -357,7 +357,7 @@ def test_a_program_that_refuses_is_quoted(host: Host, status: int, result: str) 
 
 
 def test_nothing_is_written_while_another_switch_runs_and_one_that_lasts_goes_on(host: Host) -> None:
-    with Lock(host.paths):
+    with take_lock(host.paths):
         before = host.everything()
         for check in (False, True):
             said = host.run(engine(), check=check)

@@ -319,7 +319,7 @@ def test_a_recovery_counts_on_where_the_journal_was(bench: SwitchHost, reboot: b
     if reboot:
         bench.world.change(now=3.0, boot_id="boot-2")
     else:
-        bench.world.change(now=bench.world.monotonic() + 50)
+        bench.world.change(now=bench.world.clock() + 50)
     assert bench.recover() == Exit.OK
     assert bench.unlike(bench.old) == []
     journal = bench.journal

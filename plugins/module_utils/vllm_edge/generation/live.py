@@ -233,13 +233,6 @@ def record_difference(
     return None if before == after else row
 
 
-def would(generation: Generation, moves: Mapping[str, Iterable[str]]) -> str:
-    words = {"stop": "stop", "start": "start", "wait": "wait for", "keep": "keep"}
-    parts = [f"{verb} {', '.join(moves[key])}" for key, verb in words.items() if moves[key]]
-    head = f"would go to generation {generation.number} ({generation.profile})"
-    return f"{head}: {'; '.join(parts) or 'no engine moves'}"
-
-
 def _unlink(path: Path) -> bool:
     try:
         path.unlink()

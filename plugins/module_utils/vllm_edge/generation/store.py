@@ -72,24 +72,20 @@ def load(paths: HostPaths, number: int) -> Generation:
 
 def load_directory(directory: Path, number: int) -> Generation:
     """Read and check a generation in any directory, such as one not in its place yet. Raises GenerationError."""
+    cause: Exception
     try:
         return _load(directory, number)
-    except EngineConfigError as error:
-        raise _make_damaged_error(number, str(error)) from error
     except FileNotFoundError as error:
-        raise _make_damaged_error(number, f"{error.filename} is missing") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise _make_damaged_error(number, str(error)) from error
+        why, cause = f"{error.filename} is missing", error
+    except (EngineConfigError, OSError, UnicodeDecodeError) as error:
+        why, cause = str(error), error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        why = f"key {error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
-        raise _make_damaged_error(number, f"{directory / 'generation.json'}: {why}") from error
-
-
-def _make_damaged_error(number: int, why: str) -> GenerationError:
-    return GenerationError(
+        what = f"key {error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+        why, cause = f"{directory / 'generation.json'}: {what}", error
+    raise GenerationError(
         f"generation {number} is damaged: {why}. Where it is what the inventory says, site.yml writes it again; "
         "engines that run do not need it."
-    )
+    ) from cause
 
 
 def _load(directory: Path, number: int) -> Generation:
@@ -108,8 +104,6 @@ def _load(directory: Path, number: int) -> Generation:
         config = parse_engine(text, str(place / CONFIG_FILE))
         if (config.engine, config.input_hash, config.generation) != (name, row["input_hash"], row["generation"]):
             raise ValueError(f"engine {name} is not the one that its {CONFIG_FILE} describes")
-        if config.unit != unit_name(name):
-            raise ValueError(f"unit of engine {name} is {config.unit!r}, {unit_name(name)} is expected")
         chat = place / CHAT_FILE
         engines[name] = Engine(config, read_container(place))
         files[name] = EngineFiles(
@@ -234,8 +228,6 @@ def is_written(rendered: Rendered, number: int, now: Committed | None, paths: Ho
         there = load(paths, number)
     except GenerationError as error:
         return str(error)
-    if not all((there.directory / "engines" / name / CONTAINER_FILE).exists() for name in there.engines):
-        return f"an earlier release wrote it, without {CONTAINER_FILE}"
     if there.digest != rendered.digest:
         return f"it is another one: its digest is {there.digest[:12]}, rendered is {rendered.digest[:12]}"
     wanted = json.loads(documents(rendered, number, now, "")["generation.json"])["engines"]

@@ -22,7 +22,7 @@ from ..paths import ETC, GATEWAY_RUN, RUN, STATE, UNITS, HostPaths
 from ..system.process import get_user_name
 from ..system.systemd import Run, Systemd, SystemdError, run_command
 from ..text import print_result, wrapped
-from .history import describe_names, list_loading_engines
+from .history import list_loading_engines
 from .journal import Busy, holder, read_journal, to_json
 from .model import EXITS, Exit, Journal, Moves, PhaseFailed
 from .render import render_head, render_phase, render_restarts, render_result
@@ -320,12 +320,6 @@ class Teller:
         self.told_at = self.clock()
 
 
-def _describe_asker(choice: Choice, command: str) -> str:
-    if choice.asked_by:
-        return choice.asked_by
-    return f"vllm-edge {command} by {os.environ.get('SUDO_USER') or get_user_name(os.getuid())}"
-
-
 def _refuse_without_root(command: str) -> None:
     if os.geteuid() != 0:
         raise Refused(f"Only root may do that, as it starts and stops units of systemd: 'sudo vllm-edge {command}'.")
@@ -375,35 +369,27 @@ def _start_and_follow(
     return EXITS[journal.result]
 
 
-def _refused(error: Refused) -> int:
-    print(error, file=sys.stderr)
-    return error.status
+def run_switch_to(
+    wanted: str | None, paths: HostPaths, choice: Choice, *, output: str, unit: Unit | None = None
+) -> int:
+    """Run `vllm-edge switch <generation|profile>`, without `wanted` `vllm-edge rollback`, and return the exit status.
 
-
-def run_switch_to(wanted: str, paths: HostPaths, choice: Choice, *, output: str, unit: Unit | None = None) -> int:
-    """Run `vllm-edge switch <generation|profile>` and return the exit status. `output` is `text` or `json`; `unit` is a
-    stand-in for tests."""
+    `output` is `text` or `json`; `unit` is a stand-in for tests.
+    """
+    command = "rollback" if wanted is None else "switch"
     try:
-        _refuse_without_root(f"switch {wanted}")
-        generation = find_generation(wanted, paths)
+        _refuse_without_root(f"{command} {wanted or ''}".strip())
+        generation = previous_generation(paths) if wanted is None else find_generation(wanted, paths)
         if choice.inventory_profile is None and choice.origin == "host":
             # A switch by hand does not change what the inventory says: keep the record of it.
             now = _read_committed(paths)
             choice = Choice(choice.origin, now.inventory_profile if now else None, choice.asked_by)
-        return _start_and_follow(paths, unit or Unit(), generation, choice, _describe_asker(choice, "switch"), output)
+        user = os.environ.get("SUDO_USER") or get_user_name(os.getuid())
+        asked_by = choice.asked_by or f"vllm-edge {command} by {user}"
+        return _start_and_follow(paths, unit or Unit(), generation, choice, asked_by, output)
     except Refused as error:
-        return _refused(error)
-
-
-def run_rollback(paths: HostPaths, *, output: str, unit: Unit | None = None) -> int:
-    try:
-        _refuse_without_root("rollback")
-        generation = previous_generation(paths)
-        now = _read_committed(paths)
-        choice = Choice("host", now.inventory_profile if now else None)
-        return _start_and_follow(paths, unit or Unit(), generation, choice, _describe_asker(choice, "rollback"), output)
-    except Refused as error:
-        return _refused(error)
+        print(error, file=sys.stderr)
+        return error.status
 
 
 def moves_lines(generation: Generation, moves: Moves) -> list[str]:
@@ -419,7 +405,7 @@ def moves_lines(generation: Generation, moves: Moves) -> list[str]:
         ("waits for", moves.wait),
     ):
         if names:
-            lines += wrapped(f"{words} {describe_names(names)}", "  ")
+            lines += wrapped(f"{words} {', '.join(names)}", "  ")
     for change in moves.files:
         words = "removes" if change.after is None else "writes"
         lines.append(f"  {words} {change.path}{f' ({change.attributes})' if change.attributes else ''}")
@@ -435,10 +421,9 @@ def run_check(wanted: str, paths: HostPaths, *, output: str) -> int:
         _refuse_without_root(f"switch {wanted} --check")
         generation = find_generation(wanted, paths)
         moves = HostWorld(paths).moves(generation)
-    except Refused as error:
-        return _refused(error)
-    except PhaseFailed as failure:
-        return _refused(Refused(failure.text))
+    except (Refused, PhaseFailed) as error:
+        print(error, file=sys.stderr)
+        return Exit.REFUSED
     data = {"generation": generation.number, "profile": generation.profile, "moves": asdict(moves)}
     print_result(output, data, moves_lines(generation, moves))
     return Exit.OK

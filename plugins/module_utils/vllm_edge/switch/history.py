@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -29,10 +29,6 @@ SHORT = (
     *("origin", "asked_by", "result", "seconds"),
 )
 TROUBLE = frozenset({Result.OVER_BUDGET, Result.REFUSED, Result.ROLLED_BACK, Result.FAILED})
-
-
-def describe_names(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"
 
 
 def short(journal: Journal) -> Json:

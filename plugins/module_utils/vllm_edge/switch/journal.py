@@ -13,16 +13,15 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from ..generation.model import STORED_MODE
 from ..paths import HostPaths
 from ..system.files import LockHeld, hold_lock, is_locked, write_durably
-from ..system.records import RecordError, read_record
+from ..system.records import read_record
 from .model import Direction, Journal, Phase, PhaseRecord
 
 BALLAST_BYTES = 1024 * 1024
@@ -41,28 +40,13 @@ class JournalLost(Exception):
     """The journal cannot be written. The text says where and why."""
 
 
-class JournalDamaged(ValueError):
-    """A file is not a journal. The text says why."""
-
-
 def to_json(journal: Journal) -> dict[str, Any]:
     return asdict(journal)
 
 
-def from_json(data: Mapping[str, Any]) -> Journal:
-    """Read a journal that this or another version of the program wrote. Raises JournalDamaged if it is none."""
-    try:
-        return read_record(Journal, data)
-    except RecordError as error:
-        raise JournalDamaged(str(error)) from error
-
-
-def _parse(text: str) -> Journal:
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise JournalDamaged(f"not JSON: {error}") from error
-    return from_json(data)
+def _read(path: Path) -> Journal:
+    """Read a journal that this or another version of the program wrote. Raises OSError, ValueError if it is none."""
+    return read_record(Journal, json.loads(path.read_text(encoding="utf-8")))
 
 
 def _build_unknown(journal_id: str, message: str, asked_by: str = "somebody") -> Journal:
@@ -89,7 +73,7 @@ def read_journal(paths: HostPaths) -> Journal | None:
     """
     path = paths.switch_journal
     try:
-        return _parse(path.read_text(encoding="utf-8"))
+        return _read(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -107,18 +91,14 @@ def explain_unreadable(paths: HostPaths) -> str | None:
 def history(paths: HostPaths, limit: int | None = None) -> list[Journal]:
     """Return former switches, newest first; files that are not journals are skipped."""
     found: list[Journal] = []
-    for path in sorted(_list_journals(paths), key=lambda path: path.stem, reverse=True):
+    for path in sorted(paths.history.glob("*.json"), reverse=True):
         if limit is not None and len(found) >= limit:
             break
         try:
-            found.append(_parse(path.read_text(encoding="utf-8")))
+            found.append(_read(path))
         except (OSError, ValueError):
             continue
     return found
-
-
-def _list_journals(paths: HostPaths) -> Iterable[Path]:
-    return paths.history.glob("*.json")
 
 
 class JournalFile:
@@ -203,7 +183,7 @@ class JournalFile:
         kept = self.paths.history / f"{self.journal.id}.json"
         self._write(kept)
         # Names sort by wall clock; whatever that says, this switch is not the oldest.
-        others = sorted(path for path in _list_journals(self.paths) if path != kept)
+        others = sorted(path for path in self.paths.history.glob("*.json") if path != kept)
         for path in others[: max(0, len(others) + 1 - HISTORY_KEPT)]:
             with contextlib.suppress(OSError):  # one file too many does no harm
                 path.unlink()
@@ -239,7 +219,7 @@ def make_id(paths: HostPaths, stamp: str, generation: int) -> str:
     A number is appended if the id is taken already, which happens if the clock went back. `stamp` is wall clock, as
     `HostWorld.stamp` returns it.
     """
-    taken = {path.stem for path in _list_journals(paths)} | {getattr(read_journal(paths), "id", "")}
+    taken = {path.stem for path in paths.history.glob("*.json")} | {getattr(read_journal(paths), "id", "")}
     return _choose_free(f"{_strip_stamp(stamp)}-{generation}", taken)
 
 
@@ -270,49 +250,31 @@ class Busy(Exception):
         super().__init__(f"Another switch runs, {where}. Nothing was done; run again when it has ended.")
 
 
-class Lock:
-    """The lock of the switch, held during a `with` statement. Entering raises Busy if another process holds it."""
-
-    def __init__(self, paths: HostPaths) -> None:
-        self.paths = paths
-        self._held = contextlib.ExitStack()
-
-    def __enter__(self) -> Lock:
+@contextlib.contextmanager
+def take_lock(paths: HostPaths) -> Iterator[None]:
+    """Hold the lock of the switch during a `with` statement. Raises Busy if another process holds it."""
+    with contextlib.ExitStack() as held:
         try:
-            self._held.enter_context(hold_lock(self.paths.switch_lock, LOCK_PATIENCE_S))
+            held.enter_context(hold_lock(paths.switch_lock, LOCK_PATIENCE_S))
         except LockHeld:
-            raise Busy(_read_running(self.paths)) from None
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._held.close()
+            raise Busy(_read_running(paths)) from None
+        yield
 
 
 def holder(paths: HostPaths) -> Journal | None:
-    """Return the journal of the running switch, or None if the lock is free.
-
-    For users who may not open the lock, the journal decides.
-    """
+    """Return the journal of the running switch; None if the lock is free, or this user may not open it."""
     try:
         return _read_running(paths) if is_locked(paths.switch_lock) else None
     except PermissionError:
-        journal = _read_unfinished(paths)
-        return journal if journal is not None and Path(f"/proc/{journal.pid}").exists() else None
-
-
-def _read_unfinished(paths: HostPaths) -> Journal | None:
-    journal = read_journal(paths)
-    return journal if journal is not None and journal.result is None and journal.id != DAMAGED else None
+        return None
 
 
 def _read_running(paths: HostPaths) -> Journal:
     """Return the journal of the process that holds the lock, waiting a little if that has not written it yet."""
     deadline = time.monotonic() + LOCK_PATIENCE_S
     while True:
-        journal = _read_unfinished(paths)
-        if journal is not None:
+        journal = read_journal(paths)
+        if journal is not None and journal.result is None and journal.id != DAMAGED:
             return journal
         if time.monotonic() >= deadline:
             return _build_unknown("", "It has not written its journal yet.", asked_by="another vllm-edge")

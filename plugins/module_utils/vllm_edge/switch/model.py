@@ -134,9 +134,16 @@ class Done:
 class PhaseFailed(Exception):
     """A phase failed. The text is one paragraph: what was seen, why, and what to do."""
 
-    def __init__(self, text: str, *, engines: Iterable[str] = (), data: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        text: str,
+        *,
+        engines: Iterable[str] = (),
+        data: Mapping[str, Any] | None = None,
+        phase: Phase | None = None,
+    ) -> None:
         super().__init__(text)
-        self.text = text
+        self.text, self.phase = text, phase
         self.engines = tuple(engines)
         """The engines that the failure concerns; the others may serve."""
         self.data: Mapping[str, Any] = data or {}

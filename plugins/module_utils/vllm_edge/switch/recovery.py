@@ -48,10 +48,10 @@ def _take_over(world: HostWorld, paths: HostPaths, left: Journal) -> JournalFile
     if zero is None or left.boot_id != boot_id:
         # The clock of the other boot is lost: continue at the end of the last phase that is known.
         reached = max((record.began_s + (record.seconds or 0.0) for record in left.phases), default=0.0)
-        zero = world.monotonic() - reached
+        zero = world.clock() - reached
     file = JournalFile(paths, replace(left, pid=os.getpid(), boot_id=boot_id, began_monotonic_s=zero, message=""))
     if left.phases and left.phases[-1].outcome is None:
-        lasted = max(0.0, round(world.monotonic() - zero - left.phases[-1].began_s, 3))
+        lasted = max(0.0, round(world.clock() - zero - left.phases[-1].began_s, 3))
         file.leave("failed", lasted, "the program that ran the switch was ended here")
     return file
 

@@ -15,7 +15,7 @@ from .model import Journal
 Row = Mapping[str, Any]
 PROFILE = 20
 """Columns for the number and profile of a generation."""
-MOVED = {"kept": "keep", "stopped": "stop", "started": "start"}
+MOVED = {"keep": "kept", "stop": "stopped", "start": "started"}
 
 
 def describe_generation(number: object, profile: object) -> str:
@@ -48,9 +48,8 @@ def render_head(journal: Row) -> list[str]:
     )
 
 
-def switch_moves(journal: Row) -> list[str]:
-    parts = [f"{words} {', '.join(journal[key])}" for words, key in MOVED.items() if journal.get(key)]
-    return wrapped("; ".join(parts)) if parts else []
+def describe_moves(moves: Row, words: Mapping[str, str]) -> str:
+    return "; ".join(f"{verb} {', '.join(moves[key])}" for key, verb in words.items() if moves.get(key))
 
 
 def render_restarts(journal: Row) -> list[str]:
@@ -78,7 +77,8 @@ def render_result(journal: Row) -> list[str]:
     """Return how a switch ended, for somebody who saw its phases pass."""
     seconds = "" if journal.get("seconds") is None else f" after {journal['seconds']:.1f} s"
     message = f": {journal['message']}" if journal.get("message") else ""
-    lines = [*wrapped(f"{describe_result(journal['result'])}{seconds}{message}"), *switch_moves(journal)]
+    lines = wrapped(f"{describe_result(journal['result'])}{seconds}{message}")
+    lines += wrapped(describe_moves(journal, MOVED))
     for warning in journal.get("warnings") or []:
         lines += wrapped(f"warning: {warning}")
     if journal.get("downtime"):
@@ -154,8 +154,8 @@ def to_sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-def name_generation(generation: Generation | None) -> str:
-    return "nothing" if generation is None else f"generation {generation.number} ({generation.profile})"
+def name_generation(generation: Generation) -> str:
+    return describe_generation(generation.number, generation.profile)
 
 
 def describe_over_budget(generation: Generation, journal: Journal, words: str) -> str:
@@ -169,9 +169,9 @@ def capitalize(text: str) -> str:
 def describe_route(journal: Journal) -> str:
     """Return the subject of a switch's message: `Switching from generation 3 (nvfp4-tp2) to generation 4
     (bf16-tp4)`."""
-    to = f"generation {journal.generation}" + (f" ({journal.profile})" if journal.profile else "")
+    to = describe_generation(journal.generation, journal.profile)
     if journal.from_generation is None:
         return f"The first switch of this host, to {to},"
     if journal.from_generation == journal.generation:
         return f"Repairing {to}"
-    return f"Switching from generation {journal.from_generation} ({journal.from_profile}) to {to}"
+    return f"Switching from {describe_generation(journal.from_generation, journal.from_profile)} to {to}"

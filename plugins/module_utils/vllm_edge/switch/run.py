@@ -13,7 +13,7 @@ from ..generation import store
 from ..generation.model import Choice, Committed, Generation, GenerationError
 from ..paths import HostPaths
 from ..system.systemd import Systemd
-from .journal import Busy, JournalFile, JournalLost, Lock, read_journal
+from .journal import Busy, JournalFile, JournalLost, read_journal, take_lock
 from .model import EXITS, Exit, PhaseFailed, Result
 from .phases import LeftForBoot
 from .recovery import recover, recover_at_boot
@@ -34,7 +34,7 @@ def run_recover(paths: HostPaths, *, boot: bool) -> int:
     """
 
     def run() -> Exit:
-        with Lock(paths), Signals() as signals:
+        with take_lock(paths), Signals() as signals:
             left = read_journal(paths)
             if left is None or left.result is not None:
                 if left is not None:
@@ -68,8 +68,8 @@ def _load_former(now: Committed | None, wanted: Generation, paths: HostPaths) ->
     directory = paths.generation_dir(now.generation)
     if not directory.exists():
         return None, (
-            f"Generation {now.generation} ({now.profile}) is committed, but {directory} does not exist: it was set up "
-            "by an older release, or removed. There is nothing to go back to if this switch fails."
+            f"Generation {now.generation} ({now.profile}) is committed, but {directory} does not exist. "
+            "There is nothing to go back to if this switch fails."
         )
     try:
         return store.load(paths, now.generation), ""
@@ -167,7 +167,7 @@ def run_switch(paths: HostPaths, number: int, choice: Choice) -> int:
     """
 
     def run() -> Exit:
-        with Lock(paths), Signals() as signals:
+        with take_lock(paths), Signals() as signals:
             world = _open_world(paths)
             signals.going_down = world.going_down
             result = switch(world, paths, number, signals, choice)

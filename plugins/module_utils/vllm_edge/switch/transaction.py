@@ -19,8 +19,16 @@ from ..names import TARGET
 from ..paths import HostPaths
 from .journal import JournalFile, JournalLost, make_id
 from .model import HARMLESS, ONWARD, PHASES, Done, Journal, Moves, Phase, PhaseFailed, Result, explain_restarts
-from .phases import Failed, PhaseRunner, combine
-from .render import capitalize, describe_over_budget, describe_route, name_generation, say, to_sentence
+from .phases import PhaseRunner, combine
+from .render import (
+    capitalize,
+    describe_moves,
+    describe_over_budget,
+    describe_route,
+    name_generation,
+    say,
+    to_sentence,
+)
 from .rollback import go_back
 
 if TYPE_CHECKING:
@@ -60,13 +68,13 @@ class Transaction(PhaseRunner):
         """
         repair = former is not None and former.number == wanted.number
         moves = self.decide(wanted)
-        if isinstance(moves, Failed):
+        if isinstance(moves, PhaseFailed):
             return self._refused(moves)
         try:
             restarts = explain_restarts(former, wanted, moves)
             self.file.write(keep=moves.keep, stop=moves.stop, start=moves.start, restarts=restarts)
         except JournalLost as lost:
-            return self._refused(Failed(None, to_sentence(str(lost))))
+            return self._refused(PhaseFailed(to_sentence(str(lost))))
         if repair and not moves:
             return self._unchanged(wanted, choice)
 
@@ -98,7 +106,7 @@ class Transaction(PhaseRunner):
             Phase.BACK: lambda: self.world.back(wanted),
             Phase.CLEAN_UP: lambda: self.clean_up(wanted, former, hook=True),
         }
-        left: list[Failed] = []
+        left: list[PhaseFailed] = []
         for phase in PHASES:
             if phase is Phase.AWAY:
                 self.begin_watch(wanted, former)
@@ -152,7 +160,7 @@ class Transaction(PhaseRunner):
             f"{capitalize(name_generation(wanted))} serves already and nothing differs: nothing was touched.",
         )
 
-    def _refused(self, failure: Failed) -> tuple[Result, str]:
+    def _refused(self, failure: PhaseFailed) -> tuple[Result, str]:
         where = f" in phase {failure.phase}" if failure.phase else ""
         journal = self.journal
         still = (
@@ -168,19 +176,11 @@ class Transaction(PhaseRunner):
 
     def _serves(self, wanted: Generation, moves: Moves) -> str:
         """Return the message of a switch that succeeded: what was stopped, started, waited for and kept."""
-        did = [
-            f"{words} {', '.join(names)}"
-            for words, names in (
-                ("stopped", moves.stop),
-                ("started", moves.start),
-                ("waited for", moves.wait),
-                ("kept", moves.keep),
-            )
-            if names
-        ]
+        words = {"stop": "stopped", "start": "started", "wait": "waited for", "keep": "kept"}
+        did = describe_moves(vars(moves), words) or "no engine had to move"
         text = to_sentence(
             f"{capitalize(name_generation(wanted))} serves and is verified, {self.now():.1f} s after the switch began: "
-            f"{'; '.join(did) or 'no engine had to move'}"
+            f"{did}"
         )
         if not self.journal.over_budget:
             return text
@@ -190,7 +190,7 @@ class Transaction(PhaseRunner):
             "them, and site.yml then starts those whose KV cache the plan sets with one that fits."
         )
 
-    def _left_over(self, wanted: Generation, failures: Sequence[Failed]) -> tuple[Result, str]:
+    def _left_over(self, wanted: Generation, failures: Sequence[PhaseFailed]) -> tuple[Result, str]:
         """Return the result of a switch of which phases after the commit failed."""
         texts = [f"Phase {failure.phase} failed: {failure.text}" for failure in failures]
         if any(failure.phase is Phase.CLEAN_UP for failure in failures):
@@ -220,7 +220,7 @@ def begin_journal(
         pid=os.getpid(),
         boot_id=world.boot_id(),
         started_at=stamp,
-        began_monotonic_s=world.monotonic(),
+        began_monotonic_s=world.clock(),
     )
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..answers.checks import Ask
+from ..engine.config import EngineConfig, EngineConfigError, load_config
 from ..engine.state import EngineState, Failure, read_state, stamp
 from ..generation import model
 from ..gpu.owners import Owner, find_owners
@@ -55,11 +57,10 @@ class HostView:
     owners: Owners = find_owners
     ask: Ask = request
     clock: Callable[[], float] = time.monotonic
+    """Seconds that never jump; all durations and deadlines use it."""
     sleep: Callable[[float], None] = time.sleep
-
-    def monotonic(self) -> float:
-        """Return seconds of a clock that never jumps; all durations and deadlines use it."""
-        return self.clock()
+    known_failures: dict[str, Failure | None] = field(default_factory=dict)
+    """The last failure of each engine, as its supervisor recorded it before `start`, for `healthy`."""
 
     def stamp(self) -> str:
         """Return the wall clock, for people only: `2026-11-21T16:40:00Z`."""
@@ -128,6 +129,14 @@ class HostView:
             if model.MARK in text and f"run-engine {engine}\n" in text:
                 found.add(engine)
         return found
+
+    def load_configs(self, engines: Iterable[str]) -> list[EngineConfig]:
+        """Load the configurations of live engines, leaving out those that cannot be read."""
+        configs = []
+        for name in engines:
+            with contextlib.suppress(EngineConfigError):
+                configs.append(load_config(name, self.paths))
+        return configs
 
     def read_state(self, engine: str) -> EngineState | None:
         return read_state(self.paths.engine_state(engine))

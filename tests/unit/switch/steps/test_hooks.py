@@ -17,6 +17,7 @@ from ansible.module_utils.vllm_edge.generation.model import Generation, Limits
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch.model import Done
 from ansible.module_utils.vllm_edge.switch.steps import hooks
+from ansible.module_utils.vllm_edge.switch.view import HostView
 from fake_host import alive, failure, until, write
 from generations import engine, put, rendered
 
@@ -41,7 +42,7 @@ class Place:
 
     def run(self, point: hooks.Hook = "before_drain", former: Generation | None = None, limit_s: float = 20) -> Done:
         wanted = replace(self.wanted, limits=Limits(hook_timeout_s=limit_s))
-        return hooks.run_hooks(point, wanted, former, self.paths)
+        return hooks.run_hooks(HostView(self.paths), point, wanted, former)
 
     def fails(self, limit_s: float = 20) -> str:
         return failure(lambda: self.run(limit_s=limit_s)).text

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 
 from ...generation.model import Generation
 from ...gpu import slots as gpu_slots
-from ...gpu.budget import UNKNOWN_RESERVE_SHARE, Evaluation, Limits, evaluate, settle
+from ...gpu.budget import Evaluation, Limits, estimate_hidden_reserve, evaluate, settle
 from ...gpu.owners import ENDED, Owner
+from ...names import unit_name
 from ...paths import HostPaths
+from ...planning import drift
 from ...system.nvml import GpuReading, HostReading, NvmlFailure, NvmlSession
 from ...system.process import command_of, engine_uid, get_user_name, kill, uid_of
-from ..model import Done, PhaseFailed
+from ..model import Done, Moves, PhaseFailed
 from ..view import HostView
 
 FREE_MIB = 64
@@ -129,16 +131,11 @@ class Occupied:
     """Processes of other people, as text."""
 
     @property
-    def idle_mib(self) -> int:
-        """Below this many MiB the GPU counts as free."""
-        reserve = int(self.gpu.total_mib * UNKNOWN_RESERVE_SHARE) if self.gpu.used_includes_reserved else 0
-        return FREE_MIB + reserve
-
-    @property
     def free(self) -> bool:
-        """Whether no process of ours, or that may be ours, is on the GPU and, if amounts are known, less than idle_mib
+        """Whether no process of ours, or that may be ours, is on the GPU and, if amounts are known, hardly any memory
         is in use."""
-        return not self.holders and not self.unknown and (not self.exact or self.engine_mib < self.idle_mib)
+        idle_mib = FREE_MIB + estimate_hidden_reserve(self.gpu)
+        return not self.holders and not self.unknown and (not self.exact or self.engine_mib < idle_mib)
 
     @property
     def card(self) -> str:
@@ -312,19 +309,34 @@ class Release:
         return warnings
 
 
-def measure(host: HostView, wanted: Generation, timeout_s: float = SETTLE_S, *, accept: bool = False) -> Done:
-    """Compare the VRAM of every GPU with its budget, once the values no longer change.
+def free(host: HostView, wanted: Generation, moves: Moves) -> Done:
+    """Wait until no process of ours uses the GPUs of `moves.start`, except engines that stay.
+
+    After `wanted.limits.free_timeout_s` the processes that still do are named, and those of ours are killed.
+    """
+    needed = {
+        uuid: wanted.budgets_mib.get(uuid, 0) for name in moves.start for uuid in wanted.engines[name].config.gpus
+    }
+    if not needed:
+        return Done("no engine has to start")
+    kept = {unit_name(name) for name in (*moves.keep, *moves.wait)}
+    return Release(host, needed, kept).run(wanted.limits.free_timeout_s)
+
+
+def measure(host: HostView, wanted: Generation, *, accept: bool = False) -> Done:
+    """Compare the VRAM of every GPU with its budget and the plan, once the values no longer change.
 
     Args:
         accept: whether engines that use more than their budgets are no failure. Memory on a GPU without an engine, and
             memory that no process holds, is always one.
 
     Returns:
-        Rows of each GPU in `data["gpus"]`, and what was accepted in `data["over_budget"]`. A lost GPU that no engine
-        needs is a warning.
+        Rows of each GPU in `data["gpus"]`, of the comparison with the plan in `data["drift"]`, and what was accepted in
+        `data["over_budget"]`. A lost GPU that no engine needs is a warning, and so is a deviation from the plan.
 
     Raises:
-        PhaseFailed: if a GPU is over its budget or cannot be read.
+        PhaseFailed: if a GPU is over its budget or cannot be read, or differs from a plan whose operator wants that to
+            fail.
     """
     slots = load_slots(host.paths)
     limits = Limits(budgets=wanted.budgets_mib, expected={}, foreign=wanted.foreign)
@@ -354,7 +366,7 @@ def measure(host: HostView, wanted: Generation, timeout_s: float = SETTLE_S, *, 
                     else:
                         return HostReading(boards.driver_version, boards.gpus)
 
-            result = settle(read, judge, timeout_s, clock=host.clock, sleep=host.sleep)
+            result = settle(read, judge, SETTLE_S, clock=host.clock, sleep=host.sleep)
     except NvmlFailure as failure:
         raise PhaseFailed(f"VRAM cannot be measured: {failure}") from failure
     rows = [gpu.as_dict() for gpu in result.evaluation.gpus]
@@ -367,4 +379,11 @@ def measure(host: HostView, wanted: Generation, timeout_s: float = SETTLE_S, *, 
     used = [gpu for gpu in result.evaluation.gpus if gpu.budget_mib]
     shown = ", ".join(f"GPU {gpu.reading.index} {gpu.engine_mib} of {gpu.budget_mib} MiB" for gpu in used)
     detail = f"{'over' if over else 'within'} budget: {shown}"
-    return Done(detail, data={"gpus": rows, "over_budget": over}, warnings=tuple(warnings))
+    configs = [engine.config for engine in wanted.engines.values()]
+    states = {config.engine: host.read_state(config.engine) for config in configs}
+    differences = [row.as_dict() for row in drift.compare_engines(configs, states, rows)]
+    said, on_drift = drift.sentences(differences), drift.wanted(configs)
+    data = {"gpus": rows, "over_budget": over, "drift": differences}
+    if said and on_drift == "fail":
+        raise PhaseFailed(" ".join(said), data=data)
+    return Done(detail, data=data, warnings=(*warnings, *(() if on_drift == "ignore" else said)))

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ...generation.model import Generation
-from ...paths import HostPaths
 from ...redaction import find_secrets, redact
 from ..model import Done, PhaseFailed
+from ..view import HostView
 
 Hook = Literal["before_drain", "after_commit"]
 HOOKS: tuple[Hook, ...] = get_args(Hook)
@@ -206,12 +206,12 @@ def run_one(path: Path, environment: Mapping[str, str], timeout_s: float) -> flo
         os.close(output)
 
 
-def run_hooks(hook: Hook, wanted: Generation, former: Generation | None, paths: HostPaths) -> Done:
+def run_hooks(host: HostView, hook: Hook, wanted: Generation, former: Generation | None) -> Done:
     """Run all hooks of one hook point; the generations are for their environment variables.
 
     Raises PhaseFailed if a hook of `before_drain` fails. In `after_commit` that is a warning in the result.
     """
-    directory = paths.hook_dir(hook)
+    directory = host.paths.hook_dir(hook)
     unsafe = find_unsafe(directory)
     if unsafe and hook == "before_drain":
         raise PhaseFailed(f"{' '.join(unsafe)} No engine was stopped.")

@@ -70,21 +70,16 @@ class Loading:
         return not self.serves and not self.problem
 
 
-def wait_until_healthy(
-    host: HostView, wanted: Generation, moves: Moves, failures: Mapping[str, Failure | None], *, all_of_them: bool
-) -> Done:
+def wait_until_healthy(host: HostView, wanted: Generation, moves: Moves, *, all_of_them: bool) -> Done:
     """Poll the units until all serve, the first one fails, or `limits.healthy_timeout_s` has passed.
 
-    Where nobody has changed that limit, it is raised to what the load of one of the engines may take.
-
-    Args:
-        failures: the last failure of each engine before its start, if this process started it.
-        all_of_them: wait for every engine, and only then fail with those that do not serve.
+    Where nobody has changed that limit, it is raised to what the load of one of the engines may take. With
+    `all_of_them` (a rollback) this waits for every engine, and then fails with those that do not serve.
     """
     names = [*moves.start, *moves.wait]
     if not names:
         return Done("no engine has to load")
-    engines = [Loading(name, failures.get(name, host.read_last_failure(name))) for name in names]
+    engines = [Loading(name, host.known_failures.get(name, host.read_last_failure(name))) for name in names]
     configs = [engine.config for name, engine in wanted.engines.items() if name in names]
     limit_s = wanted.limits.healthy_timeout_s
     if limit_s == Limits.healthy_timeout_s:

@@ -17,7 +17,7 @@ from ...engine.metrics import requests_in_work
 from ...engine.state import stamp
 from ...generation.model import Generation, Limits
 from ...system.http import call_in_parallel, request, takes_work
-from ..model import Done, PhaseFailed
+from ..model import Done, Moves, PhaseFailed
 from ..view import HostView
 
 METRICS_S = 3.0
@@ -67,8 +67,8 @@ class _Draining:
         return f"{self.config.engine} {how}"
 
 
-def drain(host: HostView, configs: Sequence[EngineConfig], limits: Limits) -> Done:
-    """Wait until no request runs, or `limits.drain_timeout_s` has passed.
+def drain(host: HostView, moves: Moves, limits: Limits) -> Done:
+    """Wait until no engine of `moves.stop` has a request, or `limits.drain_timeout_s` has passed.
 
     An engine that does not report its requests, or finishes them itself when it is stopped, is not waited for. Requests
     that are left after the limit are a warning.
@@ -76,7 +76,7 @@ def drain(host: HostView, configs: Sequence[EngineConfig], limits: Limits) -> Do
     Returns:
         The number of requests left of each engine in `data["left"]`.
     """
-    engines = [_Draining(config) for config in configs]
+    engines = [_Draining(config) for config in host.load_configs(moves.stop)]
     began = host.clock()
     while True:
         call_in_parallel(lambda engine: engine.look(host.ask), [engine for engine in engines if not engine.over])
@@ -142,19 +142,20 @@ def _build_work(config: EngineConfig) -> tuple[list[_Work], list[_Work]]:
     )
 
 
-def warm_up(host: HostView, configs: Sequence[EngineConfig], limits: Limits) -> Done:
+def warm_up(host: HostView, wanted: Generation, moves: Moves) -> Done:
     """Send the first requests to new engines, in parallel, so that what they allocate is there when memory is measured.
 
-    `limits.canary_timeout_s` is the patience with one request. Raises PhaseFailed if an engine does not answer.
+    `wanted.limits.canary_timeout_s` is the patience with one request. Raises PhaseFailed if an engine does not answer.
     """
     began = host.clock()
+    configs = [wanted.engines[name].config for name in (*moves.start, *moves.wait)]
 
     def problem_of(work: _Work) -> str | None:
         config = work.config
         answer = host.ask(
             config.url,
             "/v1/chat/completions",
-            limits.canary_timeout_s,
+            wanted.limits.canary_timeout_s,
             method="POST",
             payload={
                 "model": config.served_names[0],
@@ -217,14 +218,14 @@ def run_canary(host: HostView, wanted: Generation) -> Done:
     return Done(f"{len(results)} served names answer; {host.clock() - began:.1f} s", data={"canary": rows})
 
 
-def ask_suite(host: HostView, wanted: Generation, started: Sequence[str]) -> Done:
+def ask_suite(host: HostView, wanted: Generation, moves: Moves) -> Done:
     """Ask the engines that were started the quality suite of the generation, if it has one.
 
     The answers are kept in a record of the suite. The rows are `data["quality"]`: case, name, engine and verdict.
 
     Raises PhaseFailed: a case did not pass, and the gate is `fail`.
     """
-    configs = [wanted.engines[name].config for name in started if name in wanted.engines]
+    configs = [wanted.engines[name].config for name in moves.start]
     if not wanted.quality or not configs:
         return Done()
     gate = wanted.quality
@@ -235,7 +236,7 @@ def ask_suite(host: HostView, wanted: Generation, started: Sequence[str]) -> Don
     try:
         results = Suite(options, ask=host.ask, clock=host.clock).run(configs)
     except OutOfTime as error:
-        raise PhaseFailed(f"The quality suite was ended: {error}.", engines=started) from error
+        raise PhaseFailed(f"The quality suite was ended: {error}.", engines=moves.start) from error
     record = build_record(wanted, options, results, began_at)
     try:
         kept = f" All answers are in {write_record(record, host.paths)}."
