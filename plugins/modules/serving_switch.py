@@ -9,11 +9,10 @@ module: serving_switch
 short_description: Switch a host to the rendered generation
 version_added: "0.1.0"
 description:
-  - Writes everything that the inventory rendered as one generation, a directory below C(generations/) in
-    O(state_directory), and compares it with what is running. If engines, live files or units differ, starts
-    C(vllm-edge switch), which completes or rolls back even if Ansible is interrupted, and returns its journal.
-  - A generation that was written before keeps its number, and is repaired if it is damaged. An engine whose input hash
-    did not change keeps running; the hash covers everything that reaches the container or its supervisor.
+  - Writes what the inventory rendered as one generation, a directory in O(state_directory), and compares it with what
+    runs. If engines, live files or units differ, starts C(vllm-edge switch), which completes or rolls back even if
+    Ansible is interrupted, and returns its journal. A generation that was written before keeps its number.
+  - An engine keeps running unless its input hash changes, which covers what reaches the container or its supervisor.
   - While another switch is running, the module writes nothing and fails.
   - The switch is refused before it changes anything if foreign processes on a GPU of a new engine leave less memory
     than the GPU's budget, whatever O(foreign) is.
@@ -56,8 +55,8 @@ options:
       - What the host gives to all its engines. Each key is the variable C(vllm_engine_<key>) of the role
         C(vllm_engine), whose argument specification has its type and unit.
       - Optional are C(image_id), C(memory), C(ulimits), C(request_limits), C(shutdown_timeout_s) (V(0) for a release of
-        vLLM without this option), and three results of modules, C(bus_environment) and C(bus_arguments) of
-        M(edge.vllm_edge.host_facts) and C(secrets_hashes) of M(edge.vllm_edge.engine_secrets).
+        vLLM without it), C(bus_environment) and C(bus_arguments) as M(edge.vllm_edge.host_facts) returns them, and
+        C(secrets_hashes) as M(edge.vllm_edge.engine_secrets) does.
     type: dict
     required: true
   target:
@@ -123,7 +122,6 @@ EXAMPLES = r"""
       - engine: {name: e2b-all, model: e2b, tensor_parallel_size: 1, gpus: [0], served_names: [sentry]}
         unit: "{{ lookup('ansible.builtin.template', 'vllm-engine.service.j2') }}"
     models: "{{ model_weights_result | edge.vllm_edge.describe_weights(vllm_models, '/var/lib/vllm-edge') }}"
-    # uid: 8050, gpu_uuids: [GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0003], image: vllm-edge/vllm:v0.32.0-tf5.16.1, ...
     settings: "{{ engine_settings }}"
     target: "{{ lookup('ansible.builtin.template', 'vllm-edge.target.j2') }}"
     budgets_mib:

@@ -69,12 +69,6 @@ EXAMPLES = r"""
     expected_mib:
       0: 20600
       1: 20500
-  register: vram
-
-- name: Ensure that the GPUs are empty before the engines start
-  edge.vllm_edge.vram_budget:
-    budgets: {}
-    foreign: fail
 """
 
 RETURN = r"""
@@ -119,10 +113,6 @@ nvml:
   description: The error that NVML returned, C(code), C(gpu), C(sentence) and C(remedy).
   returned: when NVML returned an error
   type: dict
-skipped:
-  description: V(true) if the GPUs could not be measured in check mode. RV(msg) contains the reason.
-  returned: in check mode, before the driver or the host runtime is installed
-  type: bool
 msg:
   description: One paragraph that summarises the result, or describes the error and its remedy.
   returned: always

@@ -197,7 +197,7 @@ def test_a_line_for_each_phase_once_and_the_end(command: Command) -> None:
 def test_a_long_phase_is_not_silent(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch_unit, "list_loading_engines", lambda journal: ["31b-bf16-tp4: loading weights 40 %"])
     monkeypatch.setattr(switch_unit, "QUIET_S", 0.0)
-    command.switch("4", RUNNING, ended())
+    command.switch("4", RUNNING, RUNNING, ended())
     line = r"^ +4\.9 s  healthy +\.\.\.  31b-bf16-tp4: loading weights 40 %$"
     assert re.search(line, command.out, re.MULTILINE)
 

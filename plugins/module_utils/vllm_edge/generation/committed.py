@@ -33,9 +33,8 @@ def commit(
 ) -> None:
     """Make a generation the committed one, by one rename; the former one is recorded as the previous generation.
 
-    Committing the committed generation again keeps the recorded previous one. `chosen_at` is the time of the choice, as
-    `engine.state.stamp` formats it; `over_budget` says that its engines were measured to use more than their budgets.
-    Raises GenerationError: the file could not be written.
+    Committing the committed generation again keeps the recorded previous one. `chosen_at` is the time of the choice;
+    `over_budget` says that its engines use more than their budgets. Raises GenerationError.
     """
     try:
         before = committed(paths)

@@ -171,11 +171,9 @@ def _read_recorded_digest(paths: HostPaths, number: int) -> str | None:
 
 
 def documents(rendered: Rendered, number: int, now: Committed | None, created_at: str) -> dict[str, str]:
-    """Return the files of a generation, by path in its directory.
+    """Return the files of a generation, by path in its directory; `now` is the committed one.
 
     An engine that is in the committed generation unchanged keeps the generation number in its container's label.
-
-    `now` is the committed generation; `created_at` is a time for generation.json.
     """
     files = {f"units/{TARGET}": rendered.target}
     marks: dict[str, dict[str, object]] = {}
@@ -218,10 +216,7 @@ def write_directory(directory: Path, files: Mapping[str, str]) -> None:
 
 
 def is_written(rendered: Rendered, number: int, now: Committed | None, paths: HostPaths) -> str | None:
-    """Return what is wrong with the directory of a generation, or None if it is intact and has the rendered content.
-
-    `now` is the committed generation.
-    """
+    """Return what is wrong with the directory of a generation, or None if it is intact and as rendered."""
     if not paths.generation_dir(number).exists():
         return "it is not there"
     try:

@@ -157,7 +157,6 @@ class Evaluation:
 
     @property
     def message(self) -> str:
-        """One paragraph: all failures, or that every GPU is within its budget."""
         if self.failures:
             return " ".join(self.failures)
         parts = [f"GPU {gpu.reading.index}: {gpu.engine_mib} of {gpu.budget_mib} MiB" for gpu in self.gpus]

@@ -46,7 +46,6 @@ class DriverVersions:
 
     @property
     def in_use(self) -> Mapping[str, tuple[str, ...]]:
-        """The specifications that containers get their libraries from: the generated ones, or all if there are none."""
         generated = {path: found for path, found in self.specifications.items() if f"/{GENERATED}/" in path}
         return generated or self.specifications
 

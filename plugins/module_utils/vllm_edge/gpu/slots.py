@@ -66,7 +66,6 @@ class SlotPlan:
 
     @property
     def paste(self) -> str:
-        """The lines of the inventory that state these slots."""
         lines = ["gpu_uuids:"]
         for number, slot in enumerate(self.slots):
             place = ", ".join(part for part in (slot.name, slot.pci_bus_id) if part)
@@ -105,7 +104,6 @@ def parse(text: str, path: str = RECORD_PATH) -> tuple[Slot, ...]:
 
 
 def load(path: str = RECORD_PATH) -> tuple[Slot, ...]:
-    """Return the recorded slots of this host; none if there is no record. Raises SlotError, OSError."""
     return parse(read_text(path), path)
 
 

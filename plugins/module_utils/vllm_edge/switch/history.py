@@ -38,10 +38,7 @@ def short(journal: Journal) -> Json:
 
 
 def count_seconds_since(stamp: str, now: datetime | None = None) -> float:
-    """Return the seconds since a time such as `2026-11-21T16:40:00Z`; 0 if it cannot be read.
-
-    The result is never less than 0, even if the clock was changed. `now` is the present, a stand-in for tests.
-    """
+    """Return the seconds since a time such as `2026-11-21T16:40:00Z`, never less than 0; 0 if it cannot be read."""
     try:
         then = datetime.fromisoformat(stamp)
     except ValueError:
@@ -67,7 +64,6 @@ def render_history(journals: Sequence[Journal]) -> list[str]:
 
 
 def _is_hidden(paths: HostPaths, command: str) -> bool:
-    """Return whether this user may not read what is known of switches, after printing why."""
     hidden = explain_unreadable(paths)
     if hidden is not None:
         print(f"{hidden}: 'sudo vllm-edge {command}'.", file=sys.stderr)

@@ -46,7 +46,12 @@ def to_json(journal: Journal) -> dict[str, Any]:
 
 def _read(path: Path) -> Journal:
     """Read a journal that this or another version of the program wrote. Raises OSError, ValueError if it is none."""
-    return read_record(Journal, json.loads(path.read_text(encoding="utf-8")))
+    text = path.read_text(encoding="utf-8")
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from error
+    return read_record(Journal, data)
 
 
 def _build_unknown(journal_id: str, message: str, asked_by: str = "somebody") -> Journal:
@@ -67,10 +72,7 @@ def _build_unknown(journal_id: str, message: str, asked_by: str = "somebody") ->
 
 
 def read_journal(paths: HostPaths) -> Journal | None:
-    """Return the journal of the running or last switch, or None if there was none.
-
-    If the file cannot be read, the result has the id DAMAGED and no result.
-    """
+    """Return the journal of the running or last switch; with the id DAMAGED and no result if it cannot be read."""
     path = paths.switch_journal
     try:
         return _read(path)
@@ -81,7 +83,7 @@ def read_journal(paths: HostPaths) -> Journal | None:
 
 
 def explain_unreadable(paths: HostPaths) -> str | None:
-    """Return that this user may not read what is known of switches; None if that can be read, or nothing is there."""
+    """Return that this user may not read what is known of switches; None otherwise."""
     for path in (paths.switch_journal, paths.history):
         if path.exists() and not os.access(path, os.R_OK):
             return f"{path} is not for this user: switches are shown to root"
@@ -110,9 +112,7 @@ class JournalFile:
         self.ballast = paths.state / ".switch.ballast"
 
     def take_ballast(self) -> None:
-        """Reserve BALLAST_BYTES on the disk, which can be released later so that a rollback can be journalled on a full
-        disk. Raises JournalLost if there is no room even now.
-        """
+        """Reserve BALLAST_BYTES, which are released where a rollback meets a full disk. Raises JournalLost."""
         try:
             self.paths.state.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.ballast, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -129,7 +129,6 @@ class JournalFile:
             ) from error
 
     def give_up_ballast(self) -> bool:
-        """Release the ballast; return whether there was any."""
         try:
             self.ballast.unlink()
         except OSError:
@@ -137,41 +136,31 @@ class JournalFile:
         return True
 
     def with_all_room(self, attempt: Callable[[], Value | None]) -> Value | None:
-        """Run something that writes files and returns its failure or None; if it fails, release the ballast and run it
-        once more."""
+        """Run something that returns its failure or None; if it fails, run it once more without the ballast."""
         failure = attempt()
         return attempt() if failure is not None and self.give_up_ballast() else failure
 
     def write(self, **changes: Any) -> None:
-        """Change fields of the journal and write it durably.
-
-        Raises JournalLost if that fails; the fields in memory are changed all the same.
-        """
+        """Change fields of the journal in any case, and write it durably. Raises JournalLost."""
         self.journal = replace(self.journal, **changes)
         self._write(self.paths.switch_journal)
 
     def enter(self, phase: Phase, direction: Direction, began_at: str, began_s: float) -> None:
-        """Write that a phase is about to begin. How the phase before it ended is written with it.
+        """Write that a phase is about to begin, and how the one before it ended. Raises JournalLost.
 
-        `began_at` is wall clock, for people, and `began_s` seconds since the switch began. Raises JournalLost.
+        `began_at` is wall clock, for people, and `began_s` seconds since the switch began.
         """
         record = PhaseRecord(phase, direction, began_at, began_s)
         self.write(phase=phase, direction=direction, phases=(*self.journal.phases, record))
 
     def leave(self, outcome: Literal["done", "failed"], seconds: float, detail: str = "") -> None:
-        """Record that the phase has ended after `seconds`, with one sentence of detail, or why it failed.
-
-        It reaches the disk with the next `enter`, `write` or `finish`.
-        """
+        """Record how the phase has ended. It reaches the disk with the next `enter`, `write` or `finish`."""
         *former, last = self.journal.phases
         ended = replace(last, outcome=outcome, seconds=seconds, detail=detail)
         self.journal = replace(self.journal, phases=(*former, ended))
 
     def finish(self, **changes: Any) -> None:
-        """Write the last changes to the journal and the history, and release the ballast.
-
-        Raises JournalLost if that fails.
-        """
+        """Write the last changes to journal and history, and release the ballast. Raises JournalLost."""
         try:
             self.write(**changes)
             self.archive()
@@ -214,11 +203,7 @@ def _strip_stamp(stamp: str) -> str:
 
 
 def make_id(paths: HostPaths, stamp: str, generation: int) -> str:
-    """Return an id such as `20261121T164000Z-4`.
-
-    A number is appended if the id is taken already, which happens if the clock went back. `stamp` is wall clock, as
-    `HostWorld.stamp` returns it.
-    """
+    """Return an id such as `20261121T164000Z-4`, with one more number if the clock went back and it is taken."""
     taken = {path.stem for path in paths.history.glob("*.json")} | {getattr(read_journal(paths), "id", "")}
     return _choose_free(f"{_strip_stamp(stamp)}-{generation}", taken)
 

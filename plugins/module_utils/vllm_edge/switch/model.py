@@ -238,27 +238,16 @@ class Journal:
     format: int = 1
 
 
-_UP = frozenset({"active", "reloading", "refreshing"})
-_RESTING = frozenset({"inactive", "failed", "maintenance"})
-
-
-def _waits_for_restart(engine: SeenEngine) -> bool:
-    return engine.sub_state.startswith("auto-restart")
-
-
-def _occupies(engine: SeenEngine) -> bool:
-    """Return whether the engine runs, will run or left a container: it must be stopped before its GPUs are used."""
-    return engine.active_state not in _RESTING or engine.running_input_hash is not None
-
-
 def _decide(engine: SeenEngine, wanted: str | None) -> Literal["keep", "wait", "stop"] | None:
     """Return what happens to an engine of which this input hash (or nothing) is wanted; None if it does not run."""
     if engine.running_input_hash is not None and engine.running_input_hash == wanted:
-        if engine.active_state in _UP:
+        if engine.active_state in ("active", "reloading", "refreshing"):
             return "keep"
-        if engine.active_state == "activating" and not _waits_for_restart(engine):
+        if engine.active_state == "activating" and not engine.sub_state.startswith("auto-restart"):
             return "wait"
-    return "stop" if _occupies(engine) else None
+    # It runs, will run or left a container: it must be stopped before its GPUs are used.
+    rests = engine.active_state in ("inactive", "failed", "maintenance") and engine.running_input_hash is None
+    return None if rests else "stop"
 
 
 def explain_restarts(former: Generation | None, wanted: Generation, moves: Moves) -> tuple[str, ...]:

@@ -74,8 +74,8 @@ class PhaseRunner:
     def attempt(self, what: str, act: Callable[[], Value], *, shielded: bool) -> Value | PhaseFailed:
         """Call `act` and turn every exception into a PhaseFailed, which is returned and not raised.
 
-        An exception that nobody expected also prints its traceback, which ends up in systemd's journal. `what` names
-        the action in that message. A signal can interrupt it unless it is `shielded`.
+        One that nobody expected also prints its traceback. `what` names the action in its message. Signals interrupt it
+        unless it is `shielded`.
         """
         try:
             with contextlib.nullcontext() if shielded else self.signals.interruptible():
@@ -96,15 +96,11 @@ class PhaseRunner:
     def phase(
         self, phase: Phase, direction: Direction, act: Callable[[], Done], *, shielded: bool = False
     ) -> PhaseFailed | None:
-        """Write a phase to the journal, run it, and record how it ended.
+        """Write a phase to the journal, run it, and record how it ended. Returns None, or what failed.
 
         A phase that cannot be written to the journal is not run and counts as failed. There are two exceptions, which
         run without the journal: every phase on the way back, and those after the commit, because a switch is never
-        rolled back after its commit.
-
-        `direction` is `back` for a phase of a rollback, and no signal interrupts one that is `shielded`. Returns None
-        if the phase succeeded, otherwise what failed. Raises LeftForBoot if a phase that is not harmless failed while
-        the host is shutting down.
+        rolled back after its commit. Raises LeftForBoot if one that is not harmless failed while the host goes down.
         """
         began = self.now()
         outcome: Done | PhaseFailed
@@ -137,7 +133,6 @@ class PhaseRunner:
         return PhaseFailed(to_sentence(outcome.text), engines=outcome.engines, phase=phase)
 
     def goes_down(self) -> bool:
-        """Return whether systemd is shutting the host down; False if it does not answer."""
         try:
             return self.world.going_down()
         except Exception:
@@ -150,7 +145,7 @@ class PhaseRunner:
     def measure(self, wanted: Generation) -> Done:
         """Compare the VRAM with the budgets.
 
-        Memory above a budget is accepted in the first switch of a host, which would otherwise serve nothing, and in the
+        More than a budget is accepted in the first switch of a host, which would otherwise serve nothing, and in the
         generation that was committed that way.
         """
         first = self.journal.from_generation is None
@@ -174,7 +169,6 @@ class PhaseRunner:
         return replace(done, warnings=(*done.warnings, told.text))
 
     def publish(self, phase: Phase | None) -> None:
-        """Tell clients of the gateway the phase of the switch; if that fails, nothing depends on it."""
         with contextlib.suppress(Exception):
             self.world.publish(phase)
 
@@ -198,10 +192,7 @@ class PhaseRunner:
             self.warn(f"Downtime is not known: {error}")
 
     def finish(self, result: Result, message: str) -> Result:
-        """Write the end of the journal and return the result.
-
-        The message is also printed, so that it is not lost if the disk is full.
-        """
+        """Write the end of the journal, print it in case the disk is full, and return the result."""
         self.end_watch()
         self.publish(None)
         message = " ".join(message.split())  # the output of programs may contain line breaks

@@ -57,7 +57,6 @@ def _take_over(world: HostWorld, paths: HostPaths, left: Journal) -> JournalFile
 
 
 def _describe_killed(left: Journal) -> str:
-    """Return the beginning of the message: which switch did not end, and in which phase."""
     if left.id == DAMAGED:
         return "The journal of a switch cannot be read, it counts as one that did not end."
     where = f"in phase {left.phase}" if left.phase else "at its beginning"
@@ -75,8 +74,8 @@ def _continue(world: HostWorld, paths: HostPaths, left: Journal, signals: Signal
 def recover(world: HostWorld, paths: HostPaths, left: Journal, signals: Signals) -> Result | None:
     """End a killed switch by going to the committed generation, whichever that is.
 
-    The caller holds the lock. `left` is the unfinished journal. Signals are ignored from now on, unless the host shuts
-    down. Returns the result, or None if the host shuts down and the boot has to recover.
+    The caller holds the lock. Signals are ignored from now on, unless the host goes down. Returns the result, or None
+    if the boot has to recover.
     """
     signals.go_back()
     change, head = _continue(world, paths, left, signals)
@@ -90,10 +89,9 @@ def recover(world: HostWorld, paths: HostPaths, left: Journal, signals: Signals)
 
 
 def recover_at_boot(world: HostWorld, paths: HostPaths, left: Journal, systemd: Systemd) -> Result:
-    """End a killed switch before the engines start.
+    """End a killed switch before the engines start: put back files and target of the committed generation.
 
-    This puts back the files and the target of the committed generation. systemd then starts the engines, as at every
-    boot; they are not verified. The caller holds the lock. `left` is the unfinished journal.
+    systemd then starts the engines, as at every boot; they are not verified. The caller holds the lock.
     """
     change, head = _continue(world, paths, left, Signals())
     try:

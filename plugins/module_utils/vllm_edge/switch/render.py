@@ -19,8 +19,7 @@ MOVED = {"keep": "kept", "stop": "stopped", "start": "started"}
 
 
 def describe_generation(number: object, profile: object) -> str:
-    """Return `generation 3 (nvfp4-tp2)`, or `nothing` if the number is None: nothing was committed before the first
-    switch."""
+    """Return `generation 3 (nvfp4-tp2)`, or `nothing`: nothing was committed before the first switch."""
     return "nothing" if number is None else f"generation {number}{f' ({profile})' if profile else ''}"
 
 
@@ -29,7 +28,6 @@ def phase_words(phase: Row) -> str:
 
 
 def render_phase(phase: Row) -> str:
-    """Return one line for a phase: when it began, how long it took and its detail."""
     seconds = "..." if phase.get("seconds") is None else f"{phase['seconds']:.1f} s"
     failed = "FAILED: " if phase.get("outcome") == "failed" else ""
     return cut_line(
@@ -69,7 +67,6 @@ def render_downtime(downtime: Mapping[str, Row]) -> list[str]:
 
 
 def describe_result(result: object) -> str:
-    """Return `rolled back` and the like; `unfinished` for a switch without a result, which runs or was killed."""
     return str(result).replace("_", " ") if result else "unfinished"
 
 

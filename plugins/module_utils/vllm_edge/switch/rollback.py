@@ -29,13 +29,10 @@ EVERY_STEP = f"'journalctl -u {SWITCH_UNIT}' has every step."
 def go_back(
     change: PhaseRunner, failure: PhaseFailed, wanted: Generation, former: Generation | None, moves: Moves
 ) -> tuple[Result, str]:
-    """Roll back to the committed generation after a phase failed that may have changed the host.
+    """Roll back after a phase failed that may have changed the host. Returns the result and its message.
 
     A failed repair is not rolled back, because there is no other generation to return to. If nothing was committed
     before, the engines that were started are stopped again.
-
-    Returns:
-        The result (`rolled_back` or `failed`) and its message.
     """
     change.signals.go_back()
     head = f"{describe_route(change.journal)} failed in phase {failure.phase}. {failure.text}"
@@ -63,13 +60,10 @@ def go_back(
 
 
 def end_killed(change: PhaseRunner, left: Journal, head: str) -> tuple[Result, str]:
-    """End a switch that was killed.
+    """End a switch that was killed, and return the result and its message. Raises LeftForBoot.
 
-    The host goes to the committed generation, whatever the journal says. If the killed switch had already committed,
-    that is its new generation.
-
-    `left` is its journal, and `head` the beginning of the message, which says how it ended. Returns the result and its
-    message. Raises LeftForBoot if the host shuts down.
+    The host goes to the committed generation, which is the new one if the killed switch had already committed. `left`
+    is its journal, and `head` the beginning of the message, which says how it ended.
     """
     try:
         committed = store.load_committed(change.paths)
@@ -98,7 +92,6 @@ def end_killed(change: PhaseRunner, left: Journal, head: str) -> tuple[Result, s
 
 
 def _load_other(left: Journal, committed: Generation, paths: HostPaths) -> Generation | None:
-    """Return the generation at the other end of the switch, or None if it is not known."""
     number = left.from_generation if left.generation == committed.number else left.generation
     if number is None or number == committed.number:
         return committed if number is not None else None
@@ -145,19 +138,11 @@ def _stop_what_started(change: PhaseRunner, head: str, start: Sequence[str]) -> 
 def converge_to(
     change: PhaseRunner, generation: Generation, other: Generation | None, direction: Direction
 ) -> list[PhaseFailed]:
-    """Bring the host to the committed generation, as far as possible.
+    """Bring the host to the committed generation, as far as possible. Raises LeftForBoot.
 
-    A phase that fails does not end this: the engines that are not concerned continue.
-
-    Args:
-        other: the generation at the other end of the switch, if it is known.
-        direction: `forward` if the killed switch had already committed `generation`.
-
-    Returns:
-        What failed, and at the end what still differs from the generation; empty if everything succeeded.
-
-    Raises:
-        LeftForBoot: if the host shuts down.
+    A phase that fails does not end this: the engines that are not concerned continue. `other` is the generation at the
+    other end of the switch, if it is known; the direction is `forward` if the killed switch had committed `generation`.
+    Returns what failed, and at the end what still differs from the generation.
     """
     world = change.world
     moves = _decide_patiently(change, generation)
@@ -227,10 +212,7 @@ def _has_its_files(change: PhaseRunner, generation: Generation, engine: str) -> 
 
 
 def _find_difference(change: PhaseRunner, generation: Generation) -> PhaseFailed | None:
-    """Return what still differs from the generation, or None.
-
-    This finds an engine that could not be stopped: it may answer, but belongs to the other generation.
-    """
+    """Return what still differs, such as an engine that could not be stopped: it may answer, but is of another one."""
     moves = change.decide(generation)
     if isinstance(moves, PhaseFailed):
         change.warn(f"What runs could not be seen at the end: {moves.text}")
@@ -265,7 +247,6 @@ def _describe_failures(change: PhaseRunner, failures: Iterable[PhaseFailed], com
 
 
 def _describe_what_runs(change: PhaseRunner, generation: Generation) -> str:
-    """Return what runs now and the command that repairs it."""
     try:
         runs = to_sentence(change.world.what_runs(generation))
     except Exception as error:

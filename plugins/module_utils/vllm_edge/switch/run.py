@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 def run_recover(paths: HostPaths, *, boot: bool) -> int:
     """Run `vllm-edge recover`, with `--boot` if `boot` is set.
 
-    Returns:
-        The exit status: OK if the committed generation serves or there was nothing to do, BUSY if another switch holds
-            the lock, otherwise FAILED.
+    Returns its exit status: OK if the committed generation serves or there was nothing to do, BUSY if another switch
+    holds the lock, otherwise FAILED.
     """
 
     def run() -> Exit:
@@ -88,12 +87,9 @@ def switch(
     signals: Signals,
     choice: Choice,
 ) -> Result | None:
-    """Switch to a generation. An unfinished former switch is recovered first.
+    """Switch to a generation. An unfinished former switch is recovered first. The caller holds the lock.
 
-    The caller holds the lock.
-
-    Returns:
-        The result, or None if the host shuts down and the boot has to end the switch.
+    Returns the result, or None if the host goes down and the boot has to end the switch.
     """
     left = read_journal(paths)
     if left is not None and left.result is not None:
@@ -161,10 +157,7 @@ def _open_world(paths: HostPaths) -> HostWorld:
 
 
 def run_switch(paths: HostPaths, number: int, choice: Choice) -> int:
-    """Run `vllm-edge run-switch`, the program of vllm-edge-switch.service, and return its exit status.
-
-    The parameters are those of `switch`.
-    """
+    """Run `vllm-edge run-switch`, the program of vllm-edge-switch.service. Returns its exit status."""
 
     def run() -> Exit:
         with take_lock(paths), Signals() as signals:

@@ -55,16 +55,10 @@ class Transaction(PhaseRunner):
     """
 
     def forward(self, wanted: Generation, former: Generation | None, choice: Choice) -> tuple[Result, str]:
-        """Switch to a generation, and roll back if that fails.
+        """Switch to a generation, and roll back if that fails. Returns the result and the message for the journal.
 
-        Args:
-            former: the committed generation; `wanted` itself if this is a repair, None if nothing was committed before.
-
-        Returns:
-            The result, and the message for the end of the journal.
-
-        Raises:
-            LeftForBoot: if the host shuts down during the switch.
+        `former` is the committed generation; `wanted` itself if this is a repair, None if nothing was committed before.
+        Raises LeftForBoot if the host goes down during the switch.
         """
         repair = former is not None and former.number == wanted.number
         moves = self.decide(wanted)
@@ -175,7 +169,6 @@ class Transaction(PhaseRunner):
         )
 
     def _serves(self, wanted: Generation, moves: Moves) -> str:
-        """Return the message of a switch that succeeded: what was stopped, started, waited for and kept."""
         words = {"stop": "stopped", "start": "started", "wait": "waited for", "keep": "kept"}
         did = describe_moves(vars(moves), words) or "no engine had to move"
         text = to_sentence(
@@ -191,7 +184,6 @@ class Transaction(PhaseRunner):
         )
 
     def _left_over(self, wanted: Generation, failures: Sequence[PhaseFailed]) -> tuple[Result, str]:
-        """Return the result of a switch of which phases after the commit failed."""
         texts = [f"Phase {failure.phase} failed: {failure.text}" for failure in failures]
         if any(failure.phase is Phase.CLEAN_UP for failure in failures):
             texts.append(
@@ -225,7 +217,6 @@ def begin_journal(
 
 
 def leave_for_boot(change: PhaseRunner) -> None:
-    """Record in the journal that the host shuts down and that the boot will end the switch."""
     change.end_watch()
     text = f"The host goes down in phase {change.journal.phase}: the boot goes back to the committed generation."
     say(text)

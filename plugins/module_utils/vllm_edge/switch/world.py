@@ -57,27 +57,15 @@ class HostWorld(HostView):
     measure = measure
     clean_up = clean_up
 
-    def _seen(self, wanted: Collection[str]) -> tuple[list[SeenEngine], dict[str, Unit]]:
-        """Return every engine that this host shows, with the state of its unit and container, and the units."""
+    def moves(self, wanted: Generation) -> Moves:
+        """Compare what runs, the live files and the target with a generation, and return what has to change."""
         containers = [container for container in self.list_containers() if container.engine]
         names = self.find_engine_units() | set(live.list_live_engines(self.paths))
         names |= {container.engine for container in containers if container.engine}
-        units = self.show_units([unit_name(name) for name in names | set(wanted)] + [TARGET])
+        units = self.show_units([unit_name(name) for name in names | set(wanted.engines)] + [TARGET])
         running = {container.engine: container.input_hash or "" for container in containers if container.running}
-        seen = [
-            SeenEngine(
-                name,
-                units[unit_name(name)].active_state,
-                units[unit_name(name)].sub_state,
-                running.get(name),
-            )
-            for name in sorted(names)
-        ]
-        return seen, units
-
-    def moves(self, wanted: Generation) -> Moves:
-        """Compare what runs, the live files and the target with a generation, and return what has to change."""
-        seen, units = self._seen(wanted.engines)
+        shown = {name: units[unit_name(name)] for name in sorted(names)}
+        seen = [SeenEngine(name, one.active_state, one.sub_state, running.get(name)) for name, one in shown.items()]
         try:
             files = live.live_changes(wanted, self.paths)
         except GenerationError as error:
@@ -125,11 +113,7 @@ class HostWorld(HostView):
 
     @contextlib.contextmanager
     def _ending_idle(self, engines: Collection[str]) -> Iterator[None]:
-        """End containers that have finished their requests while their units stop.
-
-        Such a container only waits for its shutdown timeout. If this fails, the stop takes longer and nothing else
-        happens.
-        """
+        """While units stop, end containers that have no requests and only wait for their shutdown timeout."""
         over = threading.Event()
 
         def watch(config: EngineConfig) -> None:
@@ -208,10 +192,7 @@ class HostWorld(HostView):
         return Done(f"{several(moves.start)} were ordered to start")
 
     def away(self, wanted: Generation, serving: Generation | None, moves: Moves) -> Done:
-        """Let requests wait for the names of `serving` whose engines do not stay, or go to an engine that stands in.
-
-        `wanted` is the generation whose engines will serve them.
-        """
+        """Let requests wait for the names of `serving` whose engines do not stay, or go to an engine that stands in."""
         if serving is None:
             return Done("nothing is known to serve")
         course = Course(Phase.AWAY, moves.keep, wanted)

@@ -163,9 +163,9 @@ ADJUSTED = """
 import sys
 from pathlib import Path
 from vllm_edge.switch.steps import hooks
-Path("/proc/self/oom_score_adj").write_text("300")
+hooks.OOM_SCORE.write_text("300")
 if sys.argv[2] == "spared":
-    hooks._read_own_oom_score_adj = lambda: -900
+    hooks.OOM_SCORE = Path(sys.argv[3])
 hooks.run_one(Path(sys.argv[1]), {}, 20)
 """
 
@@ -174,8 +174,9 @@ hooks.run_one(Path(sys.argv[1]), {}, 20)
 @pytest.mark.parametrize(("own", "hook"), [("spared", "0"), ("not", "300")])
 def test_a_hook_is_not_spared_when_memory_runs_out(place: Place, own: str, hook: str) -> None:
     script = place.hook("10-own", f"#!/bin/sh\nread value < /proc/self/oom_score_adj; echo $value > {place.out}\n")
+    score = write(place.root / "score", "-900\n")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "plugins" / "module_utils")}
-    subprocess.run([sys.executable, "-c", ADJUSTED, str(script), own], check=True, env=environment)
+    subprocess.run([sys.executable, "-c", ADJUSTED, str(script), own, str(score)], check=True, env=environment)
     assert place.out.read_text().strip() == hook
 
 

@@ -33,33 +33,19 @@ PASSING_S = 10.0
 FINAL = frozenset({"GPU_IS_LOST", "DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND", "LIB_RM_VERSION_MISMATCH"})
 
 
-@dataclass(frozen=True)
-class Boards:
-    """One reading of all GPUs: those that answered (`gpus`) and those that did not (`lost`)."""
-
-    driver_version: str
-    gpus: tuple[GpuReading, ...]
-    lost: tuple[NvmlFailure, ...]
-
-    @property
-    def uuids(self) -> frozenset[str]:
-        return frozenset(gpu.uuid for gpu in self.gpus)
+Lost = tuple[NvmlFailure, ...]
 
 
 def load_slots(paths: HostPaths) -> tuple[gpu_slots.Slot, ...]:
-    """Return the recorded GPU slots of this host, which name GPUs that no longer answer. Empty if there is no
-    record."""
+    """Return the recorded GPU slots of this host, which name GPUs that no longer answer; none without a record."""
     try:
         return gpu_slots.load(str(paths.state / "gpu-slots.json"))
     except (gpu_slots.SlotError, OSError):
         return ()
 
 
-def read_boards(session: NvmlSession, slots: Sequence[gpu_slots.Slot]) -> Boards:
-    """Read every GPU, and collect those that do not answer instead of raising.
-
-    `NvmlSession.read` raises at the first GPU that does not answer. The recorded slots name GPUs that do not answer.
-    """
+def read_boards(session: NvmlSession, slots: Sequence[gpu_slots.Slot]) -> tuple[HostReading, Lost]:
+    """Read every GPU, and collect those that do not answer instead of raising; the recorded slots name them."""
     lost = gpu_slots.list_lost(session, slots)
     gpus: list[GpuReading] = []
     for identity in session.identities:
@@ -67,27 +53,25 @@ def read_boards(session: NvmlSession, slots: Sequence[gpu_slots.Slot]) -> Boards
             gpus.append(session.read_gpu(identity))
         except NvmlFailure as failure:
             lost.append(failure)
-    return Boards(session.driver_version, tuple(gpus), tuple(lost))
+    return HostReading(session.driver_version, tuple(gpus)), tuple(lost)
 
 
-def require(boards: Boards, needed: Collection[str]) -> None:
-    """Check that the GPUs with the UUIDs `needed` answer; others do not matter.
-
-    Raises NvmlFailure if a needed GPU does not answer, and PhaseFailed if it is not there.
-    """
-    missing = [uuid for uuid in needed if uuid not in boards.uuids]
+def require(boards: HostReading, lost: Lost, needed: Collection[str]) -> None:
+    """Check that these GPUs answer; others do not matter. Raises NvmlFailure, or PhaseFailed if one is not there."""
+    there = [gpu.uuid for gpu in boards.gpus]
+    missing = [uuid for uuid in needed if uuid not in there]
     if not missing:
         return
-    named = [failure for failure in boards.lost if failure.gpu in missing]
+    named = [failure for failure in lost if failure.gpu in missing]
     if len(named) < len(missing):
         # A GPU that was lost before NVML was opened may have no name. If no failure names the missing GPU, it is that
         # one.
-        named += [failure for failure in boards.lost if failure.gpu is None]
+        named += [failure for failure in lost if failure.gpu is None]
     if named:
         raise next((failure for failure in named if failure.code in FINAL), named[0])
-    there = ", ".join(f"{gpu.uuid} ({gpu.name} at {gpu.pci_bus_id})" for gpu in boards.gpus) or "no GPU at all"
+    seen = ", ".join(f"{gpu.uuid} ({gpu.name} at {gpu.pci_bus_id})" for gpu in boards.gpus) or "no GPU at all"
     raise PhaseFailed(
-        f"NVML does not see {', '.join(missing)}; it sees {there}. Where the card was exchanged, put its new UUID into "
+        f"NVML does not see {', '.join(missing)}; it sees {seen}. Where the card was exchanged, put its new UUID into "
         "gpu_uuids and run site.yml; where it should be there, look for Xid messages in 'journalctl -k'."
     )
 
@@ -152,7 +136,6 @@ def look(
     *,
     ours: int | None,
     uid: Callable[[int], int | None] = uid_of,
-    command: Callable[[int], str] = command_of,
 ) -> Occupied:
     """Find out who uses one GPU.
 
@@ -169,7 +152,7 @@ def look(
     for process in gpu.processes or ():
         owner = owners.get(process.pid, Owner("unknown", reason="not looked up"))
         runs_as = uid(process.pid)
-        holder = Holder(process.pid, process.used_mib, owner.container, command(process.pid), get_user_name(runs_as))
+        holder = Holder(process.pid, process.used_mib, owner.container, command_of(process.pid), get_user_name(runs_as))
         exact = exact and process.used_mib is not None
         if owner.kind == "ours" and owner.unit in keep:
             kept += process.used_mib or 0
@@ -204,8 +187,8 @@ class Release:
         """Take one sample of the needed GPUs. NVML is opened anew each time, because the driver may be unloaded in
         between."""
         with self.host.nvml() as session:
-            boards = read_boards(session, load_slots(self.host.paths))
-        require(boards, self.needed)
+            boards, lost = read_boards(session, load_slots(self.host.paths))
+        require(boards, lost, self.needed)
         gpus = [gpu for gpu in boards.gpus if gpu.uuid in self.needed]
         owners = self.host.owners({process.pid for gpu in gpus for process in gpu.processes or ()})
         return [look(gpu, owners, self.keep, ours=self.ours, uid=self.uid) for gpu in gpus]
@@ -342,7 +325,7 @@ def measure(host: HostView, wanted: Generation, *, accept: bool = False) -> Done
     limits = Limits(budgets=wanted.budgets_mib, expected={}, foreign=wanted.foreign)
     needed = sorted({uuid for engine in wanted.engines.values() for uuid in engine.config.gpus})
     numbers = [slot.uuid for slot in slots]
-    lost: tuple[NvmlFailure, ...] = ()
+    lost: Lost = ()
 
     def judge(reading: HostReading) -> Evaluation:
         pids = {process.pid for gpu in reading.gpus for process in gpu.processes or ()}
@@ -355,16 +338,15 @@ def measure(host: HostView, wanted: Generation, *, accept: bool = False) -> Done
                 nonlocal lost
                 deadline = host.clock() + PASSING_S
                 while True:
-                    boards = read_boards(session, slots)
-                    lost = boards.lost
+                    boards, lost = read_boards(session, slots)
                     try:
-                        require(boards, needed)
+                        require(boards, lost, needed)
                     except NvmlFailure as failure:
                         if failure.code in FINAL or host.clock() >= deadline:
                             raise
                         host.sleep(POLL_S)
                     else:
-                        return HostReading(boards.driver_version, boards.gpus)
+                        return boards
 
             result = settle(read, judge, SETTLE_S, clock=host.clock, sleep=host.sleep)
     except NvmlFailure as failure:

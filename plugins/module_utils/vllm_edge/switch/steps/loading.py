@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...engine.startup import Phase as EnginePhase
 from ...engine.state import Failure
@@ -100,23 +100,18 @@ def wait_until_healthy(host: HostView, wanted: Generation, moves: Moves, *, all_
     if failed or loading:
         raise _build_failure(host, [*failed, *loading], units, now, wanted)
     slow = [warn_of_load(host.paths, config, host.read_state(config.engine)) for config in configs]
-    return replace(_build_result(engines, now), warnings=tuple(text for text in slow if text))
-
-
-def _build_result(engines: Sequence[Loading], now: float) -> Done:
-    names = ", ".join(engine.name for engine in engines)
     slowest = max(engines, key=lambda engine: engine.seconds).name
-    serve = "serves" if len(engines) == 1 else "serve"
+    serve = f"serve after {now:.1f} s, {slowest} last" if len(engines) > 1 else f"serves after {now:.1f} s"
     return Done(
-        f"{names} {serve} after {now:.1f} s" + (f", {slowest} last" if len(engines) > 1 else ""),
+        f"{', '.join(names)} {serve}",
         data={"load_seconds": {engine.name: round(engine.seconds, 1) for engine in engines}},
+        warnings=tuple(text for text in slow if text),
     )
 
 
 def _build_failure(
     host: HostView, engines: Sequence[Loading], units: Mapping[str, Unit], now: float, wanted: Generation
 ) -> PhaseFailed:
-    """Return the failure that explains why each of these engines does not serve."""
     texts = []
     for engine in engines:
         unit = units[unit_name(engine.name)]
@@ -133,7 +128,6 @@ def _build_failure(
 
 
 def _explain_end(host: HostView, engine: Loading, unit: Unit) -> str:
-    """Return why an engine ended: the failure that its supervisor recorded, otherwise what systemd shows."""
     state = host.read_state(engine.name)
     # The phase is `failed` only for the run that ended last. Otherwise a failure is new if it differs from the one
     # known before the start, whatever the clock says.
