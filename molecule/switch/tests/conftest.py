@@ -44,7 +44,6 @@ SETTINGS = f"--extra-vars=@{ROOT / 'molecule' / 'switch' / 'settings.yml'}"
 PROFILE = "e2b-only"
 INVENTORY_PROFILE = "nvfp4-tp2"
 ENGINE, CONTAINER, UNIT = "e2b-all", "vllm-e2b-all", "vllm-e2b-all.service"
-GPU = GPUS[3]
 SOCKETS = "unix:/run/vllm-edge/engines"
 ROLES = ["architect", "worker", "auditor", "sentry"]
 SWITCH_UNIT = "vllm-edge-switch.service"
@@ -61,7 +60,7 @@ LOADED_S = 600
 SWITCHED_S = 2 * LOADED_S
 """A switch with its way back."""
 
-OK, ROLLED_BACK, REFUSED, FAILED, BUSY = range(5)
+OK, ROLLED_BACK, _, _, BUSY = range(5)
 """Exit status of the commands that switch."""
 
 # On the host: a generation that differs from another one by texts of its files and by limits.
@@ -110,8 +109,8 @@ print(number)
 # On the host: waits until a switch that began after the given one is in a phase, and may then kill its program.
 UNTIL = """
 import json, os, sys, time
-before, direction, phase, seconds, number = sys.argv[1:]
-deadline = time.monotonic() + float(seconds)
+before, phase, number = sys.argv[1:]
+deadline = time.monotonic() + 600
 while time.monotonic() < deadline:
     try:
         journal = json.load(open("/var/lib/vllm-edge/switch.json"))
@@ -120,13 +119,12 @@ while time.monotonic() < deadline:
     if journal["id"] != before:
         if journal["result"]:
             sys.exit(f"the switch was never seen in phase {phase}, it has ended: {journal['message']}")
-        if (journal["direction"], journal["phase"]) == (direction, phase):
+        if (journal["direction"], journal["phase"]) == ("forward", phase):
             if int(number):
                 os.kill(journal["pid"], int(number))
-            print(journal["id"])
             sys.exit()
     time.sleep(0.02)
-sys.exit(f"no switch was seen in phase {phase} within {seconds} s")
+sys.exit(f"no switch was seen in phase {phase} within 600 s")
 """
 
 
@@ -140,7 +138,6 @@ class Switched:
     rc: int
     journal: dict[str, Any] | None
     errors: str
-    seconds: float
 
     @property
     def message(self) -> str:
@@ -157,10 +154,6 @@ class Switched:
         assert found, f"no phase {name} ({direction}) in {json.dumps(self.journal['phases'], indent=2)}"
         return dict(found[-1])
 
-    def failed_in(self) -> str | None:
-        rows = (self.journal or {"phases": []})["phases"]
-        return next((row["phase"] for row in rows if row["outcome"] == "failed"), None)
-
 
 @dataclass
 class Begun:
@@ -168,19 +161,18 @@ class Begun:
 
     process: subprocess.Popen[str]
     before: str
-    began: float
 
     def end(self, seconds: float = SWITCHED_S) -> Switched:
         output, errors = self.process.communicate(timeout=seconds)
-        return switched(self.process.returncode, output, errors, time.monotonic() - self.began)
+        return switched(self.process.returncode, output, errors)
 
 
-def switched(rc: int, output: str, errors: str, seconds: float) -> Switched:
+def switched(rc: int, output: str, errors: str) -> Switched:
     try:
         journal = json.loads(output)
     except ValueError:
         journal = None
-    return Switched(rc, journal, errors.strip() or output.strip(), seconds)
+    return Switched(rc, journal, errors.strip() or output.strip())
 
 
 class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
@@ -205,8 +197,8 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
 
     # -- what is there
 
-    def status(self, *options: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.run("vllm-edge", "status", "--format", "json", *options))
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.run("vllm-edge", "status", "--format", "json"))
         return found
 
     def committed(self) -> dict[str, Any]:
@@ -242,14 +234,14 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
         words = ["docker", "ps", "--all", "--filter", "label=vllm-edge.engine", "--format", "{{.Names}}"]
         return {name: default.life(self, name) for name in sorted(self.run(*words).split())}
 
-    def complete_at(self, engine: str, role: str, seconds: int = 60) -> int:
+    def complete_at(self, engine: str, role: str) -> int:
         question = {
             "model": role,
             "messages": [{"role": "user", "content": "Count to three."}],
             "max_tokens": 8,
             "temperature": 0,
         }
-        arguments = [f"{SOCKETS}/{engine}/api.sock/v1/chat/completions", json.dumps(question), str(seconds)]
+        arguments = [f"{SOCKETS}/{engine}/api.sock/v1/chat/completions", json.dumps(question), "60"]
         return int(json.loads(self.run("python3", "-c", default.ASK, *arguments))[0])
 
     def serves(self, number: int) -> None:
@@ -295,15 +287,13 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
 
     # -- switching
 
-    def switch(self, wanted: int | str, *options: str) -> Switched:
-        began = time.monotonic()
-        done = self.host.run(shlex.join(["vllm-edge", "switch", str(wanted), "--format", "json", *options]))
-        return switched(done.rc, done.stdout, done.stderr, time.monotonic() - began)
+    def switch(self, number: int) -> Switched:
+        done = self.host.run(f"vllm-edge switch {number} --format json")
+        return switched(done.rc, done.stdout, done.stderr)
 
     def rollback(self) -> Switched:
-        began = time.monotonic()
         done = self.host.run("vllm-edge rollback --format json")
-        return switched(done.rc, done.stdout, done.stderr, time.monotonic() - began)
+        return switched(done.rc, done.stdout, done.stderr)
 
     def begin(self, *command: str) -> Begun:
         """`vllm-edge switch 2 --format json` and the like, over its own connection."""
@@ -315,17 +305,16 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
             stderr=subprocess.PIPE,
             text=True,
         )
-        return Begun(process, before, time.monotonic())
+        return Begun(process, before)
 
     def begin_switch(self, number: int) -> Begun:
         return self.begin("vllm-edge", "switch", str(number), "--format", "json")
 
-    def until(self, before: str, phase: str, *, kill: bool = False, back: bool = False, seconds: float = 600) -> str:
-        """Until a switch later than `before` is in a phase; its id. With `kill` its program is killed there."""
-        number = str(int(signal.SIGKILL) if kill else 0)
-        return self.python(UNTIL, before, "back" if back else "forward", phase, str(seconds), number)
+    def until(self, before: str, phase: str, *, kill: bool = False) -> None:
+        """Until a switch later than `before` is in a phase. With `kill` its program is killed there."""
+        self.python(UNTIL, before, phase, str(int(signal.SIGKILL) if kill else 0))
 
-    def ended(self, before: str, seconds: float = SWITCHED_S) -> dict[str, Any]:
+    def ended(self, before: str) -> dict[str, Any]:
         """The journal of the switch after `before`, once systemd has ended its unit and its recovery."""
 
         def over() -> bool:
@@ -335,19 +324,18 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
             state = self.unit("ActiveState", unit=SWITCH_UNIT)["ActiveState"]
             return state in ("inactive", "failed")
 
-        self.wait("the end of the switch", over, seconds)
+        self.wait("the end of the switch", over, SWITCHED_S)
         journal = self.last()
         assert journal is not None
         return journal
 
-    def wait(self, what: str, condition: Callable[[], object], seconds: float, every: float = 0.5) -> float:
+    def wait(self, what: str, condition: Callable[[], object], seconds: float, every: float = 0.5) -> None:
         begin = time.monotonic()
         while not condition():
             if time.monotonic() - begin > seconds:
                 journal = self.journal(unit=SWITCH_UNIT)
                 pytest.fail(f"not within {seconds:.0f} s: {what}\n{journal}\n{self.journal(unit=UNIT)}", pytrace=False)
             time.sleep(every)
-        return time.monotonic() - begin
 
     def variant(self, of: int, *replace: tuple[str, str], limits: Mapping[str, float] | None = None) -> int:
         """Number of a generation that differs from another one; made once."""
@@ -374,10 +362,9 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
         self.shell(f"[ ! -e {HOOKS} ] || find {HOOKS} -type f -delete")
         self.clear_faults()
 
-    def engine_fault(self, name: str, max_model_len: int, value: str = "") -> None:
+    def engine_fault(self, name: str, max_model_len: int) -> None:
         """For the engine of one generation only."""
-        condition = f"max_model_len={max_model_len}"
-        self.run("lab-gpu", "fault", "set", "--gpu", "3", f"{name}={f'{value},' if value else ''}{condition}")
+        self.run("lab-gpu", "fault", "set", "--gpu", "3", f"{name}=max_model_len={max_model_len}")
 
 
 @pytest.fixture(scope="session")
