@@ -194,19 +194,6 @@ def test_pruning_keeps_the_committed_and_the_one_before(paths: HostPaths) -> Non
 FILES = ["engine.json", "container.json", "docker-create"]
 
 
-def test_a_host_without_files(paths: HostPaths) -> None:
-    generation = store.load(paths, put(paths, rendered(engine())))
-    changes = {Path(item.path).name: item.before for item in live.live_changes(generation, paths)}
-    assert changes == dict.fromkeys([*FILES, "vllm-e2b.service", "vllm-edge.target"])
-    written = live.install(generation, paths, ["e2b"], target=False)
-    assert len(written) == 4
-    assert [Path(item.path).name for item in live.live_changes(generation, paths)] == ["vllm-edge.target"]
-    assert live.install(generation, paths, ["e2b"], target=True) == [str(paths.unit_file("vllm-edge.target"))]
-    assert live.live_changes(generation, paths) == []
-    assert live.install(generation, paths, ["e2b"], target=True) == []
-    assert load_engine("e2b", paths).config.input_hash == engine().input_hash
-
-
 def test_differences_of_live_files(paths: HostPaths, tmp_path: Path) -> None:
     activate(paths, rendered(engine()))
     generation = store.load(paths, 1)
