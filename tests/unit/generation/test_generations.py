@@ -96,7 +96,7 @@ def test_commit_remembers_who_chose_and_what_was_before(paths: HostPaths) -> Non
     assert now is not None
     assert (now.generation, now.profile, now.origin, now.previous_generation) == (2, "q", "-e", 1)
     assert (now.inventory_profile, now.chosen_at) == ("q", "2026-11-21T16:41:00Z")
-    assert now.hashes == {"e2b": engine().input_hash}
+    assert now.engines["e2b"].input_hash == engine().input_hash
     generation = store.load(paths, 2)
     committed.commit(generation, paths, model.Choice("inventory", "q"), "later")
     again = committed.committed(paths)

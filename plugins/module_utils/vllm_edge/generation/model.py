@@ -137,10 +137,6 @@ class Committed:
     over_budget: bool = False
     """Whether it was committed although its engines use more than their budgets."""
 
-    @property
-    def hashes(self) -> dict[str, str]:
-        return {name: engine.input_hash for name, engine in self.engines.items()}
-
 
 MODE = 0o644
 STORED_MODE = 0o640

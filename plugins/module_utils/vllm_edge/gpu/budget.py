@@ -386,7 +386,6 @@ def settle(
     judge: Callable[[HostReading], Evaluation],
     timeout_s: float,
     *,
-    interval_s: float = 1.0,
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> Settled:
@@ -404,7 +403,7 @@ def settle(
         waited = clock() - start
         if waited >= timeout_s:
             return Settled(last, judge(last), still, samples, waited)
-        sleep(min(interval_s, timeout_s - waited))
+        sleep(min(1.0, timeout_s - waited))
         current = read()
         samples += 1
         still = is_same_memory(last, current)

@@ -191,6 +191,18 @@ class PhaseRunner:
         except Exception as error:
             self.warn(f"Downtime is not known: {error}")
 
+    def end(self, act: Callable[[], tuple[Result, str]]) -> Result | None:
+        """Finish with what `act` returns; return None and leave the journal unfinished if the host goes down."""
+        try:
+            return self.finish(*act())
+        except LeftForBoot:
+            self.end_watch()
+            text = f"The host goes down in phase {self.journal.phase}: the boot goes back to the committed generation."
+            say(text)
+            with contextlib.suppress(JournalLost):
+                self.file.write(message=text)
+            return None
+
     def finish(self, result: Result, message: str) -> Result:
         """Write the end of the journal, print it in case the disk is full, and return the result."""
         self.end_watch()

@@ -16,11 +16,11 @@ from ..paths import HostPaths
 from ..system.systemd import Systemd
 from .journal import DAMAGED, JournalFile, JournalLost, set_aside_damaged
 from .model import HARMLESS, Direction, Done, Journal, Phase, Result
-from .phases import LeftForBoot, PhaseRunner
+from .phases import PhaseRunner
 from .render import describe_route, name_generation, to_sentence
 from .rollback import end_killed
 from .signals import Signals
-from .transaction import begin_journal, leave_for_boot
+from .transaction import begin_journal
 
 if TYPE_CHECKING:
     from .world import HostWorld
@@ -81,11 +81,7 @@ def recover(world: HostWorld, paths: HostPaths, left: Journal, signals: Signals)
     change, head = _continue(world, paths, left, signals)
     if left.id != DAMAGED and left.direction == "forward" and (left.phase is None or left.phase in HARMLESS):
         return change.finish(Result.REFUSED, f"{head} Nothing had been touched.")
-    try:
-        return change.finish(*end_killed(change, left, head))
-    except LeftForBoot:
-        leave_for_boot(change)
-        return None
+    return change.end(lambda: end_killed(change, left, head))
 
 
 def recover_at_boot(world: HostWorld, paths: HostPaths, left: Journal, systemd: Systemd) -> Result:

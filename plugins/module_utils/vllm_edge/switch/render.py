@@ -101,13 +101,17 @@ def render_switch(journal: Row) -> list[str]:
     return lines
 
 
+def find_longest(switch: Row) -> tuple[str | None, float]:
+    """Return the served name that was not served for the longest time, and its seconds."""
+    return max((switch.get("downtime") or {}).items(), key=lambda item: item[1], default=(None, 0.0))
+
+
 def summarize_switch(switch: Row) -> list[str]:
     """Return a former switch as one sentence, as `status` shows it."""
     former = describe_generation(switch["from_generation"], switch["from_profile"])
-    down: Mapping[str, float] = switch.get("downtime") or {}
-    role = max(down, key=lambda name: down[name], default=None)
+    role, down = find_longest(switch)
     seconds = "" if switch.get("seconds") is None else f" after {switch['seconds']:.0f} s"
-    unserved = "" if role is None else f", {role} not served for {down[role]:.0f} s"
+    unserved = "" if role is None else f", {role} not served for {down:.0f} s"
     latter = describe_generation(switch["generation"], switch["profile"])
     return wrapped(
         f"last switch {switch['started_at']}: from {former} to {latter}, "
@@ -119,8 +123,7 @@ def render_switches(switches: Sequence[Row]) -> list[str]:
     """Return a table of switches with one line each, as `status` shows it."""
     rows = []
     for switch in switches:
-        down = switch.get("downtime") or {}
-        role = max(down, key=lambda name: float(down[name]), default=None)
+        role, down = find_longest(switch)
         former = "-" if switch["from_generation"] is None else f"{switch['from_generation']} {switch['from_profile']}"
         rows.append(
             [
@@ -129,7 +132,7 @@ def render_switches(switches: Sequence[Row]) -> list[str]:
                 shorten(f"{switch['generation']} {switch['profile']}", PROFILE),
                 describe_result(switch["result"]),
                 "-" if switch.get("seconds") is None else f"{switch['seconds']:.0f} s",
-                "-" if role is None else f"{down[role]:.0f} s",
+                "-" if role is None else f"{down:.0f} s",
                 shorten(str(switch["origin"]), 9),
             ]
         )

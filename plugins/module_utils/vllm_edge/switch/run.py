@@ -15,11 +15,10 @@ from ..paths import HostPaths
 from ..system.systemd import Systemd
 from .journal import Busy, JournalFile, JournalLost, read_journal, take_lock
 from .model import EXITS, Exit, PhaseFailed, Result
-from .phases import LeftForBoot
 from .recovery import recover, recover_at_boot
 from .render import capitalize, complain, describe_route, say, to_sentence
 from .signals import Signals
-from .transaction import Transaction, archive, begin_journal, leave_for_boot
+from .transaction import Transaction, archive, begin_journal
 
 if TYPE_CHECKING:
     from .world import HostWorld
@@ -32,27 +31,22 @@ def run_recover(paths: HostPaths, *, boot: bool) -> int:
     holds the lock, otherwise FAILED.
     """
 
-    def run() -> Exit:
-        with take_lock(paths), Signals() as signals:
-            left = read_journal(paths)
-            if left is None or left.result is not None:
-                if left is not None:
-                    archive(paths, left)
-                say("nothing to recover: the last switch ended" if left else "nothing to recover: there was no switch")
-                return Exit.OK
-            world = _open_world(paths)
-            signals.going_down = world.going_down
-            result: Result | None
-            if boot:
-                result = recover_at_boot(world, paths, left, Systemd())
-            elif world.going_down():
-                say("the host goes down: the boot recovers")
-                return Exit.OK
-            else:
-                result = recover(world, paths, left, signals)
-            return Exit.FAILED if result is Result.FAILED else Exit.OK
+    def act(signals: Signals) -> Exit:
+        left = read_journal(paths)
+        if left is None or left.result is not None:
+            if left is not None:
+                archive(paths, left)
+            say("nothing to recover: the last switch ended" if left else "nothing to recover: there was no switch")
+            return Exit.OK
+        world = _open_world(paths)
+        signals.going_down = world.going_down
+        if not boot and world.going_down():
+            say("the host goes down: the boot recovers")
+            return Exit.OK
+        recovered = recover_at_boot(world, paths, left, Systemd()) if boot else recover(world, paths, left, signals)
+        return Exit.FAILED if recovered is Result.FAILED else Exit.OK
 
-    return _exit(run, quiet=True)
+    return _run(paths, act, quiet=True)
 
 
 def _load_former(now: Committed | None, wanted: Generation, paths: HostPaths) -> tuple[Generation | None, str]:
@@ -80,13 +74,7 @@ def _load_former(now: Committed | None, wanted: Generation, paths: HostPaths) ->
         ) from error
 
 
-def switch(
-    world: HostWorld,
-    paths: HostPaths,
-    number: int,
-    signals: Signals,
-    choice: Choice,
-) -> Result | None:
+def switch(world: HostWorld, paths: HostPaths, number: int, signals: Signals, choice: Choice) -> Result | None:
     """Switch to a generation. An unfinished former switch is recovered first. The caller holds the lock.
 
     Returns the result, or None if the host goes down and the boot has to end the switch.
@@ -125,20 +113,17 @@ def switch(
     if now is not None and now.generation == number and choice.origin == "host":
         # A repair by hand of the active generation is no new choice: keep the recorded origin.
         choice = replace(choice, origin=now.origin, inventory_profile=now.inventory_profile)
-    try:
-        return change.finish(*change.forward(wanted, former, choice))
-    except LeftForBoot:
-        leave_for_boot(change)
-        return None
+    return change.end(lambda: change.forward(wanted, former, choice))
 
 
-def _exit(run: Callable[[], Exit], *, quiet: bool = False) -> int:
-    """Run a command and turn exceptions into exit statuses.
+def _run(paths: HostPaths, act: Callable[[Signals], Exit], *, quiet: bool = False) -> int:
+    """Act under the lock and with handlers of signals, and turn exceptions into exit statuses.
 
     An uncaught exception would end the program with status 1, which means `rolled back`.
     """
     try:
-        return run()
+        with take_lock(paths), Signals() as signals:
+            return act(signals)
     except Busy as busy:
         (say if quiet else complain)(str(busy))
         return Exit.BUSY
@@ -159,11 +144,10 @@ def _open_world(paths: HostPaths) -> HostWorld:
 def run_switch(paths: HostPaths, number: int, choice: Choice) -> int:
     """Run `vllm-edge run-switch`, the program of vllm-edge-switch.service. Returns its exit status."""
 
-    def run() -> Exit:
-        with take_lock(paths), Signals() as signals:
-            world = _open_world(paths)
-            signals.going_down = world.going_down
-            result = switch(world, paths, number, signals, choice)
-            return Exit.FAILED if result is None else EXITS[result]
+    def act(signals: Signals) -> Exit:
+        world = _open_world(paths)
+        signals.going_down = world.going_down
+        result = switch(world, paths, number, signals, choice)
+        return Exit.FAILED if result is None else EXITS[result]
 
-    return _exit(run)
+    return _run(paths, act)

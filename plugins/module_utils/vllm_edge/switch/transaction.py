@@ -26,7 +26,6 @@ from .render import (
     describe_over_budget,
     describe_route,
     name_generation,
-    say,
     to_sentence,
 )
 from .rollback import go_back
@@ -214,14 +213,6 @@ def begin_journal(
         started_at=stamp,
         began_monotonic_s=world.clock(),
     )
-
-
-def leave_for_boot(change: PhaseRunner) -> None:
-    change.end_watch()
-    text = f"The host goes down in phase {change.journal.phase}: the boot goes back to the committed generation."
-    say(text)
-    with contextlib.suppress(JournalLost):
-        change.file.write(message=text)
 
 
 def archive(paths: HostPaths, ended: Journal) -> None:
