@@ -223,7 +223,7 @@ class Journal:
     stop: tuple[str, ...] = ()
     start: tuple[str, ...] = ()
     restarts: tuple[str, ...] = ()
-    """Why engines restart (`moves.explain_restarts`)."""
+    """Why engines restart (`explain_restarts`)."""
     phases: tuple[PhaseRecord, ...] = ()
     downtime: Mapping[str, Downtime] = field(default_factory=dict)
     canary: tuple[Mapping[str, Any], ...] = ()

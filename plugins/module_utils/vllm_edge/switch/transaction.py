@@ -2,7 +2,7 @@
 """The order of a switch: the phases towards a new generation, up to the commit and the clean-up.
 
 What happens if a phase fails is in rollback.py, how a single phase runs in phases.py, and what it does to the host in
-host.py.
+steps/ and world.py.
 """
 
 from __future__ import annotations
