@@ -37,13 +37,13 @@ def short(journal: Journal) -> Json:
     return {key: whole[key] for key in SHORT} | {"downtime": downtime, "message": journal.message}
 
 
-def count_seconds_since(stamp: str, now: datetime | None = None) -> float:
+def count_seconds_since(stamp: str) -> float:
     """Return the seconds since a time such as `2026-11-21T16:40:00Z`, never less than 0; 0 if it cannot be read."""
     try:
         then = datetime.fromisoformat(stamp)
     except ValueError:
         return 0.0
-    return max(0.0, ((now or datetime.now(UTC)) - then).total_seconds())
+    return max(0.0, (datetime.now(UTC) - then).total_seconds())
 
 
 def describe_running(journal: Journal) -> Json:

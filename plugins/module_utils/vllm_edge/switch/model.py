@@ -88,14 +88,7 @@ class Exit(IntEnum):
     OVER_BUDGET = 5
 
 
-EXITS: Mapping[Result, Exit] = {
-    Result.COMMITTED: Exit.OK,
-    Result.OVER_BUDGET: Exit.OVER_BUDGET,
-    Result.UNCHANGED: Exit.OK,
-    Result.REFUSED: Exit.REFUSED,
-    Result.ROLLED_BACK: Exit.ROLLED_BACK,
-    Result.FAILED: Exit.FAILED,
-}
+EXITS: Mapping[Result, Exit] = {result: Exit.__members__.get(result.name, Exit.OK) for result in Result}
 
 
 @dataclass(frozen=True)
