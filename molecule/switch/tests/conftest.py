@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,49 +62,6 @@ SWITCHED_S = 2 * LOADED_S
 
 OK, ROLLED_BACK, _, _, BUSY = range(5)
 """Exit status of the commands that switch."""
-
-# On the host: a generation that differs from another one by texts of its files and by limits.
-VARIANT = """
-import json, shutil, sys
-from dataclasses import asdict
-from vllm_edge.generation import build, store
-from vllm_edge.generation.committed import committed
-from vllm_edge.generation.model import Limits
-from vllm_edge.names import TARGET
-from vllm_edge.paths import host_paths
-asked, paths = json.loads(sys.argv[1]), host_paths()
-there = store.load(paths, asked["of"])
-found = set()
-def edited(text):
-    for old, new in asked["replace"]:
-        if old in text:
-            found.add(old)
-        text = text.replace(old, new)
-    return text
-engines = {}
-for name, engine in there.engines.items():
-    place = there.directory / "engines" / name
-    container = json.loads(edited((place / "container.json").read_text()))["arguments"]
-    config = json.loads(edited((place / "engine.json").read_text()))
-    config = {key: value for key, value in config.items() if key not in build.OF_NO_ENGINE}
-    unit = edited((there.directory / "units" / config["unit"]).read_text())
-    chat = (place / "chat-template.jinja").read_text() if (place / "chat-template.jinja").exists() else None
-    hashed = engine.config.input_hash
-    if asked["replace"]:
-        hashed = build.input_hash(container, unit, config, chat, "variant")
-    engines[name] = build.EngineFiles(container, unit, config, chat, hashed)
-if missing := [old for old, _ in asked["replace"] if old not in found]:
-    sys.exit(f"{missing} stands nowhere in generation {asked['of']}")
-limits = Limits(**{**asdict(there.limits), **asked["limits"]})
-target = (there.directory / "units" / TARGET).read_text()
-rendered = build.Rendered(there.profile, engines, target, there.budgets_mib, there.foreign, limits)
-number = store.choose_number(rendered.digest, paths)
-if not paths.generation_dir(number).exists():
-    staged = store.stage(paths)
-    store.write_directory(staged, store.documents(rendered, number, committed(paths), "2026-11-21T00:00:00Z"))
-    store.put(staged, number, paths)
-print(number)
-"""
 
 # On the host: waits until a switch that began after the given one is in a phase, and may then kill its program.
 UNTIL = """
@@ -337,11 +294,6 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
                 pytest.fail(f"not within {seconds:.0f} s: {what}\n{journal}\n{self.journal(unit=UNIT)}", pytrace=False)
             time.sleep(every)
 
-    def variant(self, of: int, *replace: tuple[str, str], limits: Mapping[str, float] | None = None) -> int:
-        """Number of a generation that differs from another one; made once."""
-        asked = {"of": of, "replace": replace, "limits": limits or {}}
-        return int(self.python(VARIANT, json.dumps(asked), interpreter=PYTHON))
-
     # -- hooks and faults
 
     def hook(self, name: str, script: str, file: str = "50-test") -> None:
@@ -488,39 +440,29 @@ def cut_ssh(edge: Edge) -> None:
 
 @dataclass(frozen=True)
 class Pair:
-    """Where the host is, and where a test wants it to go."""
+    """Where the host is, and where a test wants it to go: two generations of one engine."""
 
     here: int
     there: int
     there_len: int
-
-
-LENGTHS = (4096, 2048)
+    """`max_model_len` of the engine in the second one, by which a fault is meant for it."""
 
 
 @pytest.fixture
 def pair(edge: Edge) -> Pair:
-    """The committed generation of one engine, and another one that differs in max_model_len. It serves first."""
+    """The committed generation, which serves first, and one of another `max_model_len` (that of test_a_switch.py)."""
+    lengths = {
+        number: int(edge.engines(number)[ENGINE]["max_model_len"])
+        for number in edge.numbers()
+        if set(edge.generation(number)["engines"]) == {ENGINE}
+    }
     here = edge.number()
-    if set(edge.generation(here)["engines"]) != {ENGINE}:
-        back = edge.switch(1)
+    if here not in lengths or edge.status()["problems"]:
+        here = here if here in lengths else 1
+        back = edge.switch(here)
         assert back.rc == OK, back.message
-        here = 1
-    config = edge.engines(here)[ENGINE]
-    length = int(config["max_model_len"])
-    other = LENGTHS[1] if length == LENGTHS[0] else LENGTHS[0]
-    there = edge.variant(here, *edit_of(length, other))
-    if edge.status()["problems"]:
-        again = edge.switch(here)
-        assert again.rc == OK, again.message
-    return Pair(here, there, other)
-
-
-def edit_of(length: int, other: int) -> tuple[tuple[str, str], tuple[str, str]]:
-    return (
-        (f'"--max-model-len={length}"', f'"--max-model-len={other}"'),
-        (f'"max_model_len": {length},', f'"max_model_len": {other},'),
-    )
+    there = next(number for number, length in lengths.items() if length != lengths[here])
+    return Pair(here, there, lengths[there])
 
 
 # ---- clients ----------------------------------------------------------------------------------------------------
