@@ -47,7 +47,7 @@ class PhaseRunner:
     """Runs the phases of one switch, or of the recovery of one, on `world` and writes them to the journal (`file`).
 
     Signals interrupt every phase except those that are shielded. The runner takes no lock: its caller must hold
-    `journal.Lock`.
+    `journal.take_lock`.
     """
 
     def __init__(self, world: HostWorld, file: JournalFile, signals: Signals) -> None:

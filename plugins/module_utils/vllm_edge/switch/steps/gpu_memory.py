@@ -309,17 +309,10 @@ def free(host: HostView, wanted: Generation, moves: Moves) -> Done:
 def measure(host: HostView, wanted: Generation, *, accept: bool = False) -> Done:
     """Compare the VRAM of every GPU with its budget and the plan, once the values no longer change.
 
-    Args:
-        accept: whether engines that use more than their budgets are no failure. Memory on a GPU without an engine, and
-            memory that no process holds, is always one.
-
-    Returns:
-        Rows of each GPU in `data["gpus"]`, of the comparison with the plan in `data["drift"]`, and what was accepted in
-        `data["over_budget"]`. A lost GPU that no engine needs is a warning, and so is a deviation from the plan.
-
-    Raises:
-        PhaseFailed: if a GPU is over its budget or cannot be read, or differs from a plan whose operator wants that to
-            fail.
+    With `accept` engines that use more than their budgets are no failure; memory on a GPU without an engine, and memory
+    that no process holds, always is one. A lost GPU that no engine needs is a warning. Returns rows in `data["gpus"]`,
+    `data["drift"]` (the plan) and `data["over_budget"]` (what was accepted). Raises PhaseFailed: a GPU is over its
+    budget or cannot be read, or differs from the plan and the operator wants that to fail.
     """
     slots = load_slots(host.paths)
     limits = Limits(budgets=wanted.budgets_mib, expected={}, foreign=wanted.foreign)

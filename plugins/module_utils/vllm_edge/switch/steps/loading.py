@@ -102,11 +102,7 @@ def wait_until_healthy(host: HostView, wanted: Generation, moves: Moves, *, all_
     slow = [warn_of_load(host.paths, config, host.read_state(config.engine)) for config in configs]
     slowest = max(engines, key=lambda engine: engine.seconds).name
     serve = f"serve after {now:.1f} s, {slowest} last" if len(engines) > 1 else f"serves after {now:.1f} s"
-    return Done(
-        f"{', '.join(names)} {serve}",
-        data={"load_seconds": {engine.name: round(engine.seconds, 1) for engine in engines}},
-        warnings=tuple(text for text in slow if text),
-    )
+    return Done(f"{', '.join(names)} {serve}", warnings=tuple(text for text in slow if text))
 
 
 def _build_failure(

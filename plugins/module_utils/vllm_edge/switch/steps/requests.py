@@ -72,9 +72,6 @@ def drain(host: HostView, moves: Moves, limits: Limits) -> Done:
 
     An engine that does not report its requests, or finishes them itself when it is stopped, is not waited for. Requests
     that are left after the limit are a warning.
-
-    Returns:
-        The number of requests left of each engine in `data["left"]`.
     """
     engines = [_Draining(config) for config in host.load_configs(moves.stop)]
     began = host.clock()
@@ -92,8 +89,7 @@ def drain(host: HostView, moves: Moves, limits: Limits) -> Done:
         if engine.left
     )
     detail = "; ".join(map(str, engines)) or "no engine has to stop"
-    left = {engine.config.engine: engine.left for engine in engines}
-    return Done(f"{detail}; {seconds:.1f} s", data={"left": left}, warnings=warnings)
+    return Done(f"{detail}; {seconds:.1f} s", warnings=warnings)
 
 
 def wait_until_idle(config: EngineConfig, wait: Callable[[float], bool], *, ask: Ask = request) -> bool:
