@@ -219,6 +219,8 @@ def test_an_id_is_never_given_twice(paths: HostPaths) -> None:
     assert make_id(paths, stamp, 4) == "20261121T164000Z-4-2"
     JournalFile(paths, replace(ENDED, id="20261121T164000Z-4-2")).write()
     assert make_id(paths, stamp, 4) == "20261121T164000Z-4-3"
+    JournalFile(paths, replace(ENDED, id="20261121T164000Z-4-2")).archive()
+    assert [item.id[-4:] for item in history(paths)] == ["-4-2", "0Z-4"], "newest first"
 
 
 HOLD = """

@@ -269,10 +269,12 @@ class Teller:
     """Prints what is new in a journal: its head, each phase that has ended, and a line while a phase takes long."""
 
     def __init__(self) -> None:
-        self.told = 0
+        self.told, self.told_of = 0, ""
         self.told_at = time.monotonic()
 
     def __call__(self, journal: Journal) -> None:
+        if journal.id != self.told_of:  # a recovery of a damaged journal has one of its own
+            self.told, self.told_of = 0, journal.id
         row = to_json(journal)
         ended = [record for record in row["phases"] if record["outcome"] is not None]
         # The reasons for restarts come after the head, and before the first phase.

@@ -93,7 +93,7 @@ def explain_unreadable(paths: HostPaths) -> str | None:
 def history(paths: HostPaths, limit: int | None = None) -> list[Journal]:
     """Return former switches, newest first; files that are not journals are skipped."""
     found: list[Journal] = []
-    for path in sorted(paths.history.glob("*.json"), reverse=True):
+    for path in sorted(paths.history.glob("*.json"), key=lambda path: path.stem, reverse=True):
         if limit is not None and len(found) >= limit:
             break
         try:
