@@ -55,12 +55,12 @@ NEW = rendered(SMALL, KEPT, E2B_CHANGED, profile="w4a16-tp2", limits=LIMITS)
 class FakeWatch:
     """Every role is down from the first stop on; what matters here is its times and that it ends."""
 
-    def __init__(self, world: FakeWorld, wanted: Generation, former: Generation | None) -> None:
-        self.world, self.wanted, self.former = world, wanted, former
-        self.at = world.monotonic()
+    def __init__(self, wanted: Generation, clock: Callable[[], float]) -> None:
+        self.wanted = wanted
+        self.clock, self.at = clock, clock()
 
     def end(self, phases: Iterable[PhaseRecord]) -> dict[str, Downtime]:
-        until = self.world.monotonic()
+        until = self.clock()
         return {role: Downtime(until - self.at, (Gap(self.at, until),), {}, 7) for role in self.wanted.roles}
 
 
@@ -126,7 +126,7 @@ class FakeWorld:
 
     # -- time and the host's life
 
-    def monotonic(self) -> float:
+    def clock(self) -> float:
         return float(self.load()["now"])
 
     def stamp(self) -> str:
@@ -338,7 +338,7 @@ class FakeWorld:
         return Done("over budget" if over else "within budget", data={"gpus": rows, "over_budget": over})
 
     @action
-    def clean_up(self, state: State, wanted: Generation, former: Generation | None) -> Done:
+    def clean_up(self, state: State, wanted: Generation) -> Done:
         live.install(wanted, self.paths, (), target=True)
         for name in set(live.list_live_engines(self.paths)) - wanted.engines.keys():
             if state["units"].get(name, {}).get("active") not in ("inactive", "failed", None):
@@ -352,8 +352,8 @@ class FakeWorld:
         state = self.load()
         return ", ".join(f"{name} {state['units'].get(name, {}).get('active', 'absent')}" for name in wanted.engines)
 
-    def watch(self, wanted: Generation, former: Generation | None) -> FakeWatch:
-        return FakeWatch(self, wanted, former)
+    def watch(self, wanted: Generation, former: Generation | None, clock: Callable[[], float]) -> FakeWatch:
+        return FakeWatch(wanted, clock)
 
 
 def new_host(root: Path) -> FakeWorld:

@@ -10,9 +10,8 @@ short_description: Manage the assignment of GPUs to slots
 version_added: "0.1.0"
 description:
   - Engines refer to their GPUs by slot number. A slot stands for the UUID of one GPU.
-  - If O(gpu_uuids) is not set, the first run orders the GPUs by PCI bus id, records the order at O(path), and returns
-    lines that can be pasted into the inventory. Later runs use the record.
-  - A recorded or declared GPU that is missing is an error that names it. Slots are never reassigned automatically.
+  - If O(gpu_uuids) is not set, the first run records the GPUs at O(path) in the order of their PCI bus ids, and returns
+    lines to paste into the inventory. Later runs use the record. A GPU that is missing is an error; slots never move.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
   - edge.vllm_edge.nvml
@@ -41,12 +40,6 @@ EXAMPLES = r"""
   edge.vllm_edge.gpu_slots:
     gpu_uuids: "{{ gpu_uuids | default(omit) }}"
     minimum: 4
-  register: slots
-
-- name: Print the lines to paste into host_vars
-  ansible.builtin.debug:
-    msg: "{{ slots.paste }}"
-  when: slots.source == 'discovered'
 """
 
 RETURN = r"""
@@ -75,10 +68,6 @@ nvml:
   description: The error that NVML returned, C(code), C(gpu), C(sentence) and C(remedy).
   returned: when NVML returned an error
   type: dict
-skipped:
-  description: V(true) if NVML could not be asked in check mode. RV(msg) contains the reason.
-  returned: in check mode, before the driver or the host runtime is installed
-  type: bool
 msg:
   description: A sentence that summarises the slots, or describes the error and its remedy.
   returned: always
@@ -124,7 +113,7 @@ def remembered(module: AnsibleModule) -> tuple[slots.Slot, ...]:
     recorded: tuple[slots.Slot, ...] = slots.load(module.params["path"])
     known = {slot.uuid: slot for slot in recorded}
     declared: list[str] = module.params["gpu_uuids"] or []
-    return tuple(known.get(uuid, slots.Slot(uuid, None, None)) for uuid in declared) or recorded
+    return tuple(known.get(uuid, slots.Slot(uuid)) for uuid in declared) or recorded
 
 
 def skip(module: AnsibleModule, reason: str, **more: Any) -> NoReturn:

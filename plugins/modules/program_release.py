@@ -83,7 +83,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.paths import STATE, HostPaths
 from ..module_utils.vllm_edge.releases import Releases, flush
-from ..module_utils.vllm_edge.switch.journal import Busy, Lock
+from ..module_utils.vllm_edge.switch.journal import Busy, take_lock
 
 
 def make_current(releases: Releases, module: AnsibleModule) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def make_current(releases: Releases, module: AnsibleModule) -> dict[str, Any]:
         if not wanted.whole:
             flush(wanted.path)
             releases.finish(wanted.path)
-        with Lock(HostPaths(state=Path(module.params["state_directory"]))):
+        with take_lock(HostPaths(state=Path(module.params["state_directory"]))):
             releases.make_current(wanted.path)
     before = {"path": str(releases.link), "src": former and os.path.relpath(former, releases.prefix)}
     after = {"path": str(releases.link), "src": os.path.relpath(wanted.path, releases.prefix)}

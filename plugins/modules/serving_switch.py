@@ -9,11 +9,10 @@ module: serving_switch
 short_description: Switch a host to the rendered generation
 version_added: "0.1.0"
 description:
-  - Writes everything that the inventory rendered as one generation, a directory below C(generations/) in
-    O(state_directory), and compares it with what is running. If engines, live files or units differ, starts
-    C(vllm-edge switch), which completes or rolls back even if Ansible is interrupted, and returns its journal.
-  - A generation that was written before keeps its number, and is repaired if it is damaged. An engine whose input hash
-    did not change keeps running; the hash covers everything that reaches the container or its supervisor.
+  - Writes what the inventory rendered as one generation, a directory on the host, and compares it with what
+    runs. If engines, live files or units differ, starts C(vllm-edge switch), which completes or rolls back even if
+    Ansible is interrupted, and returns its journal. A generation that was written before keeps its number.
+  - An engine keeps running unless its input hash changes, which covers what reaches the container or its supervisor.
   - While another switch is running, the module writes nothing and fails.
   - The switch is refused before it changes anything if foreign processes on a GPU of a new engine leave less memory
     than the GPU's budget, whatever O(foreign) is.
@@ -56,8 +55,8 @@ options:
       - What the host gives to all its engines. Each key is the variable C(vllm_engine_<key>) of the role
         C(vllm_engine), whose argument specification has its type and unit.
       - Optional are C(image_id), C(memory), C(ulimits), C(request_limits), C(shutdown_timeout_s) (V(0) for a release of
-        vLLM without this option), and three results of modules, C(bus_environment) and C(bus_arguments) of
-        M(edge.vllm_edge.host_facts) and C(secrets_hashes) of M(edge.vllm_edge.engine_secrets).
+        vLLM without it), C(bus_environment) and C(bus_arguments) as M(edge.vllm_edge.host_facts) returns them, and
+        C(secrets_hashes) as M(edge.vllm_edge.engine_secrets) does.
     type: dict
     required: true
   target:
@@ -93,22 +92,6 @@ options:
     description: Who requests the switch. It is recorded in the journal.
     type: str
     default: Ansible
-  state_directory:
-    description: Directory of the host's state, which contains the generations.
-    type: path
-    default: /var/lib/vllm-edge
-  configuration_directory:
-    description: Directory of the live configuration.
-    type: path
-    default: /etc/vllm-edge
-  units_directory:
-    description: Directory of the live systemd units.
-    type: path
-    default: /etc/systemd/system
-  program:
-    description: Path of the program C(vllm-edge) on the host.
-    type: path
-    default: /usr/local/bin/vllm-edge
   timeout_s:
     description: Number of seconds to wait for a switch. If it takes longer, the module fails, and the switch continues.
     type: int
@@ -123,7 +106,6 @@ EXAMPLES = r"""
       - engine: {name: e2b-all, model: e2b, tensor_parallel_size: 1, gpus: [0], served_names: [sentry]}
         unit: "{{ lookup('ansible.builtin.template', 'vllm-engine.service.j2') }}"
     models: "{{ model_weights_result | edge.vllm_edge.describe_weights(vllm_models, '/var/lib/vllm-edge') }}"
-    # uid: 8050, gpu_uuids: [GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0003], image: vllm-edge/vllm:v0.32.0-tf5.16.1, ...
     settings: "{{ engine_settings }}"
     target: "{{ lookup('ansible.builtin.template', 'vllm-edge.target.j2') }}"
     budgets_mib:
@@ -167,7 +149,6 @@ msg:
 
 import contextlib
 import json
-import os
 import shutil
 import subprocess
 import tempfile
@@ -183,9 +164,10 @@ from ..module_utils.vllm_edge.engine.state import stamp
 from ..module_utils.vllm_edge.generation import build, committed, live, store
 from ..module_utils.vllm_edge.generation.build import Rendered
 from ..module_utils.vllm_edge.generation.model import Choice, Committed, Generation, GenerationError
-from ..module_utils.vllm_edge.paths import ETC, STATE, UNITS, HostPaths
-from ..module_utils.vllm_edge.switch.journal import Busy, Lock, holder
+from ..module_utils.vllm_edge.paths import host_paths
+from ..module_utils.vllm_edge.switch.journal import Busy, holder, take_lock
 from ..module_utils.vllm_edge.switch.model import Exit, Result, decide_moves, explain_restarts
+from ..module_utils.vllm_edge.switch.render import describe_moves, name_generation
 
 ENGINE: dict[str, Any] = {
     "engine": {"type": "dict", "required": True},
@@ -205,23 +187,16 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "origin": {"type": "str", "choices": ["inventory", "-e", "host"], "default": "inventory"},
     "inventory_profile": {"type": "str"},
     "asked_by": {"type": "str", "default": "Ansible"},
-    "state_directory": {"type": "path", "default": STATE},
-    "configuration_directory": {"type": "path", "default": ETC},
-    "units_directory": {"type": "path", "default": UNITS},
-    "program": {"type": "path", "default": "/usr/local/bin/vllm-edge"},
     "timeout_s": {"type": "int", "default": 7200},
 }
+PROGRAM = "/usr/local/bin/vllm-edge"
 STATUS_TIMEOUT_S = 120
 
 
 class Switch:
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
-        given = module.params
-        self.paths = HostPaths(
-            Path(given["configuration_directory"]), Path(given["state_directory"]), Path(given["units_directory"])
-        )
-        self.program: str = given["program"]
+        self.paths = host_paths()
         self.result: dict[str, Any] = {}
         self.needed = False
         """Whether the host's program has to switch."""
@@ -260,18 +235,10 @@ class Switch:
                 raise GenerationError(f"systemd does not accept {Path(unit).name}: {(err or out).strip()}.")
 
     def run(self, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-        places = {"ETC": self.paths.etc, "STATE": self.paths.state, "UNITS": self.paths.units}
-        return subprocess.run(
-            [self.program, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-            env={**os.environ, **{f"VLLM_EDGE_{key}": str(path) for key, path in places.items()}},
-        )
+        return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False)
 
     def status(self) -> dict[str, Any]:
-        if self.module.check_mode and not Path(self.program).exists():
+        if self.module.check_mode and not Path(PROGRAM).exists():
             return {}
         try:
             done = self.run("status", "--format", "json", timeout_s=STATUS_TIMEOUT_S)
@@ -280,7 +247,7 @@ class Switch:
             self.refuse(f"The host's program cannot be asked what runs: {error}. playbooks/host.yml installs it.")
         except ValueError:
             why = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-            self.refuse(f"{self.program} status does not say what runs: {why[0]}. playbooks/host.yml installs it anew.")
+            self.refuse(f"{PROGRAM} status does not say what runs: {why[0]}. playbooks/host.yml installs it anew.")
         return dict(said)
 
     def switch(self, generation: Generation, news: Sequence[str]) -> NoReturn:
@@ -293,7 +260,7 @@ class Switch:
         try:
             done = self.run(*arguments, timeout_s=given["timeout_s"])
         except OSError as error:
-            self.refuse(f"{self.program} cannot be run: {error}. playbooks/host.yml installs it.")
+            self.refuse(f"{PROGRAM} cannot be run: {error}. playbooks/host.yml installs it.")
         except subprocess.TimeoutExpired:
             self.fail(
                 f"The switch to generation {generation.number} has not ended within {given['timeout_s']} s. It goes on "
@@ -305,7 +272,7 @@ class Switch:
             journal = json.loads(done.stdout)
             result, message = Result(journal["result"]), str(journal["message"])
         except (ValueError, KeyError, TypeError):
-            said = done.stderr.strip() or f"{self.program} ended with status {done.returncode} and said nothing"
+            said = done.stderr.strip() or f"{PROGRAM} ended with status {done.returncode} and said nothing"
             kinds = {Exit.BUSY: "busy", Exit.REFUSED: Result.REFUSED}
             self.fail(said, kinds.get(done.returncode, Result.FAILED))  # type: ignore[call-overload,unused-ignore]
         for warning in journal["warnings"]:
@@ -331,7 +298,7 @@ class Switch:
                     raise Busy(running)
                 generation, news = self.settle(rendered)
             else:
-                with Lock(self.paths):
+                with take_lock(self.paths):
                     generation, news = self.settle(rendered)
         except Busy as busy:
             self.fail(str(busy), "busy")
@@ -342,7 +309,9 @@ class Switch:
         if self.needed:
             if not self.module.check_mode:
                 self.switch(generation, news)
-            self.done("; ".join([live.would(generation, self.result["moves"]), *self.restarts]), changed=True)
+            words = {"stop": "stop", "start": "start", "wait": "wait for", "keep": "keep"}
+            moves = describe_moves(self.result["moves"], words) or "no engine moves"
+            self.done("; ".join([f"would go to {name_generation(generation)}: {moves}", *self.restarts]), changed=True)
         what = f"generation {generation.number} ({generation.profile}) runs as rendered"
         self.done("; ".join([what, *news]) + ".", changed=bool(news), result=Result.UNCHANGED)
 

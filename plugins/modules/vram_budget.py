@@ -69,12 +69,6 @@ EXAMPLES = r"""
     expected_mib:
       0: 20600
       1: 20500
-  register: vram
-
-- name: Ensure that the GPUs are empty before the engines start
-  edge.vllm_edge.vram_budget:
-    budgets: {}
-    foreign: fail
 """
 
 RETURN = r"""
@@ -119,10 +113,6 @@ nvml:
   description: The error that NVML returned, C(code), C(gpu), C(sentence) and C(remedy).
   returned: when NVML returned an error
   type: dict
-skipped:
-  description: V(true) if the GPUs could not be measured in check mode. RV(msg) contains the reason.
-  returned: in check mode, before the driver or the host runtime is installed
-  type: bool
 msg:
   description: One paragraph that summarises the result, or describes the error and its remedy.
   returned: always
@@ -141,7 +131,6 @@ from ..module_utils.vllm_edge.gpu.budget import (
     Evaluation,
     Limits,
     Settled,
-    check_slots,
     evaluate,
     resolve_mib,
     settle,
@@ -181,19 +170,15 @@ class Measurement:
 
     def known_slots(self, session: NvmlSession) -> tuple[gpu_slots.Slot, ...]:
         given: list[str] | None = self.params["gpu_slots"]
-        seen = {gpu.uuid: gpu for gpu in session.identities}
-        recorded = () if given else gpu_slots.load(self.params["slots_file"])
-        if recorded:
+        if not given and (recorded := gpu_slots.load(self.params["slots_file"])):
             return recorded
-        return tuple(
-            gpu_slots.Slot(uuid, getattr(seen.get(uuid), "name", None), getattr(seen.get(uuid), "pci_bus_id", None))
-            for uuid in given or seen
-        )
+        seen = {gpu.uuid: gpu_slots.Slot(gpu.uuid, gpu.name, gpu.pci_bus_id) for gpu in session.identities}
+        return tuple(seen.get(uuid, gpu_slots.Slot(uuid)) for uuid in given or seen)
 
     def run(self, session: NvmlSession) -> Settled:
         slots = self.known_slots(session)
         self.slots = [slot.uuid for slot in slots]
-        check_slots(self.slots)
+        gpu_slots.refuse_duplicates(self.slots, "gpu_slots")
         for failure in gpu_slots.list_lost(session, slots):
             raise failure
         first = session.read()

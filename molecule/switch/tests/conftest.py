@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,6 @@ SETTINGS = f"--extra-vars=@{ROOT / 'molecule' / 'switch' / 'settings.yml'}"
 PROFILE = "e2b-only"
 INVENTORY_PROFILE = "nvfp4-tp2"
 ENGINE, CONTAINER, UNIT = "e2b-all", "vllm-e2b-all", "vllm-e2b-all.service"
-GPU = GPUS[3]
 SOCKETS = "unix:/run/vllm-edge/engines"
 ROLES = ["architect", "worker", "auditor", "sentry"]
 SWITCH_UNIT = "vllm-edge-switch.service"
@@ -61,57 +60,14 @@ LOADED_S = 600
 SWITCHED_S = 2 * LOADED_S
 """A switch with its way back."""
 
-OK, ROLLED_BACK, REFUSED, FAILED, BUSY = range(5)
+OK, ROLLED_BACK, _, _, BUSY = range(5)
 """Exit status of the commands that switch."""
-
-# On the host: a generation that differs from another one by texts of its files and by limits.
-VARIANT = """
-import json, shutil, sys
-from dataclasses import asdict
-from vllm_edge.generation import build, store
-from vllm_edge.generation.committed import committed
-from vllm_edge.generation.model import Limits
-from vllm_edge.names import TARGET
-from vllm_edge.paths import host_paths
-asked, paths = json.loads(sys.argv[1]), host_paths()
-there = store.load(paths, asked["of"])
-found = set()
-def edited(text):
-    for old, new in asked["replace"]:
-        if old in text:
-            found.add(old)
-        text = text.replace(old, new)
-    return text
-engines = {}
-for name, engine in there.engines.items():
-    place = there.directory / "engines" / name
-    container = json.loads(edited((place / "container.json").read_text()))["arguments"]
-    config = json.loads(edited((place / "engine.json").read_text()))
-    config = {key: value for key, value in config.items() if key not in build.OF_NO_ENGINE}
-    unit = edited((there.directory / "units" / config["unit"]).read_text())
-    chat = (place / "chat-template.jinja").read_text() if (place / "chat-template.jinja").exists() else None
-    hashed = engine.config.input_hash
-    if asked["replace"]:
-        hashed = build.input_hash(container, unit, config, chat, "variant")
-    engines[name] = build.EngineFiles(container, unit, config, chat, hashed)
-if missing := [old for old, _ in asked["replace"] if old not in found]:
-    sys.exit(f"{missing} stands nowhere in generation {asked['of']}")
-limits = Limits(**{**asdict(there.limits), **asked["limits"]})
-target = (there.directory / "units" / TARGET).read_text()
-rendered = build.Rendered(there.profile, engines, target, there.budgets_mib, there.foreign, limits)
-number = store.choose_number(rendered.digest, paths)
-if not paths.generation_dir(number).exists():
-    staged = store.stage(paths)
-    store.write_directory(staged, store.documents(rendered, number, committed(paths), "2026-11-21T00:00:00Z"))
-    store.put(staged, number, paths)
-print(number)
-"""
 
 # On the host: waits until a switch that began after the given one is in a phase, and may then kill its program.
 UNTIL = """
 import json, os, sys, time
-before, direction, phase, seconds, number = sys.argv[1:]
-deadline = time.monotonic() + float(seconds)
+before, phase, number = sys.argv[1:]
+deadline = time.monotonic() + 600
 while time.monotonic() < deadline:
     try:
         journal = json.load(open("/var/lib/vllm-edge/switch.json"))
@@ -120,13 +76,12 @@ while time.monotonic() < deadline:
     if journal["id"] != before:
         if journal["result"]:
             sys.exit(f"the switch was never seen in phase {phase}, it has ended: {journal['message']}")
-        if (journal["direction"], journal["phase"]) == (direction, phase):
+        if (journal["direction"], journal["phase"]) == ("forward", phase):
             if int(number):
                 os.kill(journal["pid"], int(number))
-            print(journal["id"])
             sys.exit()
     time.sleep(0.02)
-sys.exit(f"no switch was seen in phase {phase} within {seconds} s")
+sys.exit(f"no switch was seen in phase {phase} within 600 s")
 """
 
 
@@ -140,7 +95,6 @@ class Switched:
     rc: int
     journal: dict[str, Any] | None
     errors: str
-    seconds: float
 
     @property
     def message(self) -> str:
@@ -157,10 +111,6 @@ class Switched:
         assert found, f"no phase {name} ({direction}) in {json.dumps(self.journal['phases'], indent=2)}"
         return dict(found[-1])
 
-    def failed_in(self) -> str | None:
-        rows = (self.journal or {"phases": []})["phases"]
-        return next((row["phase"] for row in rows if row["outcome"] == "failed"), None)
-
 
 @dataclass
 class Begun:
@@ -168,19 +118,18 @@ class Begun:
 
     process: subprocess.Popen[str]
     before: str
-    began: float
 
     def end(self, seconds: float = SWITCHED_S) -> Switched:
         output, errors = self.process.communicate(timeout=seconds)
-        return switched(self.process.returncode, output, errors, time.monotonic() - self.began)
+        return switched(self.process.returncode, output, errors)
 
 
-def switched(rc: int, output: str, errors: str, seconds: float) -> Switched:
+def switched(rc: int, output: str, errors: str) -> Switched:
     try:
         journal = json.loads(output)
     except ValueError:
         journal = None
-    return Switched(rc, journal, errors.strip() or output.strip(), seconds)
+    return Switched(rc, journal, errors.strip() or output.strip())
 
 
 class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
@@ -205,8 +154,8 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
 
     # -- what is there
 
-    def status(self, *options: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.run("vllm-edge", "status", "--format", "json", *options))
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.run("vllm-edge", "status", "--format", "json"))
         return found
 
     def committed(self) -> dict[str, Any]:
@@ -242,14 +191,14 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
         words = ["docker", "ps", "--all", "--filter", "label=vllm-edge.engine", "--format", "{{.Names}}"]
         return {name: default.life(self, name) for name in sorted(self.run(*words).split())}
 
-    def complete_at(self, engine: str, role: str, seconds: int = 60) -> int:
+    def complete_at(self, engine: str, role: str) -> int:
         question = {
             "model": role,
             "messages": [{"role": "user", "content": "Count to three."}],
             "max_tokens": 8,
             "temperature": 0,
         }
-        arguments = [f"{SOCKETS}/{engine}/api.sock/v1/chat/completions", json.dumps(question), str(seconds)]
+        arguments = [f"{SOCKETS}/{engine}/api.sock/v1/chat/completions", json.dumps(question), "60"]
         return int(json.loads(self.run("python3", "-c", default.ASK, *arguments))[0])
 
     def serves(self, number: int) -> None:
@@ -295,15 +244,13 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
 
     # -- switching
 
-    def switch(self, wanted: int | str, *options: str) -> Switched:
-        began = time.monotonic()
-        done = self.host.run(shlex.join(["vllm-edge", "switch", str(wanted), "--format", "json", *options]))
-        return switched(done.rc, done.stdout, done.stderr, time.monotonic() - began)
+    def switch(self, number: int) -> Switched:
+        done = self.host.run(f"vllm-edge switch {number} --format json")
+        return switched(done.rc, done.stdout, done.stderr)
 
     def rollback(self) -> Switched:
-        began = time.monotonic()
         done = self.host.run("vllm-edge rollback --format json")
-        return switched(done.rc, done.stdout, done.stderr, time.monotonic() - began)
+        return switched(done.rc, done.stdout, done.stderr)
 
     def begin(self, *command: str) -> Begun:
         """`vllm-edge switch 2 --format json` and the like, over its own connection."""
@@ -315,17 +262,16 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
             stderr=subprocess.PIPE,
             text=True,
         )
-        return Begun(process, before, time.monotonic())
+        return Begun(process, before)
 
     def begin_switch(self, number: int) -> Begun:
         return self.begin("vllm-edge", "switch", str(number), "--format", "json")
 
-    def until(self, before: str, phase: str, *, kill: bool = False, back: bool = False, seconds: float = 600) -> str:
-        """Until a switch later than `before` is in a phase; its id. With `kill` its program is killed there."""
-        number = str(int(signal.SIGKILL) if kill else 0)
-        return self.python(UNTIL, before, "back" if back else "forward", phase, str(seconds), number)
+    def until(self, before: str, phase: str, *, kill: bool = False) -> None:
+        """Until a switch later than `before` is in a phase. With `kill` its program is killed there."""
+        self.python(UNTIL, before, phase, str(int(signal.SIGKILL) if kill else 0))
 
-    def ended(self, before: str, seconds: float = SWITCHED_S) -> dict[str, Any]:
+    def ended(self, before: str) -> dict[str, Any]:
         """The journal of the switch after `before`, once systemd has ended its unit and its recovery."""
 
         def over() -> bool:
@@ -335,24 +281,18 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
             state = self.unit("ActiveState", unit=SWITCH_UNIT)["ActiveState"]
             return state in ("inactive", "failed")
 
-        self.wait("the end of the switch", over, seconds)
+        self.wait("the end of the switch", over, SWITCHED_S)
         journal = self.last()
         assert journal is not None
         return journal
 
-    def wait(self, what: str, condition: Callable[[], object], seconds: float, every: float = 0.5) -> float:
+    def wait(self, what: str, condition: Callable[[], object], seconds: float, every: float = 0.5) -> None:
         begin = time.monotonic()
         while not condition():
             if time.monotonic() - begin > seconds:
                 journal = self.journal(unit=SWITCH_UNIT)
                 pytest.fail(f"not within {seconds:.0f} s: {what}\n{journal}\n{self.journal(unit=UNIT)}", pytrace=False)
             time.sleep(every)
-        return time.monotonic() - begin
-
-    def variant(self, of: int, *replace: tuple[str, str], limits: Mapping[str, float] | None = None) -> int:
-        """Number of a generation that differs from another one; made once."""
-        asked = {"of": of, "replace": replace, "limits": limits or {}}
-        return int(self.python(VARIANT, json.dumps(asked), interpreter=PYTHON))
 
     # -- hooks and faults
 
@@ -374,10 +314,9 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
         self.shell(f"[ ! -e {HOOKS} ] || find {HOOKS} -type f -delete")
         self.clear_faults()
 
-    def engine_fault(self, name: str, max_model_len: int, value: str = "") -> None:
+    def engine_fault(self, name: str, max_model_len: int) -> None:
         """For the engine of one generation only."""
-        condition = f"max_model_len={max_model_len}"
-        self.run("lab-gpu", "fault", "set", "--gpu", "3", f"{name}={f'{value},' if value else ''}{condition}")
+        self.run("lab-gpu", "fault", "set", "--gpu", "3", f"{name}=max_model_len={max_model_len}")
 
 
 @pytest.fixture(scope="session")
@@ -501,39 +440,29 @@ def cut_ssh(edge: Edge) -> None:
 
 @dataclass(frozen=True)
 class Pair:
-    """Where the host is, and where a test wants it to go."""
+    """Where the host is, and where a test wants it to go: two generations of one engine."""
 
     here: int
     there: int
     there_len: int
-
-
-LENGTHS = (4096, 2048)
+    """`max_model_len` of the engine in the second one, by which a fault is meant for it."""
 
 
 @pytest.fixture
 def pair(edge: Edge) -> Pair:
-    """The committed generation of one engine, and another one that differs in max_model_len. It serves first."""
+    """The committed generation, which serves first, and one of another `max_model_len` (that of test_a_switch.py)."""
+    lengths = {
+        number: int(edge.engines(number)[ENGINE]["max_model_len"])
+        for number in edge.numbers()
+        if set(edge.generation(number)["engines"]) == {ENGINE}
+    }
     here = edge.number()
-    if set(edge.generation(here)["engines"]) != {ENGINE}:
-        back = edge.switch(1)
+    if here not in lengths or edge.status()["problems"]:
+        here = here if here in lengths else 1
+        back = edge.switch(here)
         assert back.rc == OK, back.message
-        here = 1
-    config = edge.engines(here)[ENGINE]
-    length = int(config["max_model_len"])
-    other = LENGTHS[1] if length == LENGTHS[0] else LENGTHS[0]
-    there = edge.variant(here, *edit_of(length, other))
-    if edge.status()["problems"]:
-        again = edge.switch(here)
-        assert again.rc == OK, again.message
-    return Pair(here, there, other)
-
-
-def edit_of(length: int, other: int) -> tuple[tuple[str, str], tuple[str, str]]:
-    return (
-        (f'"--max-model-len={length}"', f'"--max-model-len={other}"'),
-        (f'"max_model_len": {length},', f'"max_model_len": {other},'),
-    )
+    there = next(number for number, length in lengths.items() if length != lengths[here])
+    return Pair(here, there, lengths[there])
 
 
 # ---- clients ----------------------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ from conftest import (
     OK,
     PROFILE,
     ROLES,
-    ROLLED_BACK,
     ROOT,
     SETTINGS,
     STATE,
@@ -171,16 +170,6 @@ def test_status_tells_the_switch_and_who_chose(edge: Edge, controller: Any) -> N
     assert re.search(line, run.output, re.MULTILINE), run.output
 
 
-def test_a_switch_to_what_serves_touches_nothing(edge: Edge) -> None:
-    """By the host's own program: nothing moves, and who chose it stays remembered."""
-    container, unit = default.life(edge, CONTAINER), edge.unit("InvocationID", "MainPID")
-    done = edge.switch(2)
-    assert (done.rc, done.result) == (OK, "unchanged"), done.message
-    assert "nothing was touched" in done.message
-    assert (default.life(edge, CONTAINER), edge.unit("InvocationID", "MainPID")) == (container, unit)
-    assert (edge.number(), edge.committed()["origin"]) == (2, "-e")
-
-
 # ---- by the host's own program ----------------------------------------------------------------------------------
 
 
@@ -237,14 +226,6 @@ def test_rollback_on_the_host(edge: Edge, busy: Busy) -> None:
     assert (edge.committed()["origin"], edge.committed()["previous_generation"]) == ("host", 2)
 
 
-def test_history_on_the_host(edge: Edge, busy: Busy) -> None:
-    text = edge.run("vllm-edge", "history")
-    lines = [line.split() for line in text.splitlines()]
-    rows = [line for line in lines if "committed" in line]
-    assert rows[0][1:6] == ["2", PROFILE, "1", PROFILE, "committed"], text
-    assert rows[1][1:6] == ["1", PROFILE, "2", PROFILE, "committed"], text
-
-
 def test_ssh_was_cut(busy: Busy) -> None:
     """The follower went with its connection, the switch did not."""
     assert busy.follower.rc == 255 and busy.follower.journal is None
@@ -270,20 +251,6 @@ def test_two_at_once(busy: Busy) -> None:
     assert (busy.status["switch"]["phase"], busy.status["switch"]["generation"]) == ("drain", 1)
     assert busy.status["problems"] == []
     assert re.match(rf"generation 1 \({PROFILE}\): drain for \d+ s", busy.progress)
-
-
-def test_a_hook_that_fails_stops_nothing(edge: Edge) -> None:
-    container = default.life(edge, CONTAINER)
-    edge.hook("before_drain", "echo the gateway says no; exit 7", "20-gateway")
-    done = edge.switch(2)
-    assert (done.rc, done.result, done.failed_in()) == (ROLLED_BACK, "rolled_back", "drain")
-    assert "20-gateway ended with exit status 7" in done.message and "the gateway says no" in done.message
-    assert default.life(edge, CONTAINER) == container, "no engine had to stop"
-    edge.serves(1)
-    # The gateway holds requests from `away` until the names are back. The watch may see that, and nothing longer.
-    journal = done.journal or {}
-    held = sum(row["seconds"] for row in journal["phases"] if row["phase"] not in ("preflight", "prepare"))
-    assert all(row["seconds"] <= held + default.AGREE_S for row in journal["downtime"].values()), journal
 
 
 # ---- only what differs moves ------------------------------------------------------------------------------------

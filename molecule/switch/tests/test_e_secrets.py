@@ -126,21 +126,6 @@ def test_no_secret_is_found_through_runs_switch_and_rollback(
     )
 
 
-def test_a_switch_that_fails_goes_back_to_the_former_secret(
-    edge: Edge, controller: Any, watched: None, tmp_path: Path
-) -> None:
-    """The new engine has started with the new secret when the canary fails."""
-    assert play(controller, "site.yml", *plant(tmp_path, "one")).rc == 0
-    edge.engine_fault("engine-nan-logits", 2048)
-    failed = play(controller, "site.yml", *plant(tmp_path, "two", max_model_len=2048))
-    edge.calm()
-    assert failed.rc != 0
-    assert read(edge)["STORE_PASSWORD"] == f"{MARK}-engine-one"
-    assert f"{MARK}-engine-one" in edge.shell(f"cat /etc/vllm-edge/secrets/{ENGINE}.env")
-    assert not edge.host.file(f"/etc/vllm-edge/secrets/{ENGINE}.env.other").exists
-    look(edge, [failed.output])
-
-
 def test_teardown_leaves_no_secret(edge: Edge, controller: Any, watched: None, tmp_path: Path) -> None:
     named = ["-e", f"teardown={default.INVENTORY_HOST}"]
     gone = play(controller, "playbooks/teardown.yml", *named, *plant(tmp_path, "one"))

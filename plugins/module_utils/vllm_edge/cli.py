@@ -163,9 +163,10 @@ def _run_switch_to(options: Options, paths: HostPaths) -> int:
 
 @command("rollback", "switch to the previously committed generation", FORMAT)
 def _run_rollback(options: Options, paths: HostPaths) -> int:
-    from .switch.command import run_rollback
+    from .generation.model import Choice
+    from .switch.command import run_switch_to
 
-    return run_rollback(paths, output=options.format)
+    return run_switch_to(None, paths, Choice(), output=options.format)
 
 
 @command("stop", "finish requests and stop all engines until the next boot or switch", FORMAT)

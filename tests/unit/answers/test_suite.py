@@ -24,7 +24,7 @@ from ansible.module_utils.vllm_edge.engine.config import EngineConfig, parse_eng
 from ansible.module_utils.vllm_edge.generation import store
 from ansible.module_utils.vllm_edge.generation.model import Generation
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.switch.model import PhaseFailed
+from ansible.module_utils.vllm_edge.switch.model import Moves, PhaseFailed
 from ansible.module_utils.vllm_edge.switch.steps.requests import ask_suite
 from ansible.module_utils.vllm_edge.switch.view import HostView
 from ansible.module_utils.vllm_edge.system.long_run import LongRun
@@ -326,17 +326,17 @@ def gated(paths: HostPaths, gate: str, config: EngineConfig) -> Generation:
 def test_the_gate_rolls_back_warns_or_asks_nothing(paths: HostPaths, stand_in: Any) -> None:
     bad = stand_in(lambda name, count: "33" if name == "english" else GOOD[name])
     host = HostView(paths, ask=run.request, clock=lambda: 0.0)
-    assert ask_suite(host, gated(paths, "none", bad), ["e2b"]).detail == ""
-    warned = ask_suite(host, gated(paths, "warn", bad), ["e2b"])
+    assert ask_suite(host, gated(paths, "none", bad), Moves(start=("e2b",))).detail == ""
+    warned = ask_suite(host, gated(paths, "warn", bad), Moves(start=("e2b",)))
     assert "5 of 6 quality cases passed" in warned.detail
     assert len(warned.warnings) == 1 and "english" in warned.warnings[0]
     assert {row["case"]: row["verdict"] for row in warned.data["quality"]}["english"] == "failed"
     with pytest.raises(PhaseFailed, match=r"quality_gate: fail.*english of sentry.*'33'.*All answers are in") as failed:
-        ask_suite(host, gated(paths, "fail", bad), ["e2b"])
+        ask_suite(host, gated(paths, "fail", bad), Moves(start=("e2b",)))
     assert list(failed.value.engines) == ["e2b"]
     good = stand_in(answer_well)
-    assert ask_suite(host, gated(paths, "fail", good), ["e2b"]).warnings == ()
-    assert ask_suite(host, gated(paths, "fail", bad), []).detail == "", "engines that run on are not asked"
+    assert ask_suite(host, gated(paths, "fail", good), Moves(start=("e2b",))).warnings == ()
+    assert ask_suite(host, gated(paths, "fail", bad), Moves()).detail == "", "engines that run on are not asked"
 
 
 def test_a_generation_without_a_gate_is_the_same_as_before(paths: HostPaths) -> None:

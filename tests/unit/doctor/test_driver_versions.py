@@ -10,7 +10,6 @@ from ansible.module_utils.vllm_edge.gpu.driver import (
     LIBRARIES,
     DriverVersions,
     explain_mismatch,
-    module_version,
     read_versions,
 )
 from ansible.module_utils.vllm_edge.system import cdi
@@ -34,18 +33,6 @@ def test_libraries_behind_alternatives_with_absolute_links(tmp_path: Path) -> No
     host.link("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "libnvidia-ml.so.1")
     host.link("usr/lib/x86_64-linux-gnu/libcuda.so.1", "../../../gone")
     assert read_versions(tmp_path).libraries == {}
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.173.02  Release Build  (root@host)\n",
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.173.02  Thu Sep 18 10:11:12 UTC 2025\n",
-    ],
-)
-def test_the_module_by_its_own_file(tmp_path: Path, line: str) -> None:
-    FakeHost(tmp_path).write("proc/driver/nvidia/version", line)
-    assert module_version(tmp_path) == DRIVER
 
 
 @pytest.mark.parametrize(

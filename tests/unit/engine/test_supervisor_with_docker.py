@@ -24,7 +24,7 @@ from ansible.module_utils.vllm_edge.engine.loads import read_loads
 from ansible.module_utils.vllm_edge.engine.sd_notify import Notifier
 from ansible.module_utils.vllm_edge.engine.supervisor import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, Supervisor
 from ansible.module_utils.vllm_edge.gpu.driver import DriverVersions, find_missing_access
-from ansible.module_utils.vllm_edge.switch.journal import Lock
+from ansible.module_utils.vllm_edge.switch.journal import take_lock
 from ansible.module_utils.vllm_edge.system.docker import DockerAway, DockerRefused, DockerUnit
 from ansible.module_utils.vllm_edge.system.http import Answer
 from ansible.module_utils.vllm_edge.system.systemd import Ran, Systemd
@@ -360,7 +360,7 @@ def test_a_refused_start_leaves_no_container(begin: Begin, docker: FakeDocker, r
 def test_in_a_switch_a_refusal_ends_it(begin: Begin, docker: FakeDocker, refusal: str, cause: str, tries: int) -> None:
     docker.refuse_start = refusal
     case = begin(patience_s=900)
-    with Lock(case.paths):
+    with take_lock(case.paths):
         if cause:
             case.start().fails_with(cause)
             assert case.state()["phase"] == "failed" and docker.calls.count("start") == tries
@@ -657,7 +657,7 @@ def test_a_late_module_uses_up_no_start(begin: Begin, monkeypatch: pytest.Monkey
 def test_the_wait_for_the_gpus_has_an_end(begin: Begin, monkeypatch: pytest.MonkeyPatch, patience_s: float) -> None:
     monkeypatch.setattr(launch, "GPU_WAIT_IN_SWITCH_S", 0.3)
     case = begin(create=WITH_GPU, patience_s=patience_s)
-    with Lock(case.paths) if patience_s == 900 else contextlib.nullcontext():
+    with take_lock(case.paths) if patience_s == 900 else contextlib.nullcontext():
         failure = case.start().fails_with("gpus_not_ready")
     assert "no CDI specification" in failure["reason"] and "create-device-nodes" in failure["remedy"]
 

@@ -26,7 +26,7 @@ from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.planning.drift import TOLERANCES
 from ansible.module_utils.vllm_edge.status.command import render_explanation, render_status, run_explain
 from ansible.module_utils.vllm_edge.status.problems import add_problems, describe_state, judge, judge_gateway
-from ansible.module_utils.vllm_edge.switch.journal import Lock, to_json
+from ansible.module_utils.vllm_edge.switch.journal import take_lock, to_json
 from ansible.module_utils.vllm_edge.switch.model import Journal, Result
 from ansible.module_utils.vllm_edge.system.docker import Container
 from ansible.module_utils.vllm_edge.text import WIDTH
@@ -305,7 +305,7 @@ def test_files_of_a_run_that_was_interrupted(serving: Host) -> None:
 @pytest.fixture
 def switching(serving: Host) -> Iterator[Host]:
     """The same host while a switch to bf16-tp4 runs."""
-    with Lock(serving.paths):
+    with take_lock(serving.paths):
         serving.write_journal(RUNNING)
         yield serving
 

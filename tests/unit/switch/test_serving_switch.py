@@ -18,7 +18,7 @@ from ansible.module_utils.vllm_edge.generation import committed as generation_co
 from ansible.module_utils.vllm_edge.generation import live, store
 from ansible.module_utils.vllm_edge.generation.model import Choice
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.switch.journal import Lock
+from ansible.module_utils.vllm_edge.switch.journal import take_lock
 from fake_host import write
 
 UUID = generations.UUIDS[0]
@@ -99,13 +99,9 @@ class Host:
             "settings": SETTINGS,
             "target": "[Unit]\n" + "".join(f"Wants=vllm-{item['engine']['name']}.service\n" for item in engines),
             "budgets_mib": {UUID: 20900},
-            "state_directory": str(self.paths.state),
-            "configuration_directory": str(self.paths.etc),
-            "units_directory": str(self.paths.units),
-            "program": str(self.program),
             **more,
         }
-        return self._run("serving_switch", given, check=check)
+        return self._run("serving_switch", given, check=check, replace={"PROGRAM": str(self.program)})
 
     def settle(self, *engines: dict[str, Any], **more: Any) -> None:
         """As it is after a switch: files in place, committed, everything runs."""
@@ -132,6 +128,8 @@ def host(tmp_path: Path, run_module: Callable[..., Result], monkeypatch: pytest.
     )
     analyze.chmod(0o755)
     monkeypatch.setenv("PATH", f"{analyze.parent}:/usr/bin:/bin")
+    for place in ("etc", "state", "units"):
+        monkeypatch.setenv(f"VLLM_EDGE_{place.upper()}", str(tmp_path / place))
     return Host(tmp_path, run_module)
 
 
@@ -357,7 +355,7 @@ def test_a_program_that_refuses_is_quoted(host: Host, status: int, result: str) 
 
 
 def test_nothing_is_written_while_another_switch_runs_and_one_that_lasts_goes_on(host: Host) -> None:
-    with Lock(host.paths):
+    with take_lock(host.paths):
         before = host.everything()
         for check in (False, True):
             said = host.run(engine(), check=check)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.names import TARGET
-from ansible.module_utils.vllm_edge.switch.journal import Lock
+from ansible.module_utils.vllm_edge.switch.journal import take_lock
 from ansible.module_utils.vllm_edge.switch.model import Exit
 from ansible.module_utils.vllm_edge.switch.stop import run_stop
 from ansible.module_utils.vllm_edge.system.systemd import Systemd
@@ -102,7 +102,7 @@ def test_a_target_that_does_not_stop(stop: Stop) -> None:
 
 
 def test_what_refuses_to_stop_leaves_every_engine(bench: SwitchHost, stop: Stop) -> None:
-    with Lock(bench.paths):
+    with take_lock(bench.paths):
         status, told = stop()
     assert (status, told["status"]) == (Exit.BUSY, "busy")
     assert told["message"].endswith("Nothing was stopped.")

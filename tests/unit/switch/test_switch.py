@@ -15,7 +15,6 @@ from ansible.module_utils.vllm_edge.switch.model import (
     HARMLESS,
     PHASES,
     Exit,
-    Journal,
     Phase,
     PhaseFailed,
     Result,
@@ -208,21 +207,15 @@ def test_a_docker_that_is_away_at_first_refuses_and_one_that_stays_away_is_gone_
     assert any("going by the journal" in text for text in bench.ends(Result.ROLLED_BACK).warnings)
 
 
-@pytest.mark.parametrize("fault", [False, True])
-def test_a_clock_that_jumps_changes_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: bool) -> None:
+@pytest.mark.parametrize("fault", ["", "crashes while loading"])
+def test_a_clock_that_jumps_changes_nothing_else(bench: SwitchHost, fault: str) -> None:
     stamps = [f"20{60 - year:02}-01-01T00:00:00Z" for year in range(60)]
-
-    def once(root: Path, **jumps: list[str]) -> Journal:
-        bench = SwitchHost(root, monkeypatch)
-        bench.world.change(**jumps, quirks={NEW_ENGINE: "crashes while loading"} if fault else {})
-        return bench.ends(Result.ROLLED_BACK if fault else Result.COMMITTED)
-
-    steady, jumping = once(tmp_path / "steady"), once(tmp_path / "jumping", stamps=stamps)
-    assert jumping.started_at > (jumping.ended_at or ""), "the clock went back all the time"
-    assert (jumping.seconds, jumping.result, jumping.downtime) == (steady.seconds, steady.result, steady.downtime)
-    assert [(record.phase, record.began_s, record.seconds) for record in jumping.phases] == [
-        (record.phase, record.began_s, record.seconds) for record in steady.phases
-    ]
+    bench.world.change(stamps=stamps, quirks={NEW_ENGINE: fault})
+    journal = bench.ends(Result.ROLLED_BACK if fault else Result.COMMITTED)
+    assert journal.started_at > (journal.ended_at or ""), "the clock went back all the time"
+    ends = [record.began_s + (record.seconds or -1) for record in journal.phases]
+    assert all(end <= later.began_s for end, later in zip(ends, journal.phases[1:], strict=False))
+    assert 0 < ends[-1] <= (journal.seconds or 0) < 200, "seconds of the host's steady clock"
 
 
 @pytest.mark.parametrize("phase", BACK_PHASES)

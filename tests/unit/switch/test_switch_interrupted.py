@@ -16,12 +16,11 @@ from unittest.mock import Mock
 import pytest
 from ansible.module_utils.vllm_edge.gateway.view import build_view
 from ansible.module_utils.vllm_edge.generation import live, store
-from ansible.module_utils.vllm_edge.generation.model import Generation
 from ansible.module_utils.vllm_edge.names import TARGET
 from ansible.module_utils.vllm_edge.switch import journal as journal_module
 from ansible.module_utils.vllm_edge.switch import run as switch_run
 from ansible.module_utils.vllm_edge.switch.history import read_course
-from ansible.module_utils.vllm_edge.switch.journal import history, holder, read_journal
+from ansible.module_utils.vllm_edge.switch.journal import history, read_journal
 from ansible.module_utils.vllm_edge.switch.model import (
     BACK_PHASES,
     HARMLESS,
@@ -219,41 +218,6 @@ def recover_verified(bench: SwitchHost, result: Result) -> None:
         assert all(last[f"{action}@{serving.number}"] > started for action in ("canary", "measure"))
 
 
-def kill_by_signal(
-    bench: SwitchHost, program: Callable[[], int], action: str, towards: Generation | None, moment: str
-) -> None:
-    """SIGKILL, which runs no `finally`, in a process of its own; the host is a file that it leaves as it is."""
-    child = os.fork()
-    if child == 0:
-        try:
-            bench.at(action, lambda: os.kill(os.getpid(), signal.SIGKILL), towards, moment=moment)
-            program()
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    journal = read_journal(bench.paths)
-    assert journal is not None and journal.result is None, "it was killed too late"
-    assert holder(bench.paths) is None, "the kernel frees the lock"
-
-
-@pytest.mark.parametrize(
-    ("action", "number", "moment", "result"),
-    [
-        ("prepare", 2, "before", Result.REFUSED),
-        ("stop", 2, "after", Result.ROLLED_BACK),
-        ("commit", 2, "after", Result.COMMITTED),
-        ("healthy", 1, "before", Result.ROLLED_BACK),
-    ],
-)
-def test_a_switch_that_a_signal_kills(bench: SwitchHost, action: str, number: int, moment: str, result: Result) -> None:
-    if number == 1:
-        bench.fail("measure", "over budget")
-    kill_by_signal(bench, bench.switch, action, bench.old if number == 1 else bench.new, moment)
-    if action == "stop":
-        kill_by_signal(bench, bench.recover, "free", bench.old, "after")
-    recover_verified(bench, result)
-
-
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_killed_switch(bench: SwitchHost, phase: Phase, moment: str) -> None:
@@ -319,7 +283,7 @@ def test_a_recovery_counts_on_where_the_journal_was(bench: SwitchHost, reboot: b
     if reboot:
         bench.world.change(now=3.0, boot_id="boot-2")
     else:
-        bench.world.change(now=bench.world.monotonic() + 50)
+        bench.world.change(now=bench.world.clock() + 50)
     assert bench.recover() == Exit.OK
     assert bench.unlike(bench.old) == []
     journal = bench.journal

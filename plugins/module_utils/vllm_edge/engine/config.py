@@ -223,11 +223,6 @@ def add_labels(arguments: Sequence[str], generation: int, input_hash: str) -> li
 def read_container(directory: Path) -> tuple[str, ...]:
     """Return the arguments of `docker create` in a directory, without `add_labels`. Raises EngineConfigError."""
     source = directory / CONTAINER_FILE
-    if not source.exists() and (directory / CREATE_FILE).exists():
-        # Written before there was container.json (f53c039). The next run of site.yml writes it.
-        ours = (f"--label={LABEL_GENERATION}=", f"--label={LABEL_INPUT_HASH}=")
-        lines = _read(directory / CREATE_FILE).splitlines()
-        return tuple(line for line in lines if not line.startswith(ours))
     try:
         arguments = json.loads(_read(source))["arguments"]
     except (ValueError, TypeError, KeyError) as error:

@@ -93,7 +93,7 @@ def ask_gpus(budgets: Mapping[str, int | None], paths: HostPaths, foreign: Forei
     try:
         with open_nvml() as session:
             slots = load_slots(paths)
-            reading = read_boards(session, slots)
+            reading, lost = read_boards(session, slots)
     except NvmlFailure as failure:
         return [], f"GPUs cannot be read: {failure}"
     owners = find_owners({process.pid for gpu in reading.gpus for process in gpu.processes or ()})
@@ -105,7 +105,7 @@ def ask_gpus(budgets: Mapping[str, int | None], paths: HostPaths, foreign: Forei
         if budgets.get(gpu.uuid, 0) is None:
             board |= {"budget_mib": None, "headroom_mib": None, "within_budget": None, "problem": None}
         boards.append({key: value for key, value in board.items() if key not in ("slot", "expected_mib")})
-    return boards, " ".join(map(str, reading.lost)) or None
+    return boards, " ".join(map(str, lost)) or None
 
 
 def read_active_profile(paths: HostPaths) -> tuple[Json | None, str | None]:

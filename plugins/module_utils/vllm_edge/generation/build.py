@@ -11,9 +11,10 @@ from typing import Any
 
 from ..engine.config import EngineConfigError, engine_problems
 from ..engine.render import Settings, describe_engine, list_create_arguments, read_settings
+from ..gpu.budget import Foreign
 from ..paths import HostPaths
 from ..text import nearest, shown
-from .model import Foreign, GenerationError, Limits
+from .model import GenerationError, Limits
 
 NEEDED = ("name", "model", "gpus", "tensor_parallel_size", "served_names")
 """Keys without which an engine cannot be rendered."""

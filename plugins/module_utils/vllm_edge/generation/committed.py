@@ -11,31 +11,21 @@ from .live import write_file
 from .model import Choice, Committed, Generation, GenerationError
 
 
-def parse_committed(text: str, source: str) -> Committed:
-    """Parse active-profile.json. A file of the older format has no digest and origin, which become "" and `inventory`.
-
-    `source` is its path, for messages. Raises GenerationError.
-    """
-    try:
-        return read_record(Committed, {"digest": "", **json.loads(text)})
-    except (ValueError, TypeError) as error:
-        raise GenerationError(
-            f"{source} does not say which generation is committed: {error}. Engines that run were not touched. "
-            f"`vllm-edge history` shows which one it was. If you move it away, site.yml commits what the inventory "
-            "names."
-        ) from error
-
-
 def committed(paths: HostPaths) -> Committed | None:
     """Return what the host is committed to; None if nothing was committed yet. Raises GenerationError."""
     path = paths.active_profile
     try:
-        text = path.read_text(encoding="utf-8")
+        return read_record(Committed, json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise GenerationError(f"{path} cannot be read: {error}") from error
-    return parse_committed(text, str(path))
+    except ValueError as error:
+        raise GenerationError(
+            f"{path} does not say which generation is committed: {error}. Engines that run were not touched. "
+            f"`vllm-edge history` shows which one it was. If you move it away, site.yml commits what the inventory "
+            "names."
+        ) from error
 
 
 def commit(
@@ -43,11 +33,13 @@ def commit(
 ) -> None:
     """Make a generation the committed one, by one rename; the former one is recorded as the previous generation.
 
-    Committing the committed generation again keeps the recorded previous one. `chosen_at` is the time of the choice, as
-    `engine.state.stamp` formats it; `over_budget` says that its engines were measured to use more than their budgets.
-    Raises GenerationError: the file could not be written.
+    Committing the committed generation again keeps the recorded previous one. `chosen_at` is the time of the choice;
+    `over_budget` says that its engines use more than their budgets. Raises GenerationError.
     """
-    before = _read_committed_before(paths)
+    try:
+        before = committed(paths)
+    except GenerationError:
+        before = None  # a damaged record must not prevent a commit
     if before is None or before.generation == generation.number:
         previous = before.previous_generation if before else None
     else:
@@ -64,11 +56,3 @@ def commit(
         "over_budget": over_budget,
     }
     write_file(paths.active_profile, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-def _read_committed_before(paths: HostPaths) -> Committed | None:
-    """Return the committed generation. A damaged record counts as none: it must not prevent a commit."""
-    try:
-        return committed(paths)
-    except GenerationError:
-        return None

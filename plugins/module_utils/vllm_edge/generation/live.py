@@ -49,11 +49,14 @@ def list_live_engines(paths: HostPaths) -> list[str]:
     if paths.units.is_dir():
         for unit in paths.units.glob("vllm-*.service"):
             name = engine_name(unit.name)
-            # Recognise units by their header and command, because an operator may have own units with such names.
-            text = _text(unit) or ""
-            if ENGINE_NAME.fullmatch(name) and MARK in text and f"run-engine {name}\n" in text:
+            if ENGINE_NAME.fullmatch(name) and is_engine_unit(_text(unit) or "", name):
                 found.add(name)
     return sorted(found)
+
+
+def is_engine_unit(text: str, engine: str) -> bool:
+    # By header and command: an operator may have own units with such names, and ours of the switch are no engines.
+    return MARK in text and f"run-engine {engine}\n" in text
 
 
 def _text(path: Path) -> str | None:
@@ -102,8 +105,7 @@ def live_changes(
 ) -> list[FileChange]:
     """Return the live files that differ from the generation in content, mode or (if this runs as root) owner.
 
-    The arguments are those of `live_places`. Raises GenerationError if a file cannot be read. Files of secrets have no
-    content here.
+    The arguments are those of `live_places`. Raises GenerationError. Files of secrets have no content here.
     """
     named = None if engines is None else list(engines)
     places = live_places(generation, paths, named, target)
@@ -133,10 +135,9 @@ def seen(status: Mapping[str, Any]) -> tuple[list[SeenEngine], list[str]]:
 
 
 def install(generation: Generation, paths: HostPaths, engines: Iterable[str], *, target: bool) -> list[str]:
-    """Write the live files of these engines where they differ, each by one rename. Raises GenerationError.
+    """Write the live files of these engines, with `target` also the target, where they differ, each by one rename.
 
-    `engines` are those whose files are written; with `target` the systemd target is written too. Returns the changed
-    paths.
+    Returns the changed paths. Raises GenerationError.
     """
     changes = live_changes(generation, paths, engines, target)
     for change in changes:
@@ -196,12 +197,9 @@ def difference(change: FileChange) -> dict[str, Any]:
 def build_file_rows(
     generation: Generation, paths: HostPaths, changes: Iterable[FileChange], record: Mapping[str, Any] | None
 ) -> list[dict[str, Any]]:
-    """Return all relevant live files, and the record of the committed generation, each with its difference for
-    `--diff`.
+    """Return all relevant live files and, unless None, the `record` of what is committed, with their differences.
 
-    `changes` are differences of the live files; `record` is that of the record (`record_difference`), and None leaves
-    it out. Each row has `path`, `diff` and, in words, `how` (both empty if the file does not differ); rows are sorted
-    by path.
+    Each row has `path`, `diff` and, in words, `how` (both empty if the file does not differ); rows are sorted by path.
     """
     places = live_places(generation, paths).items()
     rows = {str(place): {"diff": {}, "how": ""} for place, text in places if text is not None}
@@ -233,13 +231,6 @@ def record_difference(
     return None if before == after else row
 
 
-def would(generation: Generation, moves: Mapping[str, Iterable[str]]) -> str:
-    words = {"stop": "stop", "start": "start", "wait": "wait for", "keep": "keep"}
-    parts = [f"{verb} {', '.join(moves[key])}" for key, verb in words.items() if moves[key]]
-    head = f"would go to generation {generation.number} ({generation.profile})"
-    return f"{head}: {'; '.join(parts) or 'no engine moves'}"
-
-
 def _unlink(path: Path) -> bool:
     try:
         path.unlink()
@@ -252,7 +243,6 @@ def _unlink(path: Path) -> bool:
 
 
 def write_file(path: Path, text: str, mode: int = MODE) -> None:
-    """Write a live file or record atomically, with these permissions. Raises GenerationError."""
     try:
         write_durably(path, text, mode)
     except OSError as error:

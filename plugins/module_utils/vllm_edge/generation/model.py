@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..engine.config import CONFIG_FILE, CONTAINER_FILE, CREATE_FILE, Engine
+from ..gpu.budget import Foreign
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Generation:
     engines: Mapping[str, Engine]
     budgets_mib: Mapping[str, int]
     """By GPU UUID, for every GPU of the host; 0 if no engine may use it."""
-    foreign: Literal["ignore", "warn", "fail"] = "warn"
+    foreign: Foreign = "warn"
     """What happens if processes that are not ours use a GPU: nothing, a warning or a failure."""
     limits: Limits = field(default_factory=Limits)
     quality: Mapping[str, Any] | None = None
@@ -95,7 +96,6 @@ FORMAT = 1
 """Version of the format of generation.json."""
 
 
-Foreign = Literal["ignore", "warn", "fail"]
 Origin = Literal["inventory", "-e", "host"]
 """Who can have chosen a profile: the inventory, `-e` on the command line of Ansible, or an operator on the host."""
 
@@ -136,10 +136,6 @@ class Committed:
     previous_generation: int | None = None
     over_budget: bool = False
     """Whether it was committed although its engines use more than their budgets."""
-
-    @property
-    def hashes(self) -> dict[str, str]:
-        return {name: engine.input_hash for name, engine in self.engines.items()}
 
 
 MODE = 0o644

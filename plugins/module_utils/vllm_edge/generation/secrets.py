@@ -30,7 +30,6 @@ OTHER = "content of other secrets, wanted those of the generation"
 
 
 def compute_hash(key: str, text: str) -> str:
-    """Return the keyed hash (HMAC with SHA-256) of the content of a file of secrets."""
     return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
@@ -71,8 +70,7 @@ def prepare(
 
     `wanted` are values by environment variable, by engine. Without `write` the hashes are only computed; without a key
     yet, they are of no use but to differ from all others. Returns the keyed hash of the secrets by engine, and the
-    engines whose secrets differ from those on the host. Raises GenerationError: a value cannot stand in the file, or a
-    file cannot be read or written.
+    engines whose secrets differ from those on the host. Raises GenerationError.
     """
     texts = {engine: render(values) for engine, values in wanted.items() if values}
     place = paths.secrets / KEY_FILE

@@ -72,24 +72,20 @@ def load(paths: HostPaths, number: int) -> Generation:
 
 def load_directory(directory: Path, number: int) -> Generation:
     """Read and check a generation in any directory, such as one not in its place yet. Raises GenerationError."""
+    cause: Exception
     try:
         return _load(directory, number)
-    except EngineConfigError as error:
-        raise _make_damaged_error(number, str(error)) from error
     except FileNotFoundError as error:
-        raise _make_damaged_error(number, f"{error.filename} is missing") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise _make_damaged_error(number, str(error)) from error
+        why, cause = f"{error.filename} is missing", error
+    except (EngineConfigError, OSError, UnicodeDecodeError) as error:
+        why, cause = str(error), error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        why = f"key {error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
-        raise _make_damaged_error(number, f"{directory / 'generation.json'}: {why}") from error
-
-
-def _make_damaged_error(number: int, why: str) -> GenerationError:
-    return GenerationError(
+        what = f"key {error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+        why, cause = f"{directory / 'generation.json'}: {what}", error
+    raise GenerationError(
         f"generation {number} is damaged: {why}. Where it is what the inventory says, site.yml writes it again; "
         "engines that run do not need it."
-    )
+    ) from cause
 
 
 def _load(directory: Path, number: int) -> Generation:
@@ -108,8 +104,6 @@ def _load(directory: Path, number: int) -> Generation:
         config = parse_engine(text, str(place / CONFIG_FILE))
         if (config.engine, config.input_hash, config.generation) != (name, row["input_hash"], row["generation"]):
             raise ValueError(f"engine {name} is not the one that its {CONFIG_FILE} describes")
-        if config.unit != unit_name(name):
-            raise ValueError(f"unit of engine {name} is {config.unit!r}, {unit_name(name)} is expected")
         chat = place / CHAT_FILE
         engines[name] = Engine(config, read_container(place))
         files[name] = EngineFiles(
@@ -177,11 +171,9 @@ def _read_recorded_digest(paths: HostPaths, number: int) -> str | None:
 
 
 def documents(rendered: Rendered, number: int, now: Committed | None, created_at: str) -> dict[str, str]:
-    """Return the files of a generation, by path in its directory.
+    """Return the files of a generation, by path in its directory; `now` is the committed one.
 
     An engine that is in the committed generation unchanged keeps the generation number in its container's label.
-
-    `now` is the committed generation; `created_at` is a time for generation.json.
     """
     files = {f"units/{TARGET}": rendered.target}
     marks: dict[str, dict[str, object]] = {}
@@ -224,18 +216,13 @@ def write_directory(directory: Path, files: Mapping[str, str]) -> None:
 
 
 def is_written(rendered: Rendered, number: int, now: Committed | None, paths: HostPaths) -> str | None:
-    """Return what is wrong with the directory of a generation, or None if it is intact and has the rendered content.
-
-    `now` is the committed generation.
-    """
+    """Return what is wrong with the directory of a generation, or None if it is intact and as rendered."""
     if not paths.generation_dir(number).exists():
         return "it is not there"
     try:
         there = load(paths, number)
     except GenerationError as error:
         return str(error)
-    if not all((there.directory / "engines" / name / CONTAINER_FILE).exists() for name in there.engines):
-        return f"an earlier release wrote it, without {CONTAINER_FILE}"
     if there.digest != rendered.digest:
         return f"it is another one: its digest is {there.digest[:12]}, rendered is {rendered.digest[:12]}"
     wanted = json.loads(documents(rendered, number, now, "")["generation.json"])["engines"]

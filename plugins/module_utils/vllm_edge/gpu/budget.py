@@ -30,15 +30,19 @@ IDLE_MIB = 16
 """Memory that may be allocated on a GPU that no engine uses. The driver keeps 0-4 MiB on an idle L4 and rounds per
 process; 16 MiB is far below the least that an engine leaves behind (a CUDA context takes about 200)."""
 
-UNKNOWN_RESERVE_SHARE = 0.03
-"""If only NVML v1 answers, an idle GPU shows the driver's reserve as used memory: 2.04 % on an L4 (471 of 23,034 MiB).
-"""
-
 STABLE_MIB = 16
 """Two samples that differ by less than this are equal."""
 
 DEFAULT_TOLERANCE_MIB = 300
 """How far below the expected memory a GPU may be without a warning."""
+
+
+def estimate_hidden_reserve(gpu: GpuReading) -> int:
+    """Return how many MiB of the used memory may be the driver's reserve, which NVML v1 does not tell from it.
+
+    An idle L4 shows 2.04 % of its memory (471 of 23,034 MiB).
+    """
+    return int(gpu.total_mib * 0.03) if gpu.used_includes_reserved else 0
 
 
 class BudgetError(ValueError):
@@ -153,7 +157,6 @@ class Evaluation:
 
     @property
     def message(self) -> str:
-        """One paragraph: all failures, or that every GPU is within its budget."""
         if self.failures:
             return " ".join(self.failures)
         parts = [f"GPU {gpu.reading.index}: {gpu.engine_mib} of {gpu.budget_mib} MiB" for gpu in self.gpus]
@@ -180,13 +183,6 @@ def _list_known_gpus(gpus: Sequence[GpuReading], slots: Sequence[str]) -> str:
     places = {uuid: f"slot {number}" for number, uuid in enumerate(slots)}
     told = [f"{gpu.uuid} ({places.get(gpu.uuid, 'no slot')}, {gpu.name} at {gpu.pci_bus_id})" for gpu in gpus]
     return ", ".join(told) or "no GPU at all"
-
-
-def check_slots(slots: Sequence[str]) -> None:
-    """Check the UUIDs of the slots. Raises BudgetError if one occurs twice."""
-    twice = sorted({uuid for uuid in slots if slots.count(uuid) > 1})
-    if twice:
-        raise BudgetError(f"gpu_slots names {', '.join(twice)} more than once: every slot is another GPU.")
 
 
 def resolve_mib(
@@ -234,22 +230,18 @@ def resolve_mib(
     return resolved
 
 
-def _list_processes(gpu: GpuReading, owners: Mapping[int, Owner]) -> tuple[ProcessUse, ...]:
-    nobody = Owner("unknown", reason="its owner was not looked up")
-    pairs = [(process, owners.get(process.pid, nobody)) for process in gpu.processes or ()]
-    return tuple(
-        ProcessUse(process.pid, process.used_mib, owner.container, owner.unit, owner.kind, owner.reason)
-        for process, owner in pairs
-    )
-
-
 def _sum_mib(processes: Iterable[ProcessUse]) -> int:
     return sum(process.used_mib or 0 for process in processes)
 
 
 def judge_gpu(gpu: GpuReading, owners: Mapping[int, Owner], limits: Limits, slot: int | None) -> GpuVerdict:
     """Compute the figures of one GPU. `slot` is None if it has none."""
-    processes = _list_processes(gpu, owners)
+    nobody = Owner("unknown", reason="its owner was not looked up")
+    pairs = [(process, owners.get(process.pid, nobody)) for process in gpu.processes or ()]
+    processes = tuple(
+        ProcessUse(process.pid, process.used_mib, owner.container, owner.unit, owner.kind, owner.reason)
+        for process, owner in pairs
+    )
     kinds = {process.owner for process in processes}
     memory_known = gpu.processes is not None and all(process.used_mib is not None for process in processes)
     foreign_known = memory_known and "unknown" not in kinds
@@ -258,8 +250,7 @@ def judge_gpu(gpu: GpuReading, owners: Mapping[int, Owner], limits: Limits, slot
     unattributed_mib = max(0, gpu.used_mib - _sum_mib(processes)) if memory_known else None
     engine_mib = max(0, gpu.used_mib - (foreign_mib or 0))
 
-    idle_mib = IDLE_MIB + (int(gpu.total_mib * UNKNOWN_RESERVE_SHARE) if gpu.used_includes_reserved else 0)
-    if foreign_known and "ours" not in kinds and engine_mib <= idle_mib:
+    if foreign_known and "ours" not in kinds and engine_mib <= IDLE_MIB + estimate_hidden_reserve(gpu):
         engine_mib = 0
 
     return GpuVerdict(
@@ -327,32 +318,12 @@ def _name_in_inventory(engine: str) -> str:
 
 
 def _describe_foreign(gpu: GpuVerdict) -> str | None:
-    """Return a sentence about processes that are not ours or may not be; None if there are none."""
     others = [process for process in gpu.processes if process.owner != "ours"]
     if others:
         return f"{gpu.card} is also used by others: {'; '.join(str(process) for process in others)}."
     if gpu.reading.processes is None:
         return f"{gpu.card} does not list its processes, so memory of others cannot be told from ours."
     return None
-
-
-def _describe_far_below(gpu: GpuVerdict, tolerance_mib: int) -> str | None:
-    if gpu.expected_mib is None or gpu.engine_mib >= gpu.expected_mib - tolerance_mib:
-        return None
-    return (
-        f"{gpu.card} uses {gpu.engine_mib} MiB, {gpu.expected_mib - gpu.engine_mib} MiB less than the expected "
-        f"{gpu.expected_mib}. vLLM takes its whole share at start-up, so something else runs than was planned: "
-        "compare the engine's model, max_model_len and gpu_memory_utilization with the profile."
-    )
-
-
-def _describe_unknown_reserve(gpu: GpuVerdict) -> str | None:
-    if not gpu.reading.used_includes_reserved:
-        return None
-    return (
-        f"{gpu.card} answers only NVML's first memory call: used_mib includes the driver's own reserve, which is not "
-        "known (about 470 MiB on an L4), so the check is stricter than the budget by that much."
-    )
 
 
 def evaluate(
@@ -373,9 +344,17 @@ def evaluate(
             failures.append(f"{foreign} foreign is fail: stop them, or let the profile use other GPUs.")
         elif foreign and limits.foreign == "warn":
             warnings.append(foreign)
-        warnings.extend(
-            text for text in (_describe_far_below(gpu, limits.tolerance_mib), _describe_unknown_reserve(gpu)) if text
-        )
+        if gpu.expected_mib is not None and gpu.engine_mib < gpu.expected_mib - limits.tolerance_mib:
+            warnings.append(
+                f"{gpu.card} uses {gpu.engine_mib} MiB, {gpu.expected_mib - gpu.engine_mib} MiB less than the expected "
+                f"{gpu.expected_mib}. vLLM takes its whole share at start-up, so something else runs than was planned: "
+                "compare the engine's model, max_model_len and gpu_memory_utilization with the profile."
+            )
+        if gpu.reading.used_includes_reserved:
+            warnings.append(
+                f"{gpu.card} answers only NVML's first memory call: used_mib includes the driver's own reserve, which "
+                "is not known (about 470 MiB on an L4), so the check is stricter than the budget by that much."
+            )
     seen = {gpu.reading.uuid for gpu in verdicts}
     for number, uuid in enumerate(slots):
         if uuid not in seen:
@@ -407,7 +386,6 @@ def settle(
     judge: Callable[[HostReading], Evaluation],
     timeout_s: float,
     *,
-    interval_s: float = 1.0,
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> Settled:
@@ -425,7 +403,7 @@ def settle(
         waited = clock() - start
         if waited >= timeout_s:
             return Settled(last, judge(last), still, samples, waited)
-        sleep(min(interval_s, timeout_s - waited))
+        sleep(min(1.0, timeout_s - waited))
         current = read()
         samples += 1
         still = is_same_memory(last, current)

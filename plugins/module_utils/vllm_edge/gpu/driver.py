@@ -27,9 +27,7 @@ MAX_LINKS = 40
 CONTROL_NODE = re.compile(r"/dev/nvidia(?:ctl|-uvm|-uvm-tools|-modeset)(?![\w-])")
 """Device nodes that belong to no single GPU."""
 
-_NUMBER = r"\d+\.\d+(?:\.\d+)?"
-_LIBRARY = re.compile(rf"\.so\.({_NUMBER})")
-_MODULE = re.compile(rf"Kernel Module\b.*?\s({_NUMBER})\s")
+_LIBRARY = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)")
 
 
 @dataclass(frozen=True)
@@ -44,12 +42,10 @@ class DriverVersions:
 
     @property
     def library(self) -> str:
-        """Version of the libraries, NVML's first."""
         return next((self.libraries[name] for name in LIBRARIES if name in self.libraries), "")
 
     @property
     def in_use(self) -> Mapping[str, tuple[str, ...]]:
-        """The specifications that containers get their libraries from: the generated ones, or all if there are none."""
         generated = {path: found for path, found in self.specifications.items() if f"/{GENERATED}/" in path}
         return generated or self.specifications
 
@@ -119,13 +115,7 @@ def module_version(root: Path) -> str:
     try:
         return (root / "sys/module/nvidia/version").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
-        pass
-    try:
-        text = (root / "proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
-    except OSError:
         return ""
-    found = _MODULE.search(text)
-    return found[1] if found else ""
 
 
 def read_library_versions(root: Path) -> dict[str, str]:
@@ -159,15 +149,6 @@ def read_specifications(root: Path) -> dict[str, str]:
     return found
 
 
-def read_specification_versions(root: Path) -> dict[str, tuple[str, ...]]:
-    """Return the driver versions in every CDI specification for NVIDIA GPUs, by path as the host sees it."""
-    try:
-        texts = read_specifications(root)
-    except OSError:
-        return {}
-    return {path: tuple(cdi.driver_versions(text)) for path, text in texts.items()}
-
-
 def find_missing_access(devices: Sequence[str], root: Path = Path("/")) -> str | None:
     return find_missing_devices(devices, read_specifications(root), root)
 
@@ -195,4 +176,9 @@ def find_missing_devices(devices: Sequence[str], texts: Mapping[str, str], root:
 
 
 def read_versions(root: Path = Path("/")) -> DriverVersions:
-    return DriverVersions(module_version(root), read_library_versions(root), read_specification_versions(root))
+    try:
+        texts = read_specifications(root)
+    except OSError:
+        texts = {}
+    mounted = {path: tuple(cdi.driver_versions(text)) for path, text in texts.items()}
+    return DriverVersions(module_version(root), read_library_versions(root), mounted)

@@ -95,7 +95,7 @@ def parse_cgroup(cgroup: str, around: frozenset[str] = frozenset()) -> Container
 
 
 def parse_unit(cgroup: str) -> str | None:
-    """Return the systemd service of a process, from the content of its cgroup file; None if there is none."""
+    """Return the systemd service of a process from the content of its cgroup file; None if there is none."""
     for path in _split_paths(cgroup):
         for segment in reversed(path):
             if segment.endswith(".service"):
@@ -133,7 +133,6 @@ def decide_owner(
 
 
 def read_cgroup(pid: int) -> str | None:
-    """Return the content of /proc/<pid>/cgroup; None if the process has ended."""
     try:
         return (PROC / str(pid) / "cgroup").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -31,8 +31,8 @@ class Slot:
     """One slot. Name and bus id are None if the card was never seen on this host."""
 
     uuid: str
-    name: str | None
-    pci_bus_id: str | None
+    name: str | None = None
+    pci_bus_id: str | None = None
 
     def as_dict(self, number: int) -> dict[str, Any]:
         return {"slot": number, "uuid": self.uuid, "name": self.name, "pci_bus_id": self.pci_bus_id}
@@ -66,7 +66,6 @@ class SlotPlan:
 
     @property
     def paste(self) -> str:
-        """The lines of the inventory that state these slots."""
         lines = ["gpu_uuids:"]
         for number, slot in enumerate(self.slots):
             place = ", ".join(part for part in (slot.name, slot.pci_bus_id) if part)
@@ -100,12 +99,11 @@ def parse(text: str, path: str = RECORD_PATH) -> tuple[Slot, ...]:
         if isinstance(error, SlotError):
             raise
         raise SlotError(f"{path} is not a record of GPU slots ({type(error).__name__}: {error}). {remedy}") from error
-    _refuse_duplicates([slot.uuid for slot in slots], path)
+    refuse_duplicates([slot.uuid for slot in slots], path)
     return slots
 
 
 def load(path: str = RECORD_PATH) -> tuple[Slot, ...]:
-    """Return the recorded slots of this host; none if there is no record. Raises SlotError, OSError."""
     return parse(read_text(path), path)
 
 
@@ -134,10 +132,10 @@ def check_declared(uuids: Sequence[str]) -> None:
                 f"gpu_uuids[{number}] is {uuid!r}, which is no GPU UUID. 'nvidia-smi -L' prints them: "
                 "GPU-, then 8-4-4-4-12 hexadecimal digits. Indexes and bus ids change with the hardware; UUIDs do not."
             )
-    _refuse_duplicates(uuids, "gpu_uuids")
+    refuse_duplicates(uuids, "gpu_uuids")
 
 
-def _refuse_duplicates(uuids: Sequence[str], where: str) -> None:
+def refuse_duplicates(uuids: Sequence[str], where: str) -> None:
     lowered = [uuid.lower() for uuid in uuids]
     for uuid in uuids:
         places = [str(number) for number, other in enumerate(lowered) if other == uuid.lower()]
@@ -146,13 +144,6 @@ def _refuse_duplicates(uuids: Sequence[str], where: str) -> None:
                 f"{where} names {uuid} {len(places)} times, as slots {' and '.join(places)}: "
                 "two engines would share a GPU that each believes to have alone. Every slot is another card."
             )
-
-
-def _merge(uuid: str, present: dict[str, GpuIdentity], recorded: dict[str, Slot]) -> Slot:
-    gpu = present.get(uuid.lower())
-    if gpu is not None:
-        return Slot(gpu.uuid, gpu.name, gpu.pci_bus_id)
-    return recorded.get(uuid.lower(), Slot(uuid, None, None))
 
 
 def _describe_gone(gone: Sequence[str], extra: Sequence[GpuIdentity], where: str) -> str:
@@ -184,7 +175,6 @@ def _choose(
     declared: Sequence[str] | None, record: str, present: Sequence[GpuIdentity], path: str
 ) -> tuple[tuple[Slot, ...], str, str]:
     """Return the slots, their source (see `SlotPlan.source`) and what to call it in messages. Raises SlotError."""
-    seen = {gpu.uuid.lower(): gpu for gpu in present}
     try:
         recorded = parse(record, path)
     except SlotError:
@@ -192,13 +182,13 @@ def _choose(
         if not declared:
             raise
         recorded = ()
-    remembered = {slot.uuid.lower(): slot for slot in recorded}
-    uuids = declared or [slot.uuid for slot in recorded]
-    if uuids:
-        slots = tuple(_merge(uuid, seen, remembered) for uuid in uuids)
-        return (slots, "declared", "gpu_uuids of the inventory") if declared else (slots, "recorded", path)
-    by_bus = sorted(present, key=lambda gpu: gpu.index)
-    return tuple(Slot(gpu.uuid, gpu.name, gpu.pci_bus_id) for gpu in by_bus), "discovered", "NVML"
+    by_bus = [Slot(gpu.uuid, gpu.name, gpu.pci_bus_id) for gpu in sorted(present, key=lambda gpu: gpu.index)]
+    known = {slot.uuid.lower(): slot for slot in (*recorded, *by_bus)}
+    if declared:
+        return tuple(known.get(uuid.lower(), Slot(uuid)) for uuid in declared), "declared", "gpu_uuids of the inventory"
+    if recorded:
+        return tuple(known[slot.uuid.lower()] for slot in recorded), "recorded", path
+    return tuple(by_bus), "discovered", "NVML"
 
 
 def plan(

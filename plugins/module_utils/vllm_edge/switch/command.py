@@ -18,11 +18,11 @@ from ..generation.committed import committed
 from ..generation.model import Choice, Committed, Generation, GenerationError
 from ..generation.store import load, numbers
 from ..names import SWITCH_UNIT
-from ..paths import ETC, GATEWAY_RUN, RUN, STATE, UNITS, HostPaths
+from ..paths import HostPaths
 from ..system.process import get_user_name
 from ..system.systemd import Run, Systemd, SystemdError, run_command
 from ..text import print_result, wrapped
-from .history import describe_names, list_loading_engines
+from .history import list_loading_engines
 from .journal import Busy, holder, read_journal, to_json
 from .model import EXITS, Exit, Journal, Moves, PhaseFailed
 from .render import render_head, render_phase, render_restarts, render_result
@@ -93,10 +93,7 @@ def build_start_command(paths: HostPaths, generation: Generation, choice: Choice
         "UMask=0022",
         *SANDBOX,
     ]
-    standard = {"VLLM_EDGE_ETC": (paths.etc, ETC), "VLLM_EDGE_STATE": (paths.state, STATE)}
-    standard |= {"VLLM_EDGE_UNITS": (paths.units, UNITS), "VLLM_EDGE_RUN": (paths.run, RUN)}
-    standard["VLLM_EDGE_GATEWAY_RUN"] = (paths.gateway_run, GATEWAY_RUN)
-    elsewhere = [f"--setenv={name}={path}" for name, (path, usual) in standard.items() if str(path) != usual]
+    places = [f"--setenv=VLLM_EDGE_{field.upper()}={place}" for field, place in vars(paths).items()]
     inventory = [f"--inventory-profile={choice.inventory_profile}"] if choice.inventory_profile else []
     return [
         "systemd-run",
@@ -105,7 +102,7 @@ def build_start_command(paths: HostPaths, generation: Generation, choice: Choice
         "--quiet",
         "--service-type=exec",
         *[f"--property={item}" for item in properties],
-        *elsewhere,
+        *places,
         "--",
         PROGRAM,
         "run-switch",
@@ -133,17 +130,14 @@ class Unit:
         return None if ran.status == 0 else ran.err or f"exit status {ran.status}"
 
     def running(self) -> bool:
-        """Return whether systemd shows the unit as neither inactive nor failed, including its ExecStopPost."""
+        """Return whether the unit or its ExecStopPost runs; it is asked again if systemd does not answer."""
         try:
             return self._systemd.show([SWITCH_UNIT])[SWITCH_UNIT].active_state not in ("inactive", "failed")
         except SystemdError:
-            return True  # no answer says nothing about the unit: ask again
+            return True
 
     def collect(self) -> int | None:
-        """Make systemd forget the unit that has ended.
-
-        Returns the exit status of its program, or None if a signal ended it or systemd does not say.
-        """
+        """Make systemd forget the unit that has ended; return its program's exit status, None if not known."""
         try:
             properties = ("Id", "ExecMainCode", "ExecMainStatus")
             shown = self._systemd.show_properties([SWITCH_UNIT], properties).get(SWITCH_UNIT, {})
@@ -155,7 +149,6 @@ class Unit:
         return int(shown["ExecMainStatus"]) if exited else None
 
     def _forget(self) -> None:
-        """Reset the failed state, so that a new unit of the same name can start."""
         with contextlib.suppress(SystemdError):
             self._systemd.reset_failed([SWITCH_UNIT])
 
@@ -169,8 +162,7 @@ class Refused(Exception):
 
 
 def find_generation(wanted: str, paths: HostPaths) -> Generation:
-    """Find a generation by its number, or the newest one of a profile. Raises Refused if there is none, or the one with
-    that number cannot be read."""
+    """Find a generation by its number, or the newest one of a profile. Raises Refused."""
     there: list[Generation] = []
     broken: list[str] = []
     for number in sorted(numbers(paths), reverse=True):
@@ -194,10 +186,7 @@ def find_generation(wanted: str, paths: HostPaths) -> Generation:
 
 
 def previous_generation(paths: HostPaths) -> Generation:
-    """Return the generation that was committed before the present one.
-
-    Raises Refused if there is none, or its directory is gone or cannot be read.
-    """
+    """Return the generation that was committed before the present one. Raises Refused."""
     now = _read_committed(paths)
     if now is None:
         raise Refused("There is nothing to roll back: no generation was ever committed on this host.")
@@ -219,7 +208,6 @@ def previous_generation(paths: HostPaths) -> Generation:
 
 
 def _read_committed(paths: HostPaths) -> Committed | None:
-    """Return what is committed. Raises Refused if that cannot be read."""
     try:
         return committed(paths)
     except GenerationError as error:
@@ -227,10 +215,7 @@ def _read_committed(paths: HostPaths) -> Committed | None:
 
 
 def busy(running: Journal | None) -> Refused:
-    """Return the refusal because another switch runs: who asked for it, where it goes, and how far it is.
-
-    `running` is its journal, or None if the unit runs and has not written one yet.
-    """
+    """Return the refusal because another switch runs. `running` is its journal, None if it has not written one yet."""
     text = str(Busy(running)) if running else f"{SWITCH_UNIT} runs already and has not begun yet. Nothing was done."
     return Refused(
         f"{text} 'vllm-edge progress' and 'journalctl -fu {SWITCH_UNIT}' show how far it is.",
@@ -239,13 +224,9 @@ def busy(running: Journal | None) -> Refused:
 
 
 def start(paths: HostPaths, unit: Unit, generation: Generation, choice: Choice, asked_by: str) -> Journal | None:
-    """Start the unit of the switch. The parameters are those of `build_start_command`.
+    """Start the unit of the switch, and return the journal that was there before, so that `follow` knows the new one.
 
-    Returns:
-        The journal that was there before, so that `follow` recognises the new one.
-
-    Raises:
-        Refused: if another switch runs or systemd did not start the unit.
+    The parameters are those of `build_start_command`. Raises Refused.
     """
     running = holder(paths)
     if running is not None:
@@ -261,14 +242,7 @@ def start(paths: HostPaths, unit: Unit, generation: Generation, choice: Choice, 
     return before
 
 
-def follow(
-    paths: HostPaths,
-    unit: Unit,
-    before: Journal | None,
-    tell: Callable[[Journal], None],
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Journal | None:
+def follow(paths: HostPaths, unit: Unit, before: Journal | None, tell: Callable[[Journal], None]) -> Journal | None:
     """Wait until systemd has ended the unit and its ExecStopPost, and call `tell` with each journal that was read.
 
     `before` is the journal that `start` returned. Returns the journal of the switch, or None if it wrote none.
@@ -281,49 +255,37 @@ def follow(
         tell(journal)
         return journal
 
-    asked_at = clock()
+    asked_at = time.monotonic()
     while True:
         journal = tell_news()
-        if (journal is not None and journal.result is not None) or clock() - asked_at >= ASK_SYSTEMD_S:
-            asked_at = clock()
+        if (journal is not None and journal.result is not None) or time.monotonic() - asked_at >= ASK_SYSTEMD_S:
+            asked_at = time.monotonic()
             if not unit.running():
                 return tell_news()  # it may have written once more between reading the journal and asking systemd
-        sleep(POLL_S)
+        time.sleep(POLL_S)
 
 
 class Teller:
     """Prints what is new in a journal: its head, each phase that has ended, and a line while a phase takes long."""
 
-    def __init__(self, paths: HostPaths, clock: Callable[[], float] = time.monotonic) -> None:
-        self.paths, self.clock = paths, clock
-        self.headed = self.explained = False
-        self.told = 0
-        self.told_at = clock()
+    def __init__(self) -> None:
+        self.told, self.told_of = 0, ""
+        self.told_at = time.monotonic()
 
     def __call__(self, journal: Journal) -> None:
-        if not self.headed:
-            self.headed = True
-            self._print(render_head(to_json(journal)))
-        if journal.restarts and not self.explained:
-            self.explained = True
-            self._print(render_restarts(to_json(journal)))
-        ended = [record for record in journal.phases if record.outcome is not None]
-        for record in ended[self.told :]:
-            self._print([render_phase(asdict(record))])
-        self.told = len(ended)
-        lasting = [record for record in journal.phases if record.outcome is None]
-        if lasting and journal.result is None and self.clock() - self.told_at >= QUIET_S:
-            self._print([render_phase({**asdict(lasting[-1]), "detail": "; ".join(list_loading_engines(journal))})])
-
-    def _print(self, lines: Sequence[str]) -> None:
-        print("\n".join(lines), flush=True)
-        self.told_at = self.clock()
-
-
-def _describe_asker(choice: Choice, command: str) -> str:
-    if choice.asked_by:
-        return choice.asked_by
-    return f"vllm-edge {command} by {os.environ.get('SUDO_USER') or get_user_name(os.getuid())}"
+        if journal.id != self.told_of:  # a recovery of a damaged journal has one of its own
+            self.told, self.told_of = 0, journal.id
+        row = to_json(journal)
+        ended = [record for record in row["phases"] if record["outcome"] is not None]
+        # The reasons for restarts come after the head, and before the first phase.
+        lines = [*render_head(row), *render_restarts(row), *map(render_phase, ended)]
+        lasting = [record for record in row["phases"] if record["outcome"] is None]
+        news = lines[self.told :]
+        if not news and lasting and journal.result is None and time.monotonic() - self.told_at >= QUIET_S:
+            news = [render_phase({**lasting[-1], "detail": "; ".join(list_loading_engines(journal))})]
+        if news:
+            print("\n".join(news), flush=True)
+            self.told, self.told_at = len(lines), time.monotonic()
 
 
 def _refuse_without_root(command: str) -> None:
@@ -332,10 +294,7 @@ def _refuse_without_root(command: str) -> None:
 
 
 def refuse_without_write_access(paths: HostPaths, command: str) -> int:
-    """Return 0, or print why and return the exit status if the state directory is not writable for this user.
-
-    This is for commands that work on files; they need no root if the state directory belongs to a test.
-    """
+    """Return 0, or print that the state directory is not writable for this user and return the exit status."""
     if paths.state.is_dir() and not os.access(paths.state, os.W_OK):
         print(f"{paths.state} is not writable for this user: 'sudo vllm-edge {command}'.", file=sys.stderr)
         return Exit.REFUSED
@@ -347,7 +306,7 @@ def _start_and_follow(
 ) -> int:
     try:
         before = start(paths, unit, generation, choice, asked_by)
-        journal = follow(paths, unit, before, Teller(paths) if output == "text" else lambda journal: None)
+        journal = follow(paths, unit, before, Teller() if output == "text" else lambda journal: None)
     except (KeyboardInterrupt, BrokenPipeError):
         print(
             f"The switch goes on in {SWITCH_UNIT}; only the following has ended. 'vllm-edge progress' says how far it "
@@ -375,35 +334,27 @@ def _start_and_follow(
     return EXITS[journal.result]
 
 
-def _refused(error: Refused) -> int:
-    print(error, file=sys.stderr)
-    return error.status
+def run_switch_to(
+    wanted: str | None, paths: HostPaths, choice: Choice, *, output: str, unit: Unit | None = None
+) -> int:
+    """Run `vllm-edge switch <generation|profile>`, without `wanted` `vllm-edge rollback`, and return the exit status.
 
-
-def run_switch_to(wanted: str, paths: HostPaths, choice: Choice, *, output: str, unit: Unit | None = None) -> int:
-    """Run `vllm-edge switch <generation|profile>` and return the exit status. `output` is `text` or `json`; `unit` is a
-    stand-in for tests."""
+    `output` is `text` or `json`; `unit` is a stand-in for tests.
+    """
+    command = "rollback" if wanted is None else "switch"
     try:
-        _refuse_without_root(f"switch {wanted}")
-        generation = find_generation(wanted, paths)
+        _refuse_without_root(f"{command} {wanted or ''}".strip())
+        generation = previous_generation(paths) if wanted is None else find_generation(wanted, paths)
         if choice.inventory_profile is None and choice.origin == "host":
             # A switch by hand does not change what the inventory says: keep the record of it.
             now = _read_committed(paths)
             choice = Choice(choice.origin, now.inventory_profile if now else None, choice.asked_by)
-        return _start_and_follow(paths, unit or Unit(), generation, choice, _describe_asker(choice, "switch"), output)
+        user = os.environ.get("SUDO_USER") or get_user_name(os.getuid())
+        asked_by = choice.asked_by or f"vllm-edge {command} by {user}"
+        return _start_and_follow(paths, unit or Unit(), generation, choice, asked_by, output)
     except Refused as error:
-        return _refused(error)
-
-
-def run_rollback(paths: HostPaths, *, output: str, unit: Unit | None = None) -> int:
-    try:
-        _refuse_without_root("rollback")
-        generation = previous_generation(paths)
-        now = _read_committed(paths)
-        choice = Choice("host", now.inventory_profile if now else None)
-        return _start_and_follow(paths, unit or Unit(), generation, choice, _describe_asker(choice, "rollback"), output)
-    except Refused as error:
-        return _refused(error)
+        print(error, file=sys.stderr)
+        return error.status
 
 
 def moves_lines(generation: Generation, moves: Moves) -> list[str]:
@@ -419,7 +370,7 @@ def moves_lines(generation: Generation, moves: Moves) -> list[str]:
         ("waits for", moves.wait),
     ):
         if names:
-            lines += wrapped(f"{words} {describe_names(names)}", "  ")
+            lines += wrapped(f"{words} {', '.join(names)}", "  ")
     for change in moves.files:
         words = "removes" if change.after is None else "writes"
         lines.append(f"  {words} {change.path}{f' ({change.attributes})' if change.attributes else ''}")
@@ -435,10 +386,9 @@ def run_check(wanted: str, paths: HostPaths, *, output: str) -> int:
         _refuse_without_root(f"switch {wanted} --check")
         generation = find_generation(wanted, paths)
         moves = HostWorld(paths).moves(generation)
-    except Refused as error:
-        return _refused(error)
-    except PhaseFailed as failure:
-        return _refused(Refused(failure.text))
+    except (Refused, PhaseFailed) as error:
+        print(error, file=sys.stderr)
+        return Exit.REFUSED
     data = {"generation": generation.number, "profile": generation.profile, "moves": asdict(moves)}
     print_result(output, data, moves_lines(generation, moves))
     return Exit.OK

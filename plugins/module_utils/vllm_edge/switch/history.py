@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,26 +31,19 @@ SHORT = (
 TROUBLE = frozenset({Result.OVER_BUDGET, Result.REFUSED, Result.ROLLED_BACK, Result.FAILED})
 
 
-def describe_names(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"
-
-
 def short(journal: Journal) -> Json:
     whole = to_json(journal)
     downtime = {role: downtime.seconds for role, downtime in journal.downtime.items()}
     return {key: whole[key] for key in SHORT} | {"downtime": downtime, "message": journal.message}
 
 
-def count_seconds_since(stamp: str, now: datetime | None = None) -> float:
-    """Return the seconds since a time such as `2026-11-21T16:40:00Z`; 0 if it cannot be read.
-
-    The result is never less than 0, even if the clock was changed. `now` is the present, a stand-in for tests.
-    """
+def count_seconds_since(stamp: str) -> float:
+    """Return the seconds since a time such as `2026-11-21T16:40:00Z`, never less than 0; 0 if it cannot be read."""
     try:
         then = datetime.fromisoformat(stamp)
     except ValueError:
         return 0.0
-    return max(0.0, ((now or datetime.now(UTC)) - then).total_seconds())
+    return max(0.0, (datetime.now(UTC) - then).total_seconds())
 
 
 def describe_running(journal: Journal) -> Json:
@@ -71,7 +64,6 @@ def render_history(journals: Sequence[Journal]) -> list[str]:
 
 
 def _is_hidden(paths: HostPaths, command: str) -> bool:
-    """Return whether this user may not read what is known of switches, after printing why."""
     hidden = explain_unreadable(paths)
     if hidden is not None:
         print(f"{hidden}: 'sudo vllm-edge {command}'.", file=sys.stderr)

@@ -13,16 +13,15 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from ..generation.model import STORED_MODE
 from ..paths import HostPaths
 from ..system.files import LockHeld, hold_lock, is_locked, write_durably
-from ..system.records import RecordError, read_record
+from ..system.records import read_record
 from .model import Direction, Journal, Phase, PhaseRecord
 
 BALLAST_BYTES = 1024 * 1024
@@ -41,28 +40,18 @@ class JournalLost(Exception):
     """The journal cannot be written. The text says where and why."""
 
 
-class JournalDamaged(ValueError):
-    """A file is not a journal. The text says why."""
-
-
 def to_json(journal: Journal) -> dict[str, Any]:
     return asdict(journal)
 
 
-def from_json(data: Mapping[str, Any]) -> Journal:
-    """Read a journal that this or another version of the program wrote. Raises JournalDamaged if it is none."""
-    try:
-        return read_record(Journal, data)
-    except RecordError as error:
-        raise JournalDamaged(str(error)) from error
-
-
-def _parse(text: str) -> Journal:
+def _read(path: Path) -> Journal:
+    """Read a journal that this or another version of the program wrote. Raises OSError, ValueError if it is none."""
+    text = path.read_text(encoding="utf-8")
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise JournalDamaged(f"not JSON: {error}") from error
-    return from_json(data)
+        raise ValueError(f"not JSON: {error}") from error
+    return read_record(Journal, data)
 
 
 def _build_unknown(journal_id: str, message: str, asked_by: str = "somebody") -> Journal:
@@ -83,13 +72,10 @@ def _build_unknown(journal_id: str, message: str, asked_by: str = "somebody") ->
 
 
 def read_journal(paths: HostPaths) -> Journal | None:
-    """Return the journal of the running or last switch, or None if there was none.
-
-    If the file cannot be read, the result has the id DAMAGED and no result.
-    """
+    """Return the journal of the running or last switch; with the id DAMAGED and no result if it cannot be read."""
     path = paths.switch_journal
     try:
-        return _parse(path.read_text(encoding="utf-8"))
+        return _read(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -97,7 +83,7 @@ def read_journal(paths: HostPaths) -> Journal | None:
 
 
 def explain_unreadable(paths: HostPaths) -> str | None:
-    """Return that this user may not read what is known of switches; None if that can be read, or nothing is there."""
+    """Return that this user may not read what is known of switches; None otherwise."""
     for path in (paths.switch_journal, paths.history):
         if path.exists() and not os.access(path, os.R_OK):
             return f"{path} is not for this user: switches are shown to root"
@@ -107,18 +93,14 @@ def explain_unreadable(paths: HostPaths) -> str | None:
 def history(paths: HostPaths, limit: int | None = None) -> list[Journal]:
     """Return former switches, newest first; files that are not journals are skipped."""
     found: list[Journal] = []
-    for path in sorted(_list_journals(paths), key=lambda path: path.stem, reverse=True):
+    for path in sorted(paths.history.glob("*.json"), key=lambda path: path.stem, reverse=True):
         if limit is not None and len(found) >= limit:
             break
         try:
-            found.append(_parse(path.read_text(encoding="utf-8")))
+            found.append(_read(path))
         except (OSError, ValueError):
             continue
     return found
-
-
-def _list_journals(paths: HostPaths) -> Iterable[Path]:
-    return paths.history.glob("*.json")
 
 
 class JournalFile:
@@ -130,9 +112,7 @@ class JournalFile:
         self.ballast = paths.state / ".switch.ballast"
 
     def take_ballast(self) -> None:
-        """Reserve BALLAST_BYTES on the disk, which can be released later so that a rollback can be journalled on a full
-        disk. Raises JournalLost if there is no room even now.
-        """
+        """Reserve BALLAST_BYTES, which are released where a rollback meets a full disk. Raises JournalLost."""
         try:
             self.paths.state.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.ballast, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -149,7 +129,6 @@ class JournalFile:
             ) from error
 
     def give_up_ballast(self) -> bool:
-        """Release the ballast; return whether there was any."""
         try:
             self.ballast.unlink()
         except OSError:
@@ -157,41 +136,31 @@ class JournalFile:
         return True
 
     def with_all_room(self, attempt: Callable[[], Value | None]) -> Value | None:
-        """Run something that writes files and returns its failure or None; if it fails, release the ballast and run it
-        once more."""
+        """Run something that returns its failure or None; if it fails, run it once more without the ballast."""
         failure = attempt()
         return attempt() if failure is not None and self.give_up_ballast() else failure
 
     def write(self, **changes: Any) -> None:
-        """Change fields of the journal and write it durably.
-
-        Raises JournalLost if that fails; the fields in memory are changed all the same.
-        """
+        """Change fields of the journal in any case, and write it durably. Raises JournalLost."""
         self.journal = replace(self.journal, **changes)
         self._write(self.paths.switch_journal)
 
     def enter(self, phase: Phase, direction: Direction, began_at: str, began_s: float) -> None:
-        """Write that a phase is about to begin. How the phase before it ended is written with it.
+        """Write that a phase is about to begin, and how the one before it ended. Raises JournalLost.
 
-        `began_at` is wall clock, for people, and `began_s` seconds since the switch began. Raises JournalLost.
+        `began_at` is wall clock, for people, and `began_s` seconds since the switch began.
         """
         record = PhaseRecord(phase, direction, began_at, began_s)
         self.write(phase=phase, direction=direction, phases=(*self.journal.phases, record))
 
     def leave(self, outcome: Literal["done", "failed"], seconds: float, detail: str = "") -> None:
-        """Record that the phase has ended after `seconds`, with one sentence of detail, or why it failed.
-
-        It reaches the disk with the next `enter`, `write` or `finish`.
-        """
+        """Record how the phase has ended. It reaches the disk with the next `enter`, `write` or `finish`."""
         *former, last = self.journal.phases
         ended = replace(last, outcome=outcome, seconds=seconds, detail=detail)
         self.journal = replace(self.journal, phases=(*former, ended))
 
     def finish(self, **changes: Any) -> None:
-        """Write the last changes to the journal and the history, and release the ballast.
-
-        Raises JournalLost if that fails.
-        """
+        """Write the last changes to journal and history, and release the ballast. Raises JournalLost."""
         try:
             self.write(**changes)
             self.archive()
@@ -203,7 +172,7 @@ class JournalFile:
         kept = self.paths.history / f"{self.journal.id}.json"
         self._write(kept)
         # Names sort by wall clock; whatever that says, this switch is not the oldest.
-        others = sorted(path for path in _list_journals(self.paths) if path != kept)
+        others = sorted(path for path in self.paths.history.glob("*.json") if path != kept)
         for path in others[: max(0, len(others) + 1 - HISTORY_KEPT)]:
             with contextlib.suppress(OSError):  # one file too many does no harm
                 path.unlink()
@@ -234,12 +203,8 @@ def _strip_stamp(stamp: str) -> str:
 
 
 def make_id(paths: HostPaths, stamp: str, generation: int) -> str:
-    """Return an id such as `20261121T164000Z-4`.
-
-    A number is appended if the id is taken already, which happens if the clock went back. `stamp` is wall clock, as
-    `HostWorld.stamp` returns it.
-    """
-    taken = {path.stem for path in _list_journals(paths)} | {getattr(read_journal(paths), "id", "")}
+    """Return an id such as `20261121T164000Z-4`, with one more number if the clock went back and it is taken."""
+    taken = {path.stem for path in paths.history.glob("*.json")} | {getattr(read_journal(paths), "id", "")}
     return _choose_free(f"{_strip_stamp(stamp)}-{generation}", taken)
 
 
@@ -270,49 +235,31 @@ class Busy(Exception):
         super().__init__(f"Another switch runs, {where}. Nothing was done; run again when it has ended.")
 
 
-class Lock:
-    """The lock of the switch, held during a `with` statement. Entering raises Busy if another process holds it."""
-
-    def __init__(self, paths: HostPaths) -> None:
-        self.paths = paths
-        self._held = contextlib.ExitStack()
-
-    def __enter__(self) -> Lock:
+@contextlib.contextmanager
+def take_lock(paths: HostPaths) -> Iterator[None]:
+    """Hold the lock of the switch during a `with` statement. Raises Busy if another process holds it."""
+    with contextlib.ExitStack() as held:
         try:
-            self._held.enter_context(hold_lock(self.paths.switch_lock, LOCK_PATIENCE_S))
+            held.enter_context(hold_lock(paths.switch_lock, LOCK_PATIENCE_S))
         except LockHeld:
-            raise Busy(_read_running(self.paths)) from None
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._held.close()
+            raise Busy(_read_running(paths)) from None
+        yield
 
 
 def holder(paths: HostPaths) -> Journal | None:
-    """Return the journal of the running switch, or None if the lock is free.
-
-    For users who may not open the lock, the journal decides.
-    """
+    """Return the journal of the running switch; None if the lock is free, or this user may not open it."""
     try:
         return _read_running(paths) if is_locked(paths.switch_lock) else None
     except PermissionError:
-        journal = _read_unfinished(paths)
-        return journal if journal is not None and Path(f"/proc/{journal.pid}").exists() else None
-
-
-def _read_unfinished(paths: HostPaths) -> Journal | None:
-    journal = read_journal(paths)
-    return journal if journal is not None and journal.result is None and journal.id != DAMAGED else None
+        return None
 
 
 def _read_running(paths: HostPaths) -> Journal:
     """Return the journal of the process that holds the lock, waiting a little if that has not written it yet."""
     deadline = time.monotonic() + LOCK_PATIENCE_S
     while True:
-        journal = _read_unfinished(paths)
-        if journal is not None:
+        journal = read_journal(paths)
+        if journal is not None and journal.result is None and journal.id != DAMAGED:
             return journal
         if time.monotonic() >= deadline:
             return _build_unknown("", "It has not written its journal yet.", asked_by="another vllm-edge")

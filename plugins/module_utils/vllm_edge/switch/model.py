@@ -88,14 +88,7 @@ class Exit(IntEnum):
     OVER_BUDGET = 5
 
 
-EXITS: Mapping[Result, Exit] = {
-    Result.COMMITTED: Exit.OK,
-    Result.OVER_BUDGET: Exit.OVER_BUDGET,
-    Result.UNCHANGED: Exit.OK,
-    Result.REFUSED: Exit.REFUSED,
-    Result.ROLLED_BACK: Exit.ROLLED_BACK,
-    Result.FAILED: Exit.FAILED,
-}
+EXITS: Mapping[Result, Exit] = {result: Exit.__members__.get(result.name, Exit.OK) for result in Result}
 
 
 @dataclass(frozen=True)
@@ -134,9 +127,16 @@ class Done:
 class PhaseFailed(Exception):
     """A phase failed. The text is one paragraph: what was seen, why, and what to do."""
 
-    def __init__(self, text: str, *, engines: Iterable[str] = (), data: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        text: str,
+        *,
+        engines: Iterable[str] = (),
+        data: Mapping[str, Any] | None = None,
+        phase: Phase | None = None,
+    ) -> None:
         super().__init__(text)
-        self.text = text
+        self.text, self.phase = text, phase
         self.engines = tuple(engines)
         """The engines that the failure concerns; the others may serve."""
         self.data: Mapping[str, Any] = data or {}
@@ -216,7 +216,7 @@ class Journal:
     stop: tuple[str, ...] = ()
     start: tuple[str, ...] = ()
     restarts: tuple[str, ...] = ()
-    """Why engines restart (`moves.explain_restarts`)."""
+    """Why engines restart (`explain_restarts`)."""
     phases: tuple[PhaseRecord, ...] = ()
     downtime: Mapping[str, Downtime] = field(default_factory=dict)
     canary: tuple[Mapping[str, Any], ...] = ()
@@ -231,27 +231,16 @@ class Journal:
     format: int = 1
 
 
-_UP = frozenset({"active", "reloading", "refreshing"})
-_RESTING = frozenset({"inactive", "failed", "maintenance"})
-
-
-def _waits_for_restart(engine: SeenEngine) -> bool:
-    return engine.sub_state.startswith("auto-restart")
-
-
-def _occupies(engine: SeenEngine) -> bool:
-    """Return whether the engine runs, will run or left a container: it must be stopped before its GPUs are used."""
-    return engine.active_state not in _RESTING or engine.running_input_hash is not None
-
-
 def _decide(engine: SeenEngine, wanted: str | None) -> Literal["keep", "wait", "stop"] | None:
     """Return what happens to an engine of which this input hash (or nothing) is wanted; None if it does not run."""
     if engine.running_input_hash is not None and engine.running_input_hash == wanted:
-        if engine.active_state in _UP:
+        if engine.active_state in ("active", "reloading", "refreshing"):
             return "keep"
-        if engine.active_state == "activating" and not _waits_for_restart(engine):
+        if engine.active_state == "activating" and not engine.sub_state.startswith("auto-restart"):
             return "wait"
-    return "stop" if _occupies(engine) else None
+    # It runs, will run or left a container: it must be stopped before its GPUs are used.
+    rests = engine.active_state in ("inactive", "failed", "maintenance") and engine.running_input_hash is None
+    return None if rests else "stop"
 
 
 def explain_restarts(former: Generation | None, wanted: Generation, moves: Moves) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..generation import committed as generation_committed
@@ -19,8 +19,6 @@ from .model import (
     ONWARD,
     Direction,
     Done,
-    Downtime,
-    Gap,
     Interrupted,
     Journal,
     Moves,
@@ -45,24 +43,11 @@ class LeftForBoot(Exception):
     switch."""
 
 
-@dataclass(frozen=True)
-class Failed:
-    """A phase that failed.
-
-    `phase` is None if something failed outside of any phase. `text` is one paragraph that ends with a full stop.
-    `engines` are the engines that the failure concerns.
-    """
-
-    phase: Phase | None
-    text: str
-    engines: tuple[str, ...] = ()
-
-
 class PhaseRunner:
     """Runs the phases of one switch, or of the recovery of one, on `world` and writes them to the journal (`file`).
 
     Signals interrupt every phase except those that are shielded. The runner takes no lock: its caller must hold
-    `journal.Lock`.
+    `journal.take_lock`.
     """
 
     def __init__(self, world: HostWorld, file: JournalFile, signals: Signals) -> None:
@@ -71,7 +56,7 @@ class PhaseRunner:
         self.paths = file.paths
         self.signals = signals
         self.began = file.journal.began_monotonic_s or 0.0
-        """Time zero of the switch, as `world.monotonic()` counts."""
+        """Time zero of the switch, as `world.clock()` counts."""
         self._watch: RoleWatch | None = None
 
     @property
@@ -79,7 +64,7 @@ class PhaseRunner:
         return self.file.journal
 
     def now(self) -> float:
-        return round(self.world.monotonic() - self.began, 3)
+        return round(self.world.clock() - self.began, 3)
 
     def warn(self, text: str) -> None:
         if text not in self.journal.warnings:
@@ -89,8 +74,8 @@ class PhaseRunner:
     def attempt(self, what: str, act: Callable[[], Value], *, shielded: bool) -> Value | PhaseFailed:
         """Call `act` and turn every exception into a PhaseFailed, which is returned and not raised.
 
-        An exception that nobody expected also prints its traceback, which ends up in systemd's journal. `what` names
-        the action in that message. A signal can interrupt it unless it is `shielded`.
+        One that nobody expected also prints its traceback. `what` names the action in its message. Signals interrupt it
+        unless it is `shielded`.
         """
         try:
             with contextlib.nullcontext() if shielded else self.signals.interruptible():
@@ -110,16 +95,12 @@ class PhaseRunner:
 
     def phase(
         self, phase: Phase, direction: Direction, act: Callable[[], Done], *, shielded: bool = False
-    ) -> Failed | None:
-        """Write a phase to the journal, run it, and record how it ended.
+    ) -> PhaseFailed | None:
+        """Write a phase to the journal, run it, and record how it ended. Returns None, or what failed.
 
         A phase that cannot be written to the journal is not run and counts as failed. There are two exceptions, which
         run without the journal: every phase on the way back, and those after the commit, because a switch is never
-        rolled back after its commit.
-
-        `direction` is `back` for a phase of a rollback, and no signal interrupts one that is `shielded`. Returns None
-        if the phase succeeded, otherwise what failed. Raises LeftForBoot if a phase that is not harmless failed while
-        the host is shutting down.
+        rolled back after its commit. Raises LeftForBoot if one that is not harmless failed while the host goes down.
         """
         began = self.now()
         outcome: Done | PhaseFailed
@@ -149,23 +130,22 @@ class PhaseRunner:
         say(f"{phase}: failed after {seconds:.1f} s: {outcome.text}")
         if phase not in HARMLESS and self.goes_down():
             raise LeftForBoot(phase)
-        return Failed(phase, to_sentence(outcome.text), outcome.engines)
+        return PhaseFailed(to_sentence(outcome.text), engines=outcome.engines, phase=phase)
 
     def goes_down(self) -> bool:
-        """Return whether systemd is shutting the host down; False if it does not answer."""
         try:
             return self.world.going_down()
         except Exception:
             return False  # if it does shut down, the rollback fails, and the boot ends it
 
-    def decide(self, generation: Generation) -> Moves | Failed:
+    def decide(self, generation: Generation) -> Moves | PhaseFailed:
         outcome = self.attempt("Looking at what runs", lambda: self.world.moves(generation), shielded=False)
-        return outcome if isinstance(outcome, Moves) else Failed(None, to_sentence(outcome.text))
+        return outcome if isinstance(outcome, Moves) else PhaseFailed(to_sentence(outcome.text))
 
     def measure(self, wanted: Generation) -> Done:
         """Compare the VRAM with the budgets.
 
-        Memory above a budget is accepted in the first switch of a host, which would otherwise serve nothing, and in the
+        More than a budget is accepted in the first switch of a host, which would otherwise serve nothing, and in the
         generation that was committed that way.
         """
         first = self.journal.from_generation is None
@@ -179,7 +159,7 @@ class PhaseRunner:
 
     def clean_up(self, wanted: Generation, former: Generation | None, *, hook: bool) -> Done:
         """Remove what the committed generation no longer needs and, if `hook` is set, run the hook `after_commit`."""
-        done = self.world.clean_up(wanted, former)
+        done = self.world.clean_up(wanted)
         if not hook:
             return done
         told = self.attempt("Hook after_commit", lambda: self.world.hook("after_commit", wanted, former), shielded=True)
@@ -189,7 +169,6 @@ class PhaseRunner:
         return replace(done, warnings=(*done.warnings, told.text))
 
     def publish(self, phase: Phase | None) -> None:
-        """Tell clients of the gateway the phase of the switch; if that fails, nothing depends on it."""
         with contextlib.suppress(Exception):
             self.world.publish(phase)
 
@@ -198,28 +177,34 @@ class PhaseRunner:
         if former is None:
             return  # nothing served before, so there is no downtime
         try:
-            self._watch = self.world.watch(wanted, former)
+            self._watch = self.world.watch(wanted, former, self.now)
         except Exception as error:
             self.warn(f"Downtime is not watched: {error}")
 
     def end_watch(self) -> None:
-        """Stop measuring and write the downtime of each served name to the journal, in seconds since the switch
-        began."""
+        """Stop measuring, and write the downtime of each served name to the journal."""
         if self._watch is None:
             return
         watch, self._watch = self._watch, None
-        phases = [replace(record, began_s=record.began_s + self.began) for record in self.journal.phases]
         try:
-            seen = {role: _shift(downtime, -self.began) for role, downtime in watch.end(phases).items()}
-            self.file.journal = replace(self.journal, downtime=seen)
+            self.file.journal = replace(self.journal, downtime=watch.end(self.journal.phases))
         except Exception as error:
             self.warn(f"Downtime is not known: {error}")
 
-    def finish(self, result: Result, message: str) -> Result:
-        """Write the end of the journal and return the result.
+    def end(self, act: Callable[[], tuple[Result, str]]) -> Result | None:
+        """Finish with what `act` returns; return None and leave the journal unfinished if the host goes down."""
+        try:
+            return self.finish(*act())
+        except LeftForBoot:
+            self.end_watch()
+            text = f"The host goes down in phase {self.journal.phase}: the boot goes back to the committed generation."
+            say(text)
+            with contextlib.suppress(JournalLost):
+                self.file.write(message=text)
+            return None
 
-        The message is also printed, so that it is not lost if the disk is full.
-        """
+    def finish(self, result: Result, message: str) -> Result:
+        """Write the end of the journal, print it in case the disk is full, and return the result."""
         self.end_watch()
         self.publish(None)
         message = " ".join(message.split())  # the output of programs may contain line breaks
@@ -234,12 +219,3 @@ class PhaseRunner:
 def combine(first: Done, second: Done) -> Done:
     details = [done.detail for done in (first, second) if done.detail]
     return Done("; ".join(details), {**first.data, **second.data}, (*first.warnings, *second.warnings))
-
-
-def _shift(downtime: Downtime, by_s: float) -> Downtime:
-    """Shift the gaps by a number of seconds; no gap begins before 0."""
-    gaps = (
-        Gap(max(0.0, round(gap.from_s + by_s, 3)), None if gap.to_s is None else round(gap.to_s + by_s, 3))
-        for gap in downtime.gaps
-    )
-    return replace(downtime, gaps=tuple(gaps))

@@ -16,11 +16,11 @@ from ..paths import HostPaths
 from ..system.systemd import Systemd
 from .journal import DAMAGED, JournalFile, JournalLost, set_aside_damaged
 from .model import HARMLESS, Direction, Done, Journal, Phase, Result
-from .phases import LeftForBoot, PhaseRunner
+from .phases import PhaseRunner
 from .render import describe_route, name_generation, to_sentence
 from .rollback import end_killed
 from .signals import Signals
-from .transaction import begin_journal, leave_for_boot
+from .transaction import begin_journal
 
 if TYPE_CHECKING:
     from .world import HostWorld
@@ -48,16 +48,15 @@ def _take_over(world: HostWorld, paths: HostPaths, left: Journal) -> JournalFile
     if zero is None or left.boot_id != boot_id:
         # The clock of the other boot is lost: continue at the end of the last phase that is known.
         reached = max((record.began_s + (record.seconds or 0.0) for record in left.phases), default=0.0)
-        zero = world.monotonic() - reached
+        zero = world.clock() - reached
     file = JournalFile(paths, replace(left, pid=os.getpid(), boot_id=boot_id, began_monotonic_s=zero, message=""))
     if left.phases and left.phases[-1].outcome is None:
-        lasted = max(0.0, round(world.monotonic() - zero - left.phases[-1].began_s, 3))
+        lasted = max(0.0, round(world.clock() - zero - left.phases[-1].began_s, 3))
         file.leave("failed", lasted, "the program that ran the switch was ended here")
     return file
 
 
 def _describe_killed(left: Journal) -> str:
-    """Return the beginning of the message: which switch did not end, and in which phase."""
     if left.id == DAMAGED:
         return "The journal of a switch cannot be read, it counts as one that did not end."
     where = f"in phase {left.phase}" if left.phase else "at its beginning"
@@ -75,25 +74,20 @@ def _continue(world: HostWorld, paths: HostPaths, left: Journal, signals: Signal
 def recover(world: HostWorld, paths: HostPaths, left: Journal, signals: Signals) -> Result | None:
     """End a killed switch by going to the committed generation, whichever that is.
 
-    The caller holds the lock. `left` is the unfinished journal. Signals are ignored from now on, unless the host shuts
-    down. Returns the result, or None if the host shuts down and the boot has to recover.
+    The caller holds the lock. Signals are ignored from now on, unless the host goes down. Returns the result, or None
+    if the boot has to recover.
     """
     signals.go_back()
     change, head = _continue(world, paths, left, signals)
     if left.id != DAMAGED and left.direction == "forward" and (left.phase is None or left.phase in HARMLESS):
         return change.finish(Result.REFUSED, f"{head} Nothing had been touched.")
-    try:
-        return change.finish(*end_killed(change, left, head))
-    except LeftForBoot:
-        leave_for_boot(change)
-        return None
+    return change.end(lambda: end_killed(change, left, head))
 
 
 def recover_at_boot(world: HostWorld, paths: HostPaths, left: Journal, systemd: Systemd) -> Result:
-    """End a killed switch before the engines start.
+    """End a killed switch before the engines start: put back files and target of the committed generation.
 
-    This puts back the files and the target of the committed generation. systemd then starts the engines, as at every
-    boot; they are not verified. The caller holds the lock. `left` is the unfinished journal.
+    systemd then starts the engines, as at every boot; they are not verified. The caller holds the lock.
     """
     change, head = _continue(world, paths, left, Signals())
     try:

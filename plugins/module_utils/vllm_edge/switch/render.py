@@ -15,12 +15,11 @@ from .model import Journal
 Row = Mapping[str, Any]
 PROFILE = 20
 """Columns for the number and profile of a generation."""
-MOVED = {"kept": "keep", "stopped": "stop", "started": "start"}
+MOVED = {"keep": "kept", "stop": "stopped", "start": "started"}
 
 
 def describe_generation(number: object, profile: object) -> str:
-    """Return `generation 3 (nvfp4-tp2)`, or `nothing` if the number is None: nothing was committed before the first
-    switch."""
+    """Return `generation 3 (nvfp4-tp2)`, or `nothing`: nothing was committed before the first switch."""
     return "nothing" if number is None else f"generation {number}{f' ({profile})' if profile else ''}"
 
 
@@ -29,7 +28,6 @@ def phase_words(phase: Row) -> str:
 
 
 def render_phase(phase: Row) -> str:
-    """Return one line for a phase: when it began, how long it took and its detail."""
     seconds = "..." if phase.get("seconds") is None else f"{phase['seconds']:.1f} s"
     failed = "FAILED: " if phase.get("outcome") == "failed" else ""
     return cut_line(
@@ -48,9 +46,8 @@ def render_head(journal: Row) -> list[str]:
     )
 
 
-def switch_moves(journal: Row) -> list[str]:
-    parts = [f"{words} {', '.join(journal[key])}" for words, key in MOVED.items() if journal.get(key)]
-    return wrapped("; ".join(parts)) if parts else []
+def describe_moves(moves: Row, words: Mapping[str, str]) -> str:
+    return "; ".join(f"{verb} {', '.join(moves[key])}" for key, verb in words.items() if moves.get(key))
 
 
 def render_restarts(journal: Row) -> list[str]:
@@ -70,7 +67,6 @@ def render_downtime(downtime: Mapping[str, Row]) -> list[str]:
 
 
 def describe_result(result: object) -> str:
-    """Return `rolled back` and the like; `unfinished` for a switch without a result, which runs or was killed."""
     return str(result).replace("_", " ") if result else "unfinished"
 
 
@@ -78,7 +74,8 @@ def render_result(journal: Row) -> list[str]:
     """Return how a switch ended, for somebody who saw its phases pass."""
     seconds = "" if journal.get("seconds") is None else f" after {journal['seconds']:.1f} s"
     message = f": {journal['message']}" if journal.get("message") else ""
-    lines = [*wrapped(f"{describe_result(journal['result'])}{seconds}{message}"), *switch_moves(journal)]
+    lines = wrapped(f"{describe_result(journal['result'])}{seconds}{message}")
+    lines += wrapped(describe_moves(journal, MOVED))
     for warning in journal.get("warnings") or []:
         lines += wrapped(f"warning: {warning}")
     if journal.get("downtime"):
@@ -104,13 +101,17 @@ def render_switch(journal: Row) -> list[str]:
     return lines
 
 
+def find_longest(switch: Row) -> tuple[str | None, float]:
+    """Return the served name that was not served for the longest time, and its seconds."""
+    return max((switch.get("downtime") or {}).items(), key=lambda item: item[1], default=(None, 0.0))
+
+
 def summarize_switch(switch: Row) -> list[str]:
     """Return a former switch as one sentence, as `status` shows it."""
     former = describe_generation(switch["from_generation"], switch["from_profile"])
-    down: Mapping[str, float] = switch.get("downtime") or {}
-    role = max(down, key=lambda name: down[name], default=None)
+    role, down = find_longest(switch)
     seconds = "" if switch.get("seconds") is None else f" after {switch['seconds']:.0f} s"
-    unserved = "" if role is None else f", {role} not served for {down[role]:.0f} s"
+    unserved = "" if role is None else f", {role} not served for {down:.0f} s"
     latter = describe_generation(switch["generation"], switch["profile"])
     return wrapped(
         f"last switch {switch['started_at']}: from {former} to {latter}, "
@@ -122,8 +123,7 @@ def render_switches(switches: Sequence[Row]) -> list[str]:
     """Return a table of switches with one line each, as `status` shows it."""
     rows = []
     for switch in switches:
-        down = switch.get("downtime") or {}
-        role = max(down, key=lambda name: float(down[name]), default=None)
+        role, down = find_longest(switch)
         former = "-" if switch["from_generation"] is None else f"{switch['from_generation']} {switch['from_profile']}"
         rows.append(
             [
@@ -132,7 +132,7 @@ def render_switches(switches: Sequence[Row]) -> list[str]:
                 shorten(f"{switch['generation']} {switch['profile']}", PROFILE),
                 describe_result(switch["result"]),
                 "-" if switch.get("seconds") is None else f"{switch['seconds']:.0f} s",
-                "-" if role is None else f"{down[role]:.0f} s",
+                "-" if role is None else f"{down:.0f} s",
                 shorten(str(switch["origin"]), 9),
             ]
         )
@@ -154,8 +154,8 @@ def to_sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-def name_generation(generation: Generation | None) -> str:
-    return "nothing" if generation is None else f"generation {generation.number} ({generation.profile})"
+def name_generation(generation: Generation) -> str:
+    return describe_generation(generation.number, generation.profile)
 
 
 def describe_over_budget(generation: Generation, journal: Journal, words: str) -> str:
@@ -169,9 +169,9 @@ def capitalize(text: str) -> str:
 def describe_route(journal: Journal) -> str:
     """Return the subject of a switch's message: `Switching from generation 3 (nvfp4-tp2) to generation 4
     (bf16-tp4)`."""
-    to = f"generation {journal.generation}" + (f" ({journal.profile})" if journal.profile else "")
+    to = describe_generation(journal.generation, journal.profile)
     if journal.from_generation is None:
         return f"The first switch of this host, to {to},"
     if journal.from_generation == journal.generation:
         return f"Repairing {to}"
-    return f"Switching from generation {journal.from_generation} ({journal.from_profile}) to {to}"
+    return f"Switching from {describe_generation(journal.from_generation, journal.from_profile)} to {to}"

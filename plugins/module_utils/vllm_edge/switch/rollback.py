@@ -12,8 +12,8 @@ from ..generation import live, store
 from ..generation.model import Generation, GenerationError
 from ..names import SWITCH_UNIT, TARGET
 from ..paths import HostPaths
-from .model import BACK_PHASES, ONWARD, Direction, Done, Journal, Moves, Phase, Result
-from .phases import Failed, LeftForBoot, PhaseRunner
+from .model import BACK_PHASES, ONWARD, Direction, Done, Journal, Moves, Phase, PhaseFailed, Result
+from .phases import LeftForBoot, PhaseRunner
 from .render import capitalize, complain, describe_over_budget, describe_route, name_generation, say, to_sentence
 
 DECIDE_PATIENCE_S = 120.0
@@ -27,15 +27,12 @@ EVERY_STEP = f"'journalctl -u {SWITCH_UNIT}' has every step."
 
 
 def go_back(
-    change: PhaseRunner, failure: Failed, wanted: Generation, former: Generation | None, moves: Moves
+    change: PhaseRunner, failure: PhaseFailed, wanted: Generation, former: Generation | None, moves: Moves
 ) -> tuple[Result, str]:
-    """Roll back to the committed generation after a phase failed that may have changed the host.
+    """Roll back after a phase failed that may have changed the host. Returns the result and its message.
 
     A failed repair is not rolled back, because there is no other generation to return to. If nothing was committed
     before, the engines that were started are stopped again.
-
-    Returns:
-        The result (`rolled_back` or `failed`) and its message.
     """
     change.signals.go_back()
     head = f"{describe_route(change.journal)} failed in phase {failure.phase}. {failure.text}"
@@ -63,13 +60,10 @@ def go_back(
 
 
 def end_killed(change: PhaseRunner, left: Journal, head: str) -> tuple[Result, str]:
-    """End a switch that was killed.
+    """End a switch that was killed, and return the result and its message. Raises LeftForBoot.
 
-    The host goes to the committed generation, whatever the journal says. If the killed switch had already committed,
-    that is its new generation.
-
-    `left` is its journal, and `head` the beginning of the message, which says how it ended. Returns the result and its
-    message. Raises LeftForBoot if the host shuts down.
+    The host goes to the committed generation, which is the new one if the killed switch had already committed. `left`
+    is its journal, and `head` the beginning of the message, which says how it ended.
     """
     try:
         committed = store.load_committed(change.paths)
@@ -98,7 +92,6 @@ def end_killed(change: PhaseRunner, left: Journal, head: str) -> tuple[Result, s
 
 
 def _load_other(left: Journal, committed: Generation, paths: HostPaths) -> Generation | None:
-    """Return the generation at the other end of the switch, or None if it is not known."""
     number = left.from_generation if left.generation == committed.number else left.generation
     if number is None or number == committed.number:
         return committed if number is not None else None
@@ -144,20 +137,12 @@ def _stop_what_started(change: PhaseRunner, head: str, start: Sequence[str]) -> 
 
 def converge_to(
     change: PhaseRunner, generation: Generation, other: Generation | None, direction: Direction
-) -> list[Failed]:
-    """Bring the host to the committed generation, as far as possible.
+) -> list[PhaseFailed]:
+    """Bring the host to the committed generation, as far as possible. Raises LeftForBoot.
 
-    A phase that fails does not end this: the engines that are not concerned continue.
-
-    Args:
-        other: the generation at the other end of the switch, if it is known.
-        direction: `forward` if the killed switch had already committed `generation`.
-
-    Returns:
-        What failed, and at the end what still differs from the generation; empty if everything succeeded.
-
-    Raises:
-        LeftForBoot: if the host shuts down.
+    A phase that fails does not end this: the engines that are not concerned continue. `other` is the generation at the
+    other end of the switch, if it is known; the direction is `forward` if the killed switch had committed `generation`.
+    Returns what failed, and at the end what still differs from the generation.
     """
     world = change.world
     moves = _decide_patiently(change, generation)
@@ -175,7 +160,7 @@ def converge_to(
         Phase.BACK: lambda: world.back(generation),
         Phase.CLEAN_UP: lambda: change.clean_up(generation, other, hook=direction == "forward"),
     }
-    failures: list[Failed] = []
+    failures: list[PhaseFailed] = []
     for phase in BACK_PHASES:
         attempt = functools.partial(change.phase, phase, direction, acts[phase])
         failure = change.file.with_all_room(attempt) if phase is Phase.INSTALL or phase in ONWARD else attempt()
@@ -203,11 +188,11 @@ def _only(names: Iterable[str], condition: Callable[[str], bool]) -> tuple[str, 
 
 def _decide_patiently(change: PhaseRunner, generation: Generation) -> Moves:
     """Return what has to change, retrying for DECIDE_PATIENCE_S; after that return what the journal suggests."""
-    deadline = change.world.monotonic() + DECIDE_PATIENCE_S
-    while isinstance(moves := change.decide(generation), Failed):
+    deadline = change.world.clock() + DECIDE_PATIENCE_S
+    while isinstance(moves := change.decide(generation), PhaseFailed):
         if change.goes_down():
             raise LeftForBoot
-        if change.world.monotonic() >= deadline:
+        if change.world.clock() >= deadline:
             break
         complain(f"what runs cannot be seen, asking again: {moves.text}")
         time.sleep(DECIDE_POLL_S)
@@ -226,13 +211,10 @@ def _has_its_files(change: PhaseRunner, generation: Generation, engine: str) -> 
         return False
 
 
-def _find_difference(change: PhaseRunner, generation: Generation) -> Failed | None:
-    """Return what still differs from the generation, or None.
-
-    This finds an engine that could not be stopped: it may answer, but belongs to the other generation.
-    """
+def _find_difference(change: PhaseRunner, generation: Generation) -> PhaseFailed | None:
+    """Return what still differs, such as an engine that could not be stopped: it may answer, but is of another one."""
     moves = change.decide(generation)
-    if isinstance(moves, Failed):
+    if isinstance(moves, PhaseFailed):
         change.warn(f"What runs could not be seen at the end: {moves.text}")
         return None
     wrong = [
@@ -247,25 +229,24 @@ def _find_difference(change: PhaseRunner, generation: Generation) -> Failed | No
     ]
     if not wrong:
         return None
-    return Failed(None, to_sentence(f"These differ from {name_generation(generation)}: {'; '.join(wrong)}"))
+    return PhaseFailed(to_sentence(f"These differ from {name_generation(generation)}: {'; '.join(wrong)}"))
 
 
-def _serves_again(failures: Sequence[Failed]) -> bool:
+def _serves_again(failures: Sequence[PhaseFailed]) -> bool:
     return all(failure.phase in UNVERIFIED for failure in failures)
 
 
-def _warn_of(change: PhaseRunner, failures: Iterable[Failed], where: str) -> None:
+def _warn_of(change: PhaseRunner, failures: Iterable[PhaseFailed], where: str) -> None:
     for failure in failures:
         change.warn(f"{where} {failure.phase}: {failure.text}")
 
 
-def _describe_failures(change: PhaseRunner, failures: Iterable[Failed], committed: Generation) -> str:
+def _describe_failures(change: PhaseRunner, failures: Iterable[PhaseFailed], committed: Generation) -> str:
     texts = [f"In phase {failure.phase}: {failure.text}" if failure.phase else failure.text for failure in failures]
     return " ".join([*texts, _describe_what_runs(change, committed)])
 
 
 def _describe_what_runs(change: PhaseRunner, generation: Generation) -> str:
-    """Return what runs now and the command that repairs it."""
     try:
         runs = to_sentence(change.world.what_runs(generation))
     except Exception as error:

@@ -13,13 +13,12 @@ from ..generation import store
 from ..generation.model import Choice, Committed, Generation, GenerationError
 from ..paths import HostPaths
 from ..system.systemd import Systemd
-from .journal import Busy, JournalFile, JournalLost, Lock, read_journal
+from .journal import Busy, JournalFile, JournalLost, read_journal, take_lock
 from .model import EXITS, Exit, PhaseFailed, Result
-from .phases import LeftForBoot
 from .recovery import recover, recover_at_boot
 from .render import capitalize, complain, describe_route, say, to_sentence
 from .signals import Signals
-from .transaction import Transaction, archive, begin_journal, leave_for_boot
+from .transaction import Transaction, archive, begin_journal
 
 if TYPE_CHECKING:
     from .world import HostWorld
@@ -28,32 +27,26 @@ if TYPE_CHECKING:
 def run_recover(paths: HostPaths, *, boot: bool) -> int:
     """Run `vllm-edge recover`, with `--boot` if `boot` is set.
 
-    Returns:
-        The exit status: OK if the committed generation serves or there was nothing to do, BUSY if another switch holds
-            the lock, otherwise FAILED.
+    Returns its exit status: OK if the committed generation serves or there was nothing to do, BUSY if another switch
+    holds the lock, otherwise FAILED.
     """
 
-    def run() -> Exit:
-        with Lock(paths), Signals() as signals:
-            left = read_journal(paths)
-            if left is None or left.result is not None:
-                if left is not None:
-                    archive(paths, left)
-                say("nothing to recover: the last switch ended" if left else "nothing to recover: there was no switch")
-                return Exit.OK
-            world = _open_world(paths)
-            signals.going_down = world.going_down
-            result: Result | None
-            if boot:
-                result = recover_at_boot(world, paths, left, Systemd())
-            elif world.going_down():
-                say("the host goes down: the boot recovers")
-                return Exit.OK
-            else:
-                result = recover(world, paths, left, signals)
-            return Exit.FAILED if result is Result.FAILED else Exit.OK
+    def act(signals: Signals) -> Exit:
+        left = read_journal(paths)
+        if left is None or left.result is not None:
+            if left is not None:
+                archive(paths, left)
+            say("nothing to recover: the last switch ended" if left else "nothing to recover: there was no switch")
+            return Exit.OK
+        world = _open_world(paths)
+        signals.going_down = world.going_down
+        if not boot and world.going_down():
+            say("the host goes down: the boot recovers")
+            return Exit.OK
+        recovered = recover_at_boot(world, paths, left, Systemd()) if boot else recover(world, paths, left, signals)
+        return Exit.FAILED if recovered is Result.FAILED else Exit.OK
 
-    return _exit(run, quiet=True)
+    return _run(paths, act, quiet=True)
 
 
 def _load_former(now: Committed | None, wanted: Generation, paths: HostPaths) -> tuple[Generation | None, str]:
@@ -68,8 +61,8 @@ def _load_former(now: Committed | None, wanted: Generation, paths: HostPaths) ->
     directory = paths.generation_dir(now.generation)
     if not directory.exists():
         return None, (
-            f"Generation {now.generation} ({now.profile}) is committed, but {directory} does not exist: it was set up "
-            "by an older release, or removed. There is nothing to go back to if this switch fails."
+            f"Generation {now.generation} ({now.profile}) is committed, but {directory} does not exist. "
+            "There is nothing to go back to if this switch fails."
         )
     try:
         return store.load(paths, now.generation), ""
@@ -81,19 +74,10 @@ def _load_former(now: Committed | None, wanted: Generation, paths: HostPaths) ->
         ) from error
 
 
-def switch(
-    world: HostWorld,
-    paths: HostPaths,
-    number: int,
-    signals: Signals,
-    choice: Choice,
-) -> Result | None:
-    """Switch to a generation. An unfinished former switch is recovered first.
+def switch(world: HostWorld, paths: HostPaths, number: int, signals: Signals, choice: Choice) -> Result | None:
+    """Switch to a generation. An unfinished former switch is recovered first. The caller holds the lock.
 
-    The caller holds the lock.
-
-    Returns:
-        The result, or None if the host shuts down and the boot has to end the switch.
+    Returns the result, or None if the host goes down and the boot has to end the switch.
     """
     left = read_journal(paths)
     if left is not None and left.result is not None:
@@ -129,20 +113,17 @@ def switch(
     if now is not None and now.generation == number and choice.origin == "host":
         # A repair by hand of the active generation is no new choice: keep the recorded origin.
         choice = replace(choice, origin=now.origin, inventory_profile=now.inventory_profile)
-    try:
-        return change.finish(*change.forward(wanted, former, choice))
-    except LeftForBoot:
-        leave_for_boot(change)
-        return None
+    return change.end(lambda: change.forward(wanted, former, choice))
 
 
-def _exit(run: Callable[[], Exit], *, quiet: bool = False) -> int:
-    """Run a command and turn exceptions into exit statuses.
+def _run(paths: HostPaths, act: Callable[[Signals], Exit], *, quiet: bool = False) -> int:
+    """Act under the lock and with handlers of signals, and turn exceptions into exit statuses.
 
     An uncaught exception would end the program with status 1, which means `rolled back`.
     """
     try:
-        return run()
+        with take_lock(paths), Signals() as signals:
+            return act(signals)
     except Busy as busy:
         (say if quiet else complain)(str(busy))
         return Exit.BUSY
@@ -161,16 +142,12 @@ def _open_world(paths: HostPaths) -> HostWorld:
 
 
 def run_switch(paths: HostPaths, number: int, choice: Choice) -> int:
-    """Run `vllm-edge run-switch`, the program of vllm-edge-switch.service, and return its exit status.
+    """Run `vllm-edge run-switch`, the program of vllm-edge-switch.service. Returns its exit status."""
 
-    The parameters are those of `switch`.
-    """
+    def act(signals: Signals) -> Exit:
+        world = _open_world(paths)
+        signals.going_down = world.going_down
+        result = switch(world, paths, number, signals, choice)
+        return Exit.FAILED if result is None else EXITS[result]
 
-    def run() -> Exit:
-        with Lock(paths), Signals() as signals:
-            world = _open_world(paths)
-            signals.going_down = world.going_down
-            result = switch(world, paths, number, signals, choice)
-            return Exit.FAILED if result is None else EXITS[result]
-
-    return _exit(run)
+    return _run(paths, act)

@@ -20,7 +20,7 @@ from ..names import TARGET
 from ..paths import HostPaths
 from ..system.systemd import Systemd
 from .command import INTERRUPTED, refuse_without_write_access
-from .journal import Busy, Lock, read_journal
+from .journal import Busy, read_journal, take_lock
 from .model import Done, Exit, PhaseFailed
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def run_stop(
     if refused:
         return refused
     try:
-        with Lock(paths):
+        with take_lock(paths):
             stopped = stop_engines(open_world(paths), systemd or Systemd(), paths)
     except Busy as busy:
         stopped = Stopped(Exit.BUSY, f"{busy} Nothing was stopped.")

@@ -2,7 +2,7 @@
 """The order of a switch: the phases towards a new generation, up to the commit and the clean-up.
 
 What happens if a phase fails is in rollback.py, how a single phase runs in phases.py, and what it does to the host in
-host.py.
+steps/ and world.py.
 """
 
 from __future__ import annotations
@@ -19,8 +19,15 @@ from ..names import TARGET
 from ..paths import HostPaths
 from .journal import JournalFile, JournalLost, make_id
 from .model import HARMLESS, ONWARD, PHASES, Done, Journal, Moves, Phase, PhaseFailed, Result, explain_restarts
-from .phases import Failed, PhaseRunner, combine
-from .render import capitalize, describe_over_budget, describe_route, name_generation, say, to_sentence
+from .phases import PhaseRunner, combine
+from .render import (
+    capitalize,
+    describe_moves,
+    describe_over_budget,
+    describe_route,
+    name_generation,
+    to_sentence,
+)
 from .rollback import go_back
 
 if TYPE_CHECKING:
@@ -47,26 +54,20 @@ class Transaction(PhaseRunner):
     """
 
     def forward(self, wanted: Generation, former: Generation | None, choice: Choice) -> tuple[Result, str]:
-        """Switch to a generation, and roll back if that fails.
+        """Switch to a generation, and roll back if that fails. Returns the result and the message for the journal.
 
-        Args:
-            former: the committed generation; `wanted` itself if this is a repair, None if nothing was committed before.
-
-        Returns:
-            The result, and the message for the end of the journal.
-
-        Raises:
-            LeftForBoot: if the host shuts down during the switch.
+        `former` is the committed generation; `wanted` itself if this is a repair, None if nothing was committed before.
+        Raises LeftForBoot if the host goes down during the switch.
         """
         repair = former is not None and former.number == wanted.number
         moves = self.decide(wanted)
-        if isinstance(moves, Failed):
+        if isinstance(moves, PhaseFailed):
             return self._refused(moves)
         try:
             restarts = explain_restarts(former, wanted, moves)
             self.file.write(keep=moves.keep, stop=moves.stop, start=moves.start, restarts=restarts)
         except JournalLost as lost:
-            return self._refused(Failed(None, to_sentence(str(lost))))
+            return self._refused(PhaseFailed(to_sentence(str(lost))))
         if repair and not moves:
             return self._unchanged(wanted, choice)
 
@@ -98,7 +99,7 @@ class Transaction(PhaseRunner):
             Phase.BACK: lambda: self.world.back(wanted),
             Phase.CLEAN_UP: lambda: self.clean_up(wanted, former, hook=True),
         }
-        left: list[Failed] = []
+        left: list[PhaseFailed] = []
         for phase in PHASES:
             if phase is Phase.AWAY:
                 self.begin_watch(wanted, former)
@@ -152,7 +153,7 @@ class Transaction(PhaseRunner):
             f"{capitalize(name_generation(wanted))} serves already and nothing differs: nothing was touched.",
         )
 
-    def _refused(self, failure: Failed) -> tuple[Result, str]:
+    def _refused(self, failure: PhaseFailed) -> tuple[Result, str]:
         where = f" in phase {failure.phase}" if failure.phase else ""
         journal = self.journal
         still = (
@@ -167,20 +168,11 @@ class Transaction(PhaseRunner):
         )
 
     def _serves(self, wanted: Generation, moves: Moves) -> str:
-        """Return the message of a switch that succeeded: what was stopped, started, waited for and kept."""
-        did = [
-            f"{words} {', '.join(names)}"
-            for words, names in (
-                ("stopped", moves.stop),
-                ("started", moves.start),
-                ("waited for", moves.wait),
-                ("kept", moves.keep),
-            )
-            if names
-        ]
+        words = {"stop": "stopped", "start": "started", "wait": "waited for", "keep": "kept"}
+        did = describe_moves(vars(moves), words) or "no engine had to move"
         text = to_sentence(
             f"{capitalize(name_generation(wanted))} serves and is verified, {self.now():.1f} s after the switch began: "
-            f"{'; '.join(did) or 'no engine had to move'}"
+            f"{did}"
         )
         if not self.journal.over_budget:
             return text
@@ -190,8 +182,7 @@ class Transaction(PhaseRunner):
             "them, and site.yml then starts those whose KV cache the plan sets with one that fits."
         )
 
-    def _left_over(self, wanted: Generation, failures: Sequence[Failed]) -> tuple[Result, str]:
-        """Return the result of a switch of which phases after the commit failed."""
+    def _left_over(self, wanted: Generation, failures: Sequence[PhaseFailed]) -> tuple[Result, str]:
         texts = [f"Phase {failure.phase} failed: {failure.text}" for failure in failures]
         if any(failure.phase is Phase.CLEAN_UP for failure in failures):
             texts.append(
@@ -220,17 +211,8 @@ def begin_journal(
         pid=os.getpid(),
         boot_id=world.boot_id(),
         started_at=stamp,
-        began_monotonic_s=world.monotonic(),
+        began_monotonic_s=world.clock(),
     )
-
-
-def leave_for_boot(change: PhaseRunner) -> None:
-    """Record in the journal that the host shuts down and that the boot will end the switch."""
-    change.end_watch()
-    text = f"The host goes down in phase {change.journal.phase}: the boot goes back to the committed generation."
-    say(text)
-    with contextlib.suppress(JournalLost):
-        change.file.write(message=text)
 
 
 def archive(paths: HostPaths, ended: Journal) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -10,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..answers.checks import Ask
+from ..engine.config import EngineConfig, EngineConfigError, load_config
 from ..engine.state import EngineState, Failure, read_state, stamp
-from ..generation import model
+from ..generation.live import is_engine_unit
 from ..gpu.owners import Owner, find_owners
 from ..names import engine_name
 from ..paths import HostPaths
@@ -55,14 +57,13 @@ class HostView:
     owners: Owners = find_owners
     ask: Ask = request
     clock: Callable[[], float] = time.monotonic
+    """Seconds that never jump; all durations and deadlines use it."""
     sleep: Callable[[float], None] = time.sleep
-
-    def monotonic(self) -> float:
-        """Return seconds of a clock that never jumps; all durations and deadlines use it."""
-        return self.clock()
+    known_failures: dict[str, Failure | None] = field(default_factory=dict)
+    """The last failure of each engine, as its supervisor recorded it before `start`, for `healthy`."""
 
     def stamp(self) -> str:
-        """Return the wall clock, for people only: `2026-11-21T16:40:00Z`."""
+        """Return the wall clock, for people only."""
         return stamp()
 
     def boot_id(self) -> str:
@@ -72,7 +73,6 @@ class HostView:
             raise PhaseFailed(f"{BOOT_ID} cannot be read: {error}. Is /proc mounted?") from error
 
     def going_down(self) -> bool:
-        """Return whether systemd is shutting the host down. If so, nothing is rolled back now: the boot does it."""
         try:
             return self.systemd.going_down()
         except SystemdError:
@@ -112,22 +112,26 @@ class HostView:
 
     def find_engine_units(self) -> set[str]:
         """Return the engines whose unit is loaded and whose unit file says that this project wrote it."""
-        found: set[str] = set()
         try:
             loaded = self.systemd.loaded("vllm-*.service")
         except SystemdError as error:
             raise PhaseFailed(f"{error}. Nothing can be started or stopped without it.") from error
-        units = self.show_units(loaded)
-        for name, unit in units.items():
+        found: set[str] = set()
+        for name, unit in self.show_units(loaded).items():
             engine = engine_name(name)
-            try:
+            # Without a unit file, only a container or a directory of ours can still name the engine.
+            with contextlib.suppress(OSError):
                 text = Path(unit.fragment).read_text(encoding="utf-8", errors="replace") if unit.fragment else ""
-            except OSError:
-                continue  # without a unit file, only a container or a directory of ours can still name the engine
-            # Check the command as well: the units of the switch and of the recovery are ours, but they are no engines.
-            if model.MARK in text and f"run-engine {engine}\n" in text:
-                found.add(engine)
+                found |= {engine} if is_engine_unit(text, engine) else set()
         return found
+
+    def load_configs(self, engines: Iterable[str]) -> list[EngineConfig]:
+        """Load the configurations of live engines, leaving out those that cannot be read."""
+        configs = []
+        for name in engines:
+            with contextlib.suppress(EngineConfigError):
+                configs.append(load_config(name, self.paths))
+        return configs
 
     def read_state(self, engine: str) -> EngineState | None:
         return read_state(self.paths.engine_state(engine))

@@ -17,6 +17,7 @@ from ansible.module_utils.vllm_edge.generation.model import Generation, Limits
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch.model import Done
 from ansible.module_utils.vllm_edge.switch.steps import hooks
+from ansible.module_utils.vllm_edge.switch.view import HostView
 from fake_host import alive, failure, until, write
 from generations import engine, put, rendered
 
@@ -41,7 +42,7 @@ class Place:
 
     def run(self, point: hooks.Hook = "before_drain", former: Generation | None = None, limit_s: float = 20) -> Done:
         wanted = replace(self.wanted, limits=Limits(hook_timeout_s=limit_s))
-        return hooks.run_hooks(point, wanted, former, self.paths)
+        return hooks.run_hooks(HostView(self.paths), point, wanted, former)
 
     def fails(self, limit_s: float = 20) -> str:
         return failure(lambda: self.run(limit_s=limit_s)).text
@@ -162,9 +163,9 @@ ADJUSTED = """
 import sys
 from pathlib import Path
 from vllm_edge.switch.steps import hooks
-Path("/proc/self/oom_score_adj").write_text("300")
+hooks.OOM_SCORE.write_text("300")
 if sys.argv[2] == "spared":
-    hooks._read_own_oom_score_adj = lambda: -900
+    hooks.OOM_SCORE = Path(sys.argv[3])
 hooks.run_one(Path(sys.argv[1]), {}, 20)
 """
 
@@ -173,8 +174,9 @@ hooks.run_one(Path(sys.argv[1]), {}, 20)
 @pytest.mark.parametrize(("own", "hook"), [("spared", "0"), ("not", "300")])
 def test_a_hook_is_not_spared_when_memory_runs_out(place: Place, own: str, hook: str) -> None:
     script = place.hook("10-own", f"#!/bin/sh\nread value < /proc/self/oom_score_adj; echo $value > {place.out}\n")
+    score = write(place.root / "score", "-900\n")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "plugins" / "module_utils")}
-    subprocess.run([sys.executable, "-c", ADJUSTED, str(script), own], check=True, env=environment)
+    subprocess.run([sys.executable, "-c", ADJUSTED, str(script), own, str(score)], check=True, env=environment)
     assert place.out.read_text().strip() == hook
 
 

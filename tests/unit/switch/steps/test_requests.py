@@ -6,12 +6,12 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.answers import canary_command as command
-from ansible.module_utils.vllm_edge.engine.config import EngineConfig
 from ansible.module_utils.vllm_edge.engine.metrics import kv_blocks, requests_in_work
 from ansible.module_utils.vllm_edge.generation.model import Limits
 from ansible.module_utils.vllm_edge.switch.model import Done, Moves, PhaseFailed
@@ -97,7 +97,7 @@ def test_draining_ends_when_twice_in_a_row_nothing_runs_or_at_its_limit(bench: B
     assert next(answers) == 7
     bench.http.answers["/metrics"] = ok(METRICS.format("2.0", "0.0"))
     done = bench.world.drain(Moves(stop=("e2b",)), Limits(drain_timeout_s=5))
-    assert done.detail == "e2b still has 3 requests; 5.0 s" and done.data["left"] == {"e2b": 3}
+    assert done.detail == "e2b still has 3 requests; 5.0 s"
     assert done.warnings[0].startswith("e2b still had 3 requests after 5 s: they end with it.")
 
 
@@ -172,16 +172,13 @@ def test_roles_that_failed_alike_are_told_once(bench: Bench) -> None:
     assert failed.text.startswith("Role architect, worker, auditor of engine a failed")
 
 
-def weighed(bench: Bench, root: Path, name: str = "e2b") -> EngineConfig:
-    """An engine whose weights are recorded: 4002 bytes in two files."""
-    directory, record = recorded(root, name)
-    made = engine(name, weights_path=str(directory), weights_record=str(record))
-    return bench.live(made).engines[name].config
-
-
-def prepared(bench: Bench, configs: list[EngineConfig], room: int, **more: Any) -> Done:
-    available = page_cache.RESERVE_BYTES + room
-    return page_cache.prepare(configs, clock=bench.clock, available=lambda: available, **more)
+def prepared(bench: Bench, weights: Mapping[str, tuple[Path, Path]], room: int, **more: Any) -> Done:
+    """Of engines with these weights (4002 bytes in two files) and records."""
+    engines = [
+        engine(name, weights_path=str(path), weights_record=str(record)) for name, (path, record) in weights.items()
+    ]
+    moves, available = Moves(start=tuple(weights)), page_cache.RESERVE_BYTES + room
+    return page_cache.read_ahead(bench.world, bench.stored(*engines), moves, available=lambda: available, **more)
 
 
 def test_weights_are_read_once_each(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,33 +190,39 @@ def test_weights_are_read_once_each(bench: Bench, tmp_path: Path, monkeypatch: p
         return through(path, *rest)
 
     monkeypatch.setattr(page_cache, "read_through", watched)
-    assert prepared(bench, [weighed(bench, tmp_path)] * 2, 10_000).detail == "e2b 0.0 MiB read in 0.0 s"
+    weights = recorded(tmp_path)
+    told = prepared(bench, {"e2b": weights, "e2b-2": weights}, 10_000).detail
+    assert told.endswith("; e2b-2 0.0 MiB read in 0.0 s") and told.count(" read in ") == 1
     assert read == ["config.json", "model-00001-of-00001.safetensors"]
 
 
 def test_the_disk_is_measured_before_the_weights_are_read(bench: Bench, tmp_path: Path) -> None:
-    record, configs = tmp_path / "read-rates.json", [weighed(bench, tmp_path)]
-    told = prepared(bench, configs, 10_000, rates=record).detail
+    rates, weights = bench.paths.read_rates, {"e2b": recorded(tmp_path)}
+    told = prepared(bench, weights, 10_000).detail
     assert told.startswith(f"the disk of {tmp_path / 'weights'} is of unknown rate: ")
-    assert json.loads(record.read_text())["rates"][0]["bytes_per_s"] is None
-    assert prepared(bench, configs, 10_000, rates=record).detail == "e2b 0.0 MiB read in 0.0 s"
-    assert "was not recorded: " in prepared(bench, configs, 10_000, rates=tmp_path).detail
-    assert "the limit of 0 s was reached" in prepared(bench, configs, 10_000, limit_s=0.0).detail
+    assert json.loads(rates.read_text())["rates"][0]["bytes_per_s"] is None
+    assert prepared(bench, weights, 10_000).detail == "e2b 0.0 MiB read in 0.0 s"
+    assert "the limit of 0 s was reached" in prepared(bench, weights, 10_000, limit_s=0.0).detail
+    rates.unlink()
+    rates.mkdir()
+    assert "was not recorded: " in prepared(bench, weights, 10_000).detail
 
 
 def test_weights_that_do_not_fit_are_left_on_the_disk(bench: Bench, tmp_path: Path) -> None:
-    configs = [weighed(bench, tmp_path), weighed(bench, tmp_path, "e4b")]
-    done = prepared(bench, configs, 100)
+    weights = {name: recorded(tmp_path, name) for name in ("e2b", "e4b")}
+    done = prepared(bench, weights, 100)
     assert "e2b (0.0 MiB) does not fit into the 0.0 MiB of memory" in done.detail
     assert "a reserve of 8.0 GiB and was not read" in done.detail and done.warnings == ()
-    done = prepared(bench, configs, 6000)
-    assert done.detail.startswith("e2b 0.0 MiB read") and "e4b (0.0 MiB) does not fit" in done.detail
+    done = prepared(bench, weights, 6000)
+    assert "e2b 0.0 MiB read" in done.detail and "e4b (0.0 MiB) does not fit" in done.detail
 
 
 def test_reading_ahead_never_fails_the_switch(bench: Bench, tmp_path: Path) -> None:
-    one = weighed(bench, tmp_path)
-    (tmp_path / "weights" / "e2b" / "config.json").unlink()
-    assert "Weights of e2b could not be read ahead: " in prepared(bench, [one], 10_000).warnings[0]
+    directory, record = recorded(tmp_path)
+    (directory / "config.json").unlink()
+    done = prepared(bench, {"e2b": (directory, record)}, 10_000)
+    assert "Weights of e2b could not be read ahead: " in done.warnings[0]
+    bench.paths.read_rates.unlink()
     wanted = bench.stored(engine("e2b"))
     done = bench.world.prepare(wanted, Moves(start=("e2b",)))
     assert done.detail == "e2b has no record of its weights and was not read" and not bench.paths.read_rates.exists()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.engine.metrics import Totals, read_totals
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.switch.journal import Lock
+from ansible.module_utils.vllm_edge.switch.journal import take_lock
 from ansible.module_utils.vllm_edge.system.http import Answer
 from ansible.module_utils.vllm_edge.system.long_run import LongRun
 from ansible.module_utils.vllm_edge.system.nvml import StateReading, open_nvml
@@ -157,7 +157,7 @@ def test_it_is_refused_while_clients_are_served(world: World, capsys: pytest.Cap
 def test_a_switch_another_run_and_an_engine_that_does_not_serve_are_refused(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Lock(world.paths):
+    with take_lock(world.paths):
         assert bench(world) == 2
     assert "a switch began" in capsys.readouterr().err
     with LongRun(world.paths.run, "bench").alone():
@@ -189,7 +189,7 @@ def test_a_run_that_is_cut_off_says_so_in_its_record(world: World, trouble: Base
 def test_a_switch_that_begins_ends_the_run(world: World) -> None:
     def play(tell: Callable[[str], None], attended: Callable[[], bool]) -> None:
         assert attended()
-        with Lock(world.paths):
+        with take_lock(world.paths):
             assert not attended()
         raise CompanionError("nobody waits for it")
 

@@ -50,7 +50,7 @@ class Role:
         self.good_s = at_s
 
     def result(self, end_s: float, phases: Sequence[PhaseRecord]) -> Downtime:
-        """Return the downtime of the role. `phases` and `end_s` are in the time of the monotonic clock."""
+        """Return the downtime of the role. `phases` and `end_s` are in the time of the answers."""
         gaps = [*self.gaps, *([Gap(round(self.good_s, 3), None)] if self.down else [])]
         seconds = sum((end_s if gap.to_s is None else gap.to_s) - gap.from_s for gap in gaps)
         return Downtime(round(seconds, 3), tuple(gaps), split_by_phase(gaps, phases, end_s), self.asked)
@@ -151,10 +151,9 @@ class RoleWatch:
             self._stop.wait(max(0.0, self._every_s - (self._clock() - began)))
 
     def end(self, phases: Iterable[PhaseRecord]) -> dict[str, Downtime]:
-        """Stop the threads and return the downtime of the roles of the generation that serves now.
+        """Stop the threads and return the downtime of the roles that are served now, after a rollback those of before.
 
-        After a rollback that is the former generation. The times in `phases` and in the result are of the monotonic
-        clock.
+        The times in `phases` and in the result are those of `clock`.
         """
         self._stop.set()
         for thread in self._threads:

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 
 from ...generation.model import Generation
 from ...gpu import slots as gpu_slots
-from ...gpu.budget import UNKNOWN_RESERVE_SHARE, Evaluation, Limits, evaluate, settle
+from ...gpu.budget import Evaluation, Limits, estimate_hidden_reserve, evaluate, settle
 from ...gpu.owners import ENDED, Owner
+from ...names import unit_name
 from ...paths import HostPaths
+from ...planning import drift
 from ...system.nvml import GpuReading, HostReading, NvmlFailure, NvmlSession
 from ...system.process import command_of, engine_uid, get_user_name, kill, uid_of
-from ..model import Done, PhaseFailed
+from ..model import Done, Moves, PhaseFailed
 from ..view import HostView
 
 FREE_MIB = 64
@@ -31,33 +33,19 @@ PASSING_S = 10.0
 FINAL = frozenset({"GPU_IS_LOST", "DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND", "LIB_RM_VERSION_MISMATCH"})
 
 
-@dataclass(frozen=True)
-class Boards:
-    """One reading of all GPUs: those that answered (`gpus`) and those that did not (`lost`)."""
-
-    driver_version: str
-    gpus: tuple[GpuReading, ...]
-    lost: tuple[NvmlFailure, ...]
-
-    @property
-    def uuids(self) -> frozenset[str]:
-        return frozenset(gpu.uuid for gpu in self.gpus)
+Lost = tuple[NvmlFailure, ...]
 
 
 def load_slots(paths: HostPaths) -> tuple[gpu_slots.Slot, ...]:
-    """Return the recorded GPU slots of this host, which name GPUs that no longer answer. Empty if there is no
-    record."""
+    """Return the recorded GPU slots of this host, which name GPUs that no longer answer; none without a record."""
     try:
         return gpu_slots.load(str(paths.state / "gpu-slots.json"))
     except (gpu_slots.SlotError, OSError):
         return ()
 
 
-def read_boards(session: NvmlSession, slots: Sequence[gpu_slots.Slot]) -> Boards:
-    """Read every GPU, and collect those that do not answer instead of raising.
-
-    `NvmlSession.read` raises at the first GPU that does not answer. The recorded slots name GPUs that do not answer.
-    """
+def read_boards(session: NvmlSession, slots: Sequence[gpu_slots.Slot]) -> tuple[HostReading, Lost]:
+    """Read every GPU, and collect those that do not answer instead of raising; the recorded slots name them."""
     lost = gpu_slots.list_lost(session, slots)
     gpus: list[GpuReading] = []
     for identity in session.identities:
@@ -65,27 +53,25 @@ def read_boards(session: NvmlSession, slots: Sequence[gpu_slots.Slot]) -> Boards
             gpus.append(session.read_gpu(identity))
         except NvmlFailure as failure:
             lost.append(failure)
-    return Boards(session.driver_version, tuple(gpus), tuple(lost))
+    return HostReading(session.driver_version, tuple(gpus)), tuple(lost)
 
 
-def require(boards: Boards, needed: Collection[str]) -> None:
-    """Check that the GPUs with the UUIDs `needed` answer; others do not matter.
-
-    Raises NvmlFailure if a needed GPU does not answer, and PhaseFailed if it is not there.
-    """
-    missing = [uuid for uuid in needed if uuid not in boards.uuids]
+def require(boards: HostReading, lost: Lost, needed: Collection[str]) -> None:
+    """Check that these GPUs answer; others do not matter. Raises NvmlFailure, or PhaseFailed if one is not there."""
+    there = [gpu.uuid for gpu in boards.gpus]
+    missing = [uuid for uuid in needed if uuid not in there]
     if not missing:
         return
-    named = [failure for failure in boards.lost if failure.gpu in missing]
+    named = [failure for failure in lost if failure.gpu in missing]
     if len(named) < len(missing):
         # A GPU that was lost before NVML was opened may have no name. If no failure names the missing GPU, it is that
         # one.
-        named += [failure for failure in boards.lost if failure.gpu is None]
+        named += [failure for failure in lost if failure.gpu is None]
     if named:
         raise next((failure for failure in named if failure.code in FINAL), named[0])
-    there = ", ".join(f"{gpu.uuid} ({gpu.name} at {gpu.pci_bus_id})" for gpu in boards.gpus) or "no GPU at all"
+    seen = ", ".join(f"{gpu.uuid} ({gpu.name} at {gpu.pci_bus_id})" for gpu in boards.gpus) or "no GPU at all"
     raise PhaseFailed(
-        f"NVML does not see {', '.join(missing)}; it sees {there}. Where the card was exchanged, put its new UUID into "
+        f"NVML does not see {', '.join(missing)}; it sees {seen}. Where the card was exchanged, put its new UUID into "
         "gpu_uuids and run site.yml; where it should be there, look for Xid messages in 'journalctl -k'."
     )
 
@@ -129,16 +115,11 @@ class Occupied:
     """Processes of other people, as text."""
 
     @property
-    def idle_mib(self) -> int:
-        """Below this many MiB the GPU counts as free."""
-        reserve = int(self.gpu.total_mib * UNKNOWN_RESERVE_SHARE) if self.gpu.used_includes_reserved else 0
-        return FREE_MIB + reserve
-
-    @property
     def free(self) -> bool:
-        """Whether no process of ours, or that may be ours, is on the GPU and, if amounts are known, less than idle_mib
+        """Whether no process of ours, or that may be ours, is on the GPU and, if amounts are known, hardly any memory
         is in use."""
-        return not self.holders and not self.unknown and (not self.exact or self.engine_mib < self.idle_mib)
+        idle_mib = FREE_MIB + estimate_hidden_reserve(self.gpu)
+        return not self.holders and not self.unknown and (not self.exact or self.engine_mib < idle_mib)
 
     @property
     def card(self) -> str:
@@ -155,7 +136,6 @@ def look(
     *,
     ours: int | None,
     uid: Callable[[int], int | None] = uid_of,
-    command: Callable[[int], str] = command_of,
 ) -> Occupied:
     """Find out who uses one GPU.
 
@@ -172,7 +152,7 @@ def look(
     for process in gpu.processes or ():
         owner = owners.get(process.pid, Owner("unknown", reason="not looked up"))
         runs_as = uid(process.pid)
-        holder = Holder(process.pid, process.used_mib, owner.container, command(process.pid), get_user_name(runs_as))
+        holder = Holder(process.pid, process.used_mib, owner.container, command_of(process.pid), get_user_name(runs_as))
         exact = exact and process.used_mib is not None
         if owner.kind == "ours" and owner.unit in keep:
             kept += process.used_mib or 0
@@ -207,8 +187,8 @@ class Release:
         """Take one sample of the needed GPUs. NVML is opened anew each time, because the driver may be unloaded in
         between."""
         with self.host.nvml() as session:
-            boards = read_boards(session, load_slots(self.host.paths))
-        require(boards, self.needed)
+            boards, lost = read_boards(session, load_slots(self.host.paths))
+        require(boards, lost, self.needed)
         gpus = [gpu for gpu in boards.gpus if gpu.uuid in self.needed]
         owners = self.host.owners({process.pid for gpu in gpus for process in gpu.processes or ()})
         return [look(gpu, owners, self.keep, ours=self.ours, uid=self.uid) for gpu in gpus]
@@ -312,25 +292,33 @@ class Release:
         return warnings
 
 
-def measure(host: HostView, wanted: Generation, timeout_s: float = SETTLE_S, *, accept: bool = False) -> Done:
-    """Compare the VRAM of every GPU with its budget, once the values no longer change.
+def free(host: HostView, wanted: Generation, moves: Moves) -> Done:
+    """Wait until no process of ours uses the GPUs of `moves.start`, except engines that stay.
 
-    Args:
-        accept: whether engines that use more than their budgets are no failure. Memory on a GPU without an engine, and
-            memory that no process holds, is always one.
+    After `wanted.limits.free_timeout_s` the processes that still do are named, and those of ours are killed.
+    """
+    needed = {
+        uuid: wanted.budgets_mib.get(uuid, 0) for name in moves.start for uuid in wanted.engines[name].config.gpus
+    }
+    if not needed:
+        return Done("no engine has to start")
+    kept = {unit_name(name) for name in (*moves.keep, *moves.wait)}
+    return Release(host, needed, kept).run(wanted.limits.free_timeout_s)
 
-    Returns:
-        Rows of each GPU in `data["gpus"]`, and what was accepted in `data["over_budget"]`. A lost GPU that no engine
-        needs is a warning.
 
-    Raises:
-        PhaseFailed: if a GPU is over its budget or cannot be read.
+def measure(host: HostView, wanted: Generation, *, accept: bool = False) -> Done:
+    """Compare the VRAM of every GPU with its budget and the plan, once the values no longer change.
+
+    With `accept` engines that use more than their budgets are no failure; memory on a GPU without an engine, and memory
+    that no process holds, always is one. A lost GPU that no engine needs is a warning. Returns rows in `data["gpus"]`,
+    `data["drift"]` (the plan) and `data["over_budget"]` (what was accepted). Raises PhaseFailed: a GPU is over its
+    budget or cannot be read, or differs from the plan and the operator wants that to fail.
     """
     slots = load_slots(host.paths)
     limits = Limits(budgets=wanted.budgets_mib, expected={}, foreign=wanted.foreign)
     needed = sorted({uuid for engine in wanted.engines.values() for uuid in engine.config.gpus})
     numbers = [slot.uuid for slot in slots]
-    lost: tuple[NvmlFailure, ...] = ()
+    lost: Lost = ()
 
     def judge(reading: HostReading) -> Evaluation:
         pids = {process.pid for gpu in reading.gpus for process in gpu.processes or ()}
@@ -343,18 +331,17 @@ def measure(host: HostView, wanted: Generation, timeout_s: float = SETTLE_S, *, 
                 nonlocal lost
                 deadline = host.clock() + PASSING_S
                 while True:
-                    boards = read_boards(session, slots)
-                    lost = boards.lost
+                    boards, lost = read_boards(session, slots)
                     try:
-                        require(boards, needed)
+                        require(boards, lost, needed)
                     except NvmlFailure as failure:
                         if failure.code in FINAL or host.clock() >= deadline:
                             raise
                         host.sleep(POLL_S)
                     else:
-                        return HostReading(boards.driver_version, boards.gpus)
+                        return boards
 
-            result = settle(read, judge, timeout_s, clock=host.clock, sleep=host.sleep)
+            result = settle(read, judge, SETTLE_S, clock=host.clock, sleep=host.sleep)
     except NvmlFailure as failure:
         raise PhaseFailed(f"VRAM cannot be measured: {failure}") from failure
     rows = [gpu.as_dict() for gpu in result.evaluation.gpus]
@@ -367,4 +354,11 @@ def measure(host: HostView, wanted: Generation, timeout_s: float = SETTLE_S, *, 
     used = [gpu for gpu in result.evaluation.gpus if gpu.budget_mib]
     shown = ", ".join(f"GPU {gpu.reading.index} {gpu.engine_mib} of {gpu.budget_mib} MiB" for gpu in used)
     detail = f"{'over' if over else 'within'} budget: {shown}"
-    return Done(detail, data={"gpus": rows, "over_budget": over}, warnings=tuple(warnings))
+    configs = [engine.config for engine in wanted.engines.values()]
+    states = {config.engine: host.read_state(config.engine) for config in configs}
+    differences = [row.as_dict() for row in drift.compare_engines(configs, states, rows)]
+    said, on_drift = drift.sentences(differences), drift.wanted(configs)
+    data = {"gpus": rows, "over_budget": over, "drift": differences}
+    if said and on_drift == "fail":
+        raise PhaseFailed(" ".join(said), data=data)
+    return Done(detail, data=data, warnings=(*warnings, *(() if on_drift == "ignore" else said)))

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ...generation.model import Generation
-from ...paths import HostPaths
 from ...redaction import find_secrets, redact
 from ..model import Done, PhaseFailed
+from ..view import HostView
 
 Hook = Literal["before_drain", "after_commit"]
 HOOKS: tuple[Hook, ...] = get_args(Hook)
@@ -32,13 +32,14 @@ OUTPUT_KEPT_BYTES = 1_048_576
 """What a hook has printed is cut to its end when there is more; it is in memory."""
 POLL_S = 0.2
 TERM_S = 2.0
+OOM_SCORE = Path("/proc/self/oom_score_adj")
 WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
     "LANG": "C.UTF-8",
 }
-"""Environment of a hook, besides `variables` and PLACES."""
+"""Environment of a hook, besides PLACES and where the switch goes."""
 PLACES = frozenset({"VLLM_EDGE_ETC", "VLLM_EDGE_STATE", "VLLM_EDGE_UNITS"})
 """Variables of this program that a hook gets, so that a `vllm-edge` in it looks at the same host."""
 
@@ -47,38 +48,18 @@ class HookFailed(Exception):
     """A hook failed. The text says which one, how it ended and what it printed."""
 
 
-def variables(hook: Hook, wanted: Generation, former: Generation | None) -> dict[str, str]:
-    """Return the environment variables of a hook. Those of the former generation are empty if there was none."""
-    return {
-        "VLLM_EDGE_HOOK": hook,
-        "VLLM_EDGE_GENERATION": str(wanted.number),
-        "VLLM_EDGE_PROFILE": wanted.profile,
-        "VLLM_EDGE_FROM_GENERATION": "" if former is None else str(former.number),
-        "VLLM_EDGE_FROM_PROFILE": "" if former is None else former.profile,
-    }
-
-
 def find_unsafe(directory: Path) -> list[str]:
     """Return one sentence, with a remedy, for each hook or directory above it that others than root could change.
 
     A directory with the sticky bit, such as /tmp, may be above them: there, nobody can rename what is root's.
     """
-    try:
-        entries = [entry for entry in sorted(directory.iterdir()) if _is_hook(entry)]
-    except OSError:
-        return []  # `executables` says why
+    entries, _ = list_hooks(directory)
+    if not entries:
+        return []
     real = directory.resolve()
     above = {place for place in real.parents if place.stat().st_mode & stat.S_ISVTX}
-    places = [place for place in (*reversed(real.parents), real) if place not in above] if entries else []
+    places = [place for place in (*reversed(real.parents), real) if place not in above]
     return [text for place in (*places, *entries) if (text := _explain_unsafe(place))]
-
-
-def _is_candidate(entry: Path) -> bool:
-    return not entry.name.startswith(".") and not entry.name.endswith("~") and entry.is_file()
-
-
-def _is_hook(entry: Path) -> bool:
-    return _is_candidate(entry) and os.access(entry, os.X_OK)
 
 
 def _explain_unsafe(path: Path) -> str:
@@ -96,7 +77,7 @@ def _explain_unsafe(path: Path) -> str:
     return f"Hooks run as root, and {path} {why}: look at what it holds, then {remedy}."
 
 
-def executables(directory: Path) -> tuple[list[Path], list[str]]:
+def list_hooks(directory: Path) -> tuple[list[Path], list[str]]:
     """List the hooks of a directory by name, and warnings for files that cannot be run. Copies that editors leave are
     skipped."""
     try:
@@ -105,13 +86,10 @@ def executables(directory: Path) -> tuple[list[Path], list[str]]:
         return [], []
     except OSError as error:
         return [], [f"{directory} cannot be read: {error}; no hook was run."]
-    hooks, warnings = [], []
-    for entry in entries:
-        if _is_hook(entry):
-            hooks.append(entry)
-        elif _is_candidate(entry):
-            warnings.append(f"{entry} is not executable and was not run: 'chmod +x {entry}', or remove it.")
-    return hooks, warnings
+    files = [entry for entry in entries if not entry.name.startswith(".") and entry.name[-1] != "~" and entry.is_file()]
+    hooks = [entry for entry in files if os.access(entry, os.X_OK)]
+    others = [entry for entry in files if entry not in hooks]
+    return hooks, [f"{entry} is not executable and was not run: 'chmod +x {entry}', or remove it." for entry in others]
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
@@ -155,23 +133,16 @@ def _wait(process: subprocess.Popen[bytes], output: int, until: float) -> int:
             os.write(output, end)
 
 
-def _read_own_oom_score_adj() -> int:
-    """Return the value of this process, from -1000 to 1000: proc_pid_oom_score_adj(5)."""
-    return int(Path("/proc/self/oom_score_adj").read_text(encoding="ascii"))
-
-
 def run_one(path: Path, environment: Mapping[str, str], timeout_s: float) -> float:
-    """Run one hook and return the seconds that it took.
-
-    Raises HookFailed if it cannot be run, does not end within `timeout_s`, or ends with an error.
-    """
+    """Run one hook and return the seconds that it took. Raises HookFailed."""
     began = time.monotonic()
     # A file in memory and not a pipe: a child that stays in the background must not be waited for, and no disk is
     # needed.
     output = os.memfd_create(path.name)
     fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)
     # The kernel's out-of-memory killer spares the unit of the switch; a hook would inherit that.
-    as_others = ["choom", "--adjust", "0", "--"] if _read_own_oom_score_adj() < 0 else []
+    spared = int(OOM_SCORE.read_text(encoding="ascii")) < 0
+    as_others = ["choom", "--adjust", "0", "--"] if spared else []
     try:
         try:
             process = subprocess.Popen(
@@ -206,18 +177,27 @@ def run_one(path: Path, environment: Mapping[str, str], timeout_s: float) -> flo
         os.close(output)
 
 
-def run_hooks(hook: Hook, wanted: Generation, former: Generation | None, paths: HostPaths) -> Done:
+def run_hooks(host: HostView, hook: Hook, wanted: Generation, former: Generation | None) -> Done:
     """Run all hooks of one hook point; the generations are for their environment variables.
 
     Raises PhaseFailed if a hook of `before_drain` fails. In `after_commit` that is a warning in the result.
     """
-    directory = paths.hook_dir(hook)
+    directory = host.paths.hook_dir(hook)
     unsafe = find_unsafe(directory)
     if unsafe and hook == "before_drain":
         raise PhaseFailed(f"{' '.join(unsafe)} No engine was stopped.")
-    found, warnings = ([], [f"No hook {hook} was run. {' '.join(unsafe)}"]) if unsafe else executables(directory)
+    found, warnings = ([], [f"No hook {hook} was run. {' '.join(unsafe)}"]) if unsafe else list_hooks(directory)
     places = {name: value for name, value in os.environ.items() if name in PLACES}
-    environment = {**ENVIRONMENT, **places, **variables(hook, wanted, former)}
+    environment = {
+        **ENVIRONMENT,
+        **places,
+        "VLLM_EDGE_HOOK": hook,
+        "VLLM_EDGE_GENERATION": str(wanted.number),
+        "VLLM_EDGE_PROFILE": wanted.profile,
+        # Empty if there was none.
+        "VLLM_EDGE_FROM_GENERATION": str(former.number) if former else "",
+        "VLLM_EDGE_FROM_PROFILE": former.profile if former else "",
+    }
     said = []
     for path in found:
         try:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...engine.startup import Phase as EnginePhase
 from ...engine.state import Failure
@@ -70,21 +70,16 @@ class Loading:
         return not self.serves and not self.problem
 
 
-def wait_until_healthy(
-    host: HostView, wanted: Generation, moves: Moves, failures: Mapping[str, Failure | None], *, all_of_them: bool
-) -> Done:
+def wait_until_healthy(host: HostView, wanted: Generation, moves: Moves, *, all_of_them: bool) -> Done:
     """Poll the units until all serve, the first one fails, or `limits.healthy_timeout_s` has passed.
 
-    Where nobody has changed that limit, it is raised to what the load of one of the engines may take.
-
-    Args:
-        failures: the last failure of each engine before its start, if this process started it.
-        all_of_them: wait for every engine, and only then fail with those that do not serve.
+    Where nobody has changed that limit, it is raised to what the load of one of the engines may take. With
+    `all_of_them` (a rollback) this waits for every engine, and then fails with those that do not serve.
     """
     names = [*moves.start, *moves.wait]
     if not names:
         return Done("no engine has to load")
-    engines = [Loading(name, failures.get(name, host.read_last_failure(name))) for name in names]
+    engines = [Loading(name, host.known_failures.get(name, host.read_last_failure(name))) for name in names]
     configs = [engine.config for name, engine in wanted.engines.items() if name in names]
     limit_s = wanted.limits.healthy_timeout_s
     if limit_s == Limits.healthy_timeout_s:
@@ -105,23 +100,14 @@ def wait_until_healthy(
     if failed or loading:
         raise _build_failure(host, [*failed, *loading], units, now, wanted)
     slow = [warn_of_load(host.paths, config, host.read_state(config.engine)) for config in configs]
-    return replace(_build_result(engines, now), warnings=tuple(text for text in slow if text))
-
-
-def _build_result(engines: Sequence[Loading], now: float) -> Done:
-    names = ", ".join(engine.name for engine in engines)
     slowest = max(engines, key=lambda engine: engine.seconds).name
-    serve = "serves" if len(engines) == 1 else "serve"
-    return Done(
-        f"{names} {serve} after {now:.1f} s" + (f", {slowest} last" if len(engines) > 1 else ""),
-        data={"load_seconds": {engine.name: round(engine.seconds, 1) for engine in engines}},
-    )
+    serve = f"serve after {now:.1f} s, {slowest} last" if len(engines) > 1 else f"serves after {now:.1f} s"
+    return Done(f"{', '.join(names)} {serve}", warnings=tuple(text for text in slow if text))
 
 
 def _build_failure(
     host: HostView, engines: Sequence[Loading], units: Mapping[str, Unit], now: float, wanted: Generation
 ) -> PhaseFailed:
-    """Return the failure that explains why each of these engines does not serve."""
     texts = []
     for engine in engines:
         unit = units[unit_name(engine.name)]
@@ -138,7 +124,6 @@ def _build_failure(
 
 
 def _explain_end(host: HostView, engine: Loading, unit: Unit) -> str:
-    """Return why an engine ended: the failure that its supervisor recorded, otherwise what systemd shows."""
     state = host.read_state(engine.name)
     # The phase is `failed` only for the run that ended last. Otherwise a failure is new if it differs from the one
     # known before the start, whatever the clock says.

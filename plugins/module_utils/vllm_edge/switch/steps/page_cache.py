@@ -7,16 +7,17 @@ This is an optimisation: weights that do not fit into free memory, or take too l
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...engine.config import EngineConfig
 from ...engine.state import stamp
+from ...generation.model import Generation
 from ...system.host import available_bytes
 from ...weights.read_rate import ensure_measured
 from ...weights.record import load_record
-from ..model import Done
+from ..model import Done, Moves
+from ..view import HostView
 
 RESERVE_BYTES = 8 * 1024**3
 """Left for the engines that run, which need host memory too, and for everything else."""
@@ -63,30 +64,29 @@ def _measure_disk(rates: Path, config: EngineConfig, files: Sequence[tuple[Path,
     return [f"the disk of {found.directory} {told}"]
 
 
-def prepare(
-    configs: Iterable[EngineConfig],
+def read_ahead(
+    host: HostView,
+    wanted: Generation,
+    moves: Moves,
     *,
-    clock: Callable[[], float] = time.monotonic,
     available: Callable[[], int] = available_bytes,
     limit_s: float = LIMIT_S,
-    rates: Path | None = None,
 ) -> Done:
-    """Read the weights of these engines. This never fails: the result says what was not read and why.
+    """Read the weights of the engines that start. This never fails: the result says what was not read and why.
 
-    Args:
-        available: free memory in bytes.
-        limit_s: seconds for all models together.
-        rates: the record of read rates; the disk of a model that is in none is measured before it is read.
+    The disk of a model without a recorded read rate is measured before it is read. `available` returns the free memory
+    in bytes, `limit_s` are seconds for all models together.
     """
+    configs = [wanted.engines[name].config for name in moves.start]
     models = {config.weights_path or config.model: config for config in configs}
-    began = clock()
+    began = host.clock()
     room = available() - RESERVE_BYTES
     said: list[str] = []
     warnings: list[str] = []
     for config in models.values():
         files = list_weight_files(config)
         size_bytes = sum(size for _, size in files)
-        said += _measure_disk(rates, config, files) if rates else []
+        said += _measure_disk(host.paths.read_rates, config, files)
         if not files:
             said.append(f"{config.model} has no record of its weights and was not read")
         elif size_bytes > room:
@@ -96,17 +96,17 @@ def prepare(
             )
         else:
             room -= size_bytes
-            since = clock()
+            since = host.clock()
             done, whole = 0, True
             try:
                 for path, _ in files:
-                    size, whole = read_through(path, began + limit_s, clock)
+                    size, whole = read_through(path, began + limit_s, host.clock)
                     done += size
                     if not whole:
                         break
             except OSError as error:
                 warnings.append(f"Weights of {config.model} could not be read ahead: {error}.")
                 continue
-            text = f"{config.model} {_gib(done)} read in {clock() - since:.1f} s"
+            text = f"{config.model} {_gib(done)} read in {host.clock() - since:.1f} s"
             said.append(text if whole else f"{text}, of {_gib(size_bytes)}: the limit of {limit_s:.0f} s was reached")
     return Done("; ".join(said) or "no engine has to start", warnings=tuple(warnings))

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from pathlib import Path
 
 from ...engine.config import EngineConfig
@@ -26,21 +25,9 @@ from ...weights.survey import survey_recorded
 from ..model import Done, Moves, PhaseFailed
 from ..view import HostView
 from . import hooks
-from .gpu_memory import Boards, Occupied, load_slots, look, read_boards, require
+from .gpu_memory import load_slots, look, read_boards, require
 
 STATE_MIB = 64
-
-
-@dataclass
-class Found:
-    """What a check found: problems end the switch, warnings do not."""
-
-    problems: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-    def add(self, other: Found) -> None:
-        self.problems += other.problems
-        self.warnings += other.warnings
 
 
 def check_host(host: HostView, wanted: Generation, moves: Moves) -> Done:
@@ -50,29 +37,24 @@ def check_host(host: HostView, wanted: Generation, moves: Moves) -> Done:
     """
     began = host.clock()
     start = [wanted.engines[name].config for name in moves.start]
-    found = Found()
+    problems: list[str] = []
     try:
         host.list_containers()  # waits for a Docker Engine that is being restarted
     except PhaseFailed as failed:
-        found.problems.append(failed.text)
+        problems.append(failed.text)
     else:
-        found.problems += check_images(start, host.docker)
-    found.add(check_weights(start))
-    found.problems += check_disk(host.paths.state)
-    found.warnings += check_load_limit(host.paths, wanted, start)
-    found.problems += check_secrets(host.paths, wanted, moves)
-    found.problems += check_policies(wanted, moves)
-    found.problems += [text for hook in hooks.HOOKS for text in hooks.find_unsafe(host.paths.hook_dir(hook))]
-    try:
-        found.add(_read_and_check_gpus(host, wanted, moves))
-    except NvmlFailure as failure:
-        found.problems.append(f"The GPUs cannot be read: {failure}")
-    if found.problems:
-        raise PhaseFailed(" ".join(found.problems), engines=moves.start)
-    return Done(
-        f"image, weights, GPUs and disk as they should be; {host.clock() - began:.1f} s",
-        warnings=tuple(found.warnings),
-    )
+        problems += check_images(start, host.docker)
+    warnings = check_load_limit(host.paths, wanted, start)
+    problems += check_weights(start, warnings)
+    problems += check_disk(host.paths.state)
+    problems += check_secrets(host.paths, wanted, moves)
+    problems += check_policies(wanted, moves)
+    problems += [text for hook in hooks.HOOKS for text in hooks.find_unsafe(host.paths.hook_dir(hook))]
+    problems += check_gpus(host, wanted, moves, warnings)
+    if problems:
+        raise PhaseFailed(" ".join(problems), engines=moves.start)
+    done = f"image, weights, GPUs and disk as they should be; {host.clock() - began:.1f} s"
+    return Done(done, warnings=tuple(warnings))
 
 
 def check_load_limit(paths: HostPaths, wanted: Generation, start: Iterable[EngineConfig]) -> list[str]:
@@ -138,40 +120,40 @@ def check_images(configs: Iterable[EngineConfig], docker: DockerEngine) -> list[
     return problems
 
 
-def check_weights(configs: Iterable[EngineConfig]) -> Found:
+def check_weights(configs: Iterable[EngineConfig], warnings: list[str]) -> list[str]:
     """Check every weight file by size and time. The content is hashed only for files that changed since they were
-    recorded."""
-    found = Found()
+    recorded. What is no problem is added to `warnings`."""
+    problems: list[str] = []
     models = {config.weights_record or config.model: config for config in configs}
     for config in models.values():
         again = "'ansible-playbook playbooks/weights.yml -e verify_weights=full' brings what is wrong again"
         name = f"weights of {config.model} ({config.repo})"
         if not config.weights_record:
-            found.warnings.append(f"The {name} were not looked at: the generation names no record. Run site.yml.")
+            warnings.append(f"The {name} were not looked at: the generation names no record. Run site.yml.")
             continue
         try:
             record = load_record(Path(config.weights_record))
             if record is None:
-                found.problems.append(
+                problems.append(
                     f"The {name} are not recorded in {config.weights_record}: 'ansible-playbook playbooks/weights.yml' "
                     "brings and records them."
                 )
                 continue
             # The record has the resolved directory; `weights_path` may be a link to it.
             if config.weights_path and Path(record.path).resolve() != Path(config.weights_path).resolve():
-                found.problems.append(
+                problems.append(
                     f"The {name} are recorded at {record.path}, the engine reads {config.weights_path}: run site.yml."
                 )
                 continue
             survey = survey_recorded(record, full=False)
         except OSError as error:
-            found.problems.append(f"The {name} cannot be read: {error}. Is the disk mounted? {again}.")
+            problems.append(f"The {name} cannot be read: {error}. Is the disk mounted? {again}.")
             continue
         wrong = [f"{name} is missing" for name in survey.missing]
         wrong += [f"{name} is damaged ({why})" for name, why in sorted(survey.damaged.items())]
         if wrong:
-            found.problems.append(f"In {record.path}, the {name}: {'; '.join(wrong)}. {again}.")
-    return found
+            problems.append(f"In {record.path}, the {name}: {'; '.join(wrong)}. {again}.")
+    return problems
 
 
 def check_disk(state: Path) -> list[str]:
@@ -192,53 +174,39 @@ def check_disk(state: Path) -> list[str]:
     ]
 
 
-def _read_and_check_gpus(host: HostView, wanted: Generation, moves: Moves) -> Found:
-    with host.nvml() as session:
-        boards = read_boards(session, load_slots(host.paths))
+def check_gpus(host: HostView, wanted: Generation, moves: Moves, warnings: list[str]) -> list[str]:
+    """Check that every GPU of the generation is there, and has room beside processes of other people.
+
+    `wanted.foreign` decides: `fail` makes any such process a problem; otherwise it is a problem only if the budget does
+    not fit beside it, and `ignore` suppresses what is added to `warnings`.
+    """
+    try:
+        with host.nvml() as session:
+            boards, lost = read_boards(session, load_slots(host.paths))
+    except NvmlFailure as failure:
+        return [f"The GPUs cannot be read: {failure}"]
     owners = host.owners({process.pid for gpu in boards.gpus for process in gpu.processes or ()})
     ours = engine_uid()
     looks = {gpu.uuid: look(gpu, owners, (), ours=ours) for gpu in boards.gpus}
-    return check_gpus(wanted, moves.start, boards, looks)
-
-
-def check_gpus(wanted: Generation, start: Iterable[str], boards: Boards, looks: Mapping[str, Occupied]) -> Found:
-    """Check that every GPU of the generation is there, and has room beside processes of other people.
-
-    `start` are the engines that start, and `looks` says who uses each GPU, by UUID.
-    """
-    found = Found()
-    needed = dict.fromkeys(uuid for engine in wanted.engines.values() for uuid in engine.config.gpus)
+    problems: list[str] = []
     try:
-        require(boards, list(needed))
+        require(boards, lost, list(dict.fromkeys(uuid for one in wanted.engines.values() for uuid in one.config.gpus)))
     except (PhaseFailed, NvmlFailure) as failed:
-        found.problems.append(str(failed))
-    for name in start:
-        for uuid in wanted.engines[name].config.gpus:
-            occupied = looks.get(uuid)
-            if occupied is not None and (occupied.others or occupied.unknown):
-                found.add(judge_foreign(occupied, name, wanted))
-    return found
-
-
-def judge_foreign(occupied: Occupied, engine: str, wanted: Generation) -> Found:
-    """Judge other people's processes on one GPU of `engine`.
-
-    `wanted.foreign` decides: `fail` makes any such process a problem; otherwise it is a problem only if the budget does
-    not fit beside it, and `ignore` suppresses the warning.
-    """
-    who = "; ".join([*occupied.others, *occupied.unknown])
-    text = f"{occupied.card}, which engine {engine} is to use, is used by others: {who}."
-    if wanted.foreign == "fail":
-        return Found([f"{text} foreign is fail: stop them, or let the profile use other GPUs."])
-    budget = wanted.budgets_mib.get(occupied.gpu.uuid, 0)
-    room = occupied.gpu.total_mib - (occupied.gpu.reserved_mib or 0) - occupied.foreign_mib
-    if room < budget:
-        return Found(
-            [
+        problems.append(str(failed))
+    for engine, uuid in ((name, uuid) for name in moves.start for uuid in wanted.engines[name].config.gpus):
+        occupied = looks.get(uuid)
+        if occupied is None or not (who := [*occupied.others, *occupied.unknown]):
+            continue
+        text = f"{occupied.card}, which engine {engine} is to use, is used by others: {'; '.join(who)}."
+        budget = wanted.budgets_mib.get(uuid, 0)
+        room = occupied.gpu.total_mib - (occupied.gpu.reserved_mib or 0) - occupied.foreign_mib
+        if wanted.foreign == "fail":
+            problems.append(f"{text} foreign is fail: stop them, or let the profile use other GPUs.")
+        elif room < budget:
+            problems.append(
                 f"{text} The {room} MiB beside them are less than the budget of {budget} MiB: stop them, or choose a "
                 "profile that leaves this GPU alone. They were not touched."
-            ]
-        )
-    if wanted.foreign == "ignore":
-        return Found()
-    return Found(warnings=[text if occupied.exact else f"{text} NVML does not say how much they hold."])
+            )
+        elif wanted.foreign == "warn":
+            warnings.append(text if occupied.exact else f"{text} NVML does not say how much they hold.")
+    return problems

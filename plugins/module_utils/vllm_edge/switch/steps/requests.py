@@ -17,7 +17,7 @@ from ...engine.metrics import requests_in_work
 from ...engine.state import stamp
 from ...generation.model import Generation, Limits
 from ...system.http import call_in_parallel, request, takes_work
-from ..model import Done, PhaseFailed
+from ..model import Done, Moves, PhaseFailed
 from ..view import HostView
 
 METRICS_S = 3.0
@@ -67,16 +67,13 @@ class _Draining:
         return f"{self.config.engine} {how}"
 
 
-def drain(host: HostView, configs: Sequence[EngineConfig], limits: Limits) -> Done:
-    """Wait until no request runs, or `limits.drain_timeout_s` has passed.
+def drain(host: HostView, moves: Moves, limits: Limits) -> Done:
+    """Wait until no engine of `moves.stop` has a request, or `limits.drain_timeout_s` has passed.
 
     An engine that does not report its requests, or finishes them itself when it is stopped, is not waited for. Requests
     that are left after the limit are a warning.
-
-    Returns:
-        The number of requests left of each engine in `data["left"]`.
     """
-    engines = [_Draining(config) for config in configs]
+    engines = [_Draining(config) for config in host.load_configs(moves.stop)]
     began = host.clock()
     while True:
         call_in_parallel(lambda engine: engine.look(host.ask), [engine for engine in engines if not engine.over])
@@ -92,8 +89,7 @@ def drain(host: HostView, configs: Sequence[EngineConfig], limits: Limits) -> Do
         if engine.left
     )
     detail = "; ".join(map(str, engines)) or "no engine has to stop"
-    left = {engine.config.engine: engine.left for engine in engines}
-    return Done(f"{detail}; {seconds:.1f} s", data={"left": left}, warnings=warnings)
+    return Done(f"{detail}; {seconds:.1f} s", warnings=warnings)
 
 
 def wait_until_idle(config: EngineConfig, wait: Callable[[float], bool], *, ask: Ask = request) -> bool:
@@ -122,43 +118,26 @@ def count_words(config: EngineConfig) -> int:
     return max(1, min((config.max_model_len or 2 * LONGEST_PROMPT_TOKENS) // 2, LONGEST_PROMPT_TOKENS) - 64)
 
 
-@dataclass(frozen=True)
-class _Work:
-    config: EngineConfig
-    what: str
-    content: str
-
-
-def _build_work(config: EngineConfig) -> tuple[list[_Work], list[_Work]]:
-    """Return the warm-up requests: a short prompt, then a longer one and another short one at the same time.
-
-    After them the engine has run prefill and a batch. The short prompt goes first and alone because the first request
-    compiles kernels: a client that asks at that moment waits for that, but not for a long prefill as well.
-    """
-    long = " ".join(["on"] * count_words(config))
-    return (
-        [_Work(config, "a short prompt", "Name a colour.")],
-        [_Work(config, "a longer prompt", long), _Work(config, "a short prompt", "Name a number.")],
-    )
-
-
-def warm_up(host: HostView, configs: Sequence[EngineConfig], limits: Limits) -> Done:
+def warm_up(host: HostView, wanted: Generation, moves: Moves) -> Done:
     """Send the first requests to new engines, in parallel, so that what they allocate is there when memory is measured.
 
-    `limits.canary_timeout_s` is the patience with one request. Raises PhaseFailed if an engine does not answer.
+    A short prompt goes first and alone, because the first request compiles kernels: a client that asks at that moment
+    waits for that, but not for a long prefill as well. A longer one and another short one at the same time follow, so
+    that the engine has run prefill and a batch. `wanted.limits.canary_timeout_s` is the patience with one request.
+    Raises PhaseFailed if an engine does not answer.
     """
     began = host.clock()
+    configs = [wanted.engines[name].config for name in (*moves.start, *moves.wait)]
 
-    def problem_of(work: _Work) -> str | None:
-        config = work.config
+    def ask(config: EngineConfig, what: str, content: str) -> str | None:
         answer = host.ask(
             config.url,
             "/v1/chat/completions",
-            limits.canary_timeout_s,
+            wanted.limits.canary_timeout_s,
             method="POST",
             payload={
                 "model": config.served_names[0],
-                "messages": [{"role": "user", "content": work.content}],
+                "messages": [{"role": "user", "content": content}],
                 "max_tokens": WARM_UP_TOKENS,
                 "temperature": 0,
             },
@@ -166,20 +145,16 @@ def warm_up(host: HostView, configs: Sequence[EngineConfig], limits: Limits) -> 
         if answer.ok:
             return None
         why = answer.error if answer.status is None else f"HTTP {answer.status}: {error_text(answer)}"
-        return f"Engine {config.engine} does not answer {work.what} at {config.url}: {why}"
+        return f"Engine {config.engine} does not answer {what} at {config.url}: {why}"
 
-    def ask_one(config: EngineConfig) -> str | None:
-        for beside in _build_work(config):
-            found = [problem for problem in call_in_parallel(problem_of, beside) if problem]
-            if found:
-                return found[0]
-        return None
+    def ask_all(config: EngineConfig) -> str | None:
+        beside = {"a longer prompt": " ".join(["on"] * count_words(config)), "a short prompt": "Name a number."}
+        problem = ask(config, "a short prompt", "Name a colour.")
+        problems = [problem] if problem else call_in_parallel(lambda item: ask(config, *item), list(beside.items()))
+        return next(filter(None, problems), None)
 
-    problems = {
-        config.engine: problem
-        for config, problem in zip(configs, call_in_parallel(ask_one, configs), strict=True)
-        if problem
-    }
+    answers = zip(configs, call_in_parallel(ask_all, configs), strict=True)
+    problems = {config.engine: problem for config, problem in answers if problem}
     if problems:
         units = " ".join(f"-u vllm-{name}" for name in problems)
         raise PhaseFailed(
@@ -195,19 +170,17 @@ def warm_up(host: HostView, configs: Sequence[EngineConfig], limits: Limits) -> 
 
 
 def run_canary(host: HostView, wanted: Generation) -> Done:
-    """Run the canary for every served name of every engine, the engines in parallel.
+    """Run the canary for every served name of every engine, the engines in parallel; rows are `data["canary"]`.
 
-    For each engine it is recorded which run of its container has passed. The rows are `data["canary"]`.
-
-    Raises PhaseFailed if a served name fails a check.
+    For each engine it is recorded which run of its container has passed. Raises PhaseFailed if a served name fails.
     """
     began = host.clock()
-    configs = [engine.config for engine in wanted.engines.values()]
-
-    def ask_one(config: EngineConfig) -> list[Result]:
-        return full_canary(config, host.paths, host.docker, wanted.limits.canary_timeout_s, host.ask)
-
-    results = [result for group in call_in_parallel(ask_one, configs) for result in group]
+    timeout_s = wanted.limits.canary_timeout_s
+    groups = call_in_parallel(
+        lambda config: full_canary(config, host.paths, host.docker, timeout_s, host.ask),
+        [engine.config for engine in wanted.engines.values()],
+    )
+    results = [result for group in groups for result in group]
     rows: list[Mapping[str, Any]] = [asdict(result) for result in results]
     failed = [result for result in results if not result.ok]
     if failed:
@@ -217,14 +190,13 @@ def run_canary(host: HostView, wanted: Generation) -> Done:
     return Done(f"{len(results)} served names answer; {host.clock() - began:.1f} s", data={"canary": rows})
 
 
-def ask_suite(host: HostView, wanted: Generation, started: Sequence[str]) -> Done:
+def ask_suite(host: HostView, wanted: Generation, moves: Moves) -> Done:
     """Ask the engines that were started the quality suite of the generation, if it has one.
 
     The answers are kept in a record of the suite. The rows are `data["quality"]`: case, name, engine and verdict.
-
     Raises PhaseFailed: a case did not pass, and the gate is `fail`.
     """
-    configs = [wanted.engines[name].config for name in started if name in wanted.engines]
+    configs = [wanted.engines[name].config for name in moves.start]
     if not wanted.quality or not configs:
         return Done()
     gate = wanted.quality
@@ -235,7 +207,7 @@ def ask_suite(host: HostView, wanted: Generation, started: Sequence[str]) -> Don
     try:
         results = Suite(options, ask=host.ask, clock=host.clock).run(configs)
     except OutOfTime as error:
-        raise PhaseFailed(f"The quality suite was ended: {error}.", engines=started) from error
+        raise PhaseFailed(f"The quality suite was ended: {error}.", engines=moves.start) from error
     record = build_record(wanted, options, results, began_at)
     try:
         kept = f" All answers are in {write_record(record, host.paths)}."
