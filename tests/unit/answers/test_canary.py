@@ -15,7 +15,6 @@ import pytest
 from ansible.module_utils.vllm_edge.answers.canary_command import canary, run_canary
 from ansible.module_utils.vllm_edge.answers.checks import NAMES, Outcome, find_lamp_problem
 from ansible.module_utils.vllm_edge.cli import main
-from ansible.module_utils.vllm_edge.engine.config import EngineConfigError, parse_engine
 from ansible.module_utils.vllm_edge.system.http import Answer, get_health, request
 from engine_files import CONFIG, written
 from fake_engine import FAILED, LAMP, NOT_SHOWN, PASSED, Server, called, chat, kind, models, rated, refuse, serve
@@ -262,14 +261,6 @@ def test_an_engine_that_is_not_well_or_too_slow(server: Server) -> None:
     server.http.shutdown()  # the kernel still takes connections, nobody answers them
     (result,) = canary(server.config(), 0.2)
     assert result.error is not None and "no answer within 0.2 s" in result.error
-
-
-def test_parsers_in_engine_json(server: Server) -> None:
-    assert server.config(reasoning_parser="gemma4").reasoning_parser == "gemma4"
-    bare = parse_engine(json.dumps(CONFIG), "x")
-    assert bare.tool_call_parser is None and bare.reasoning_parser is None
-    with pytest.raises(EngineConfigError, match=r"tool_call_parser is '': .*reasoning_parser is 1: a text"):
-        server.config(tool_call_parser="", reasoning_parser=1)
 
 
 def test_one_bad_name_is_a_bad_engine(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible.module_utils.vllm_edge.engine import policy
-from ansible.module_utils.vllm_edge.engine.config import EngineConfigError, engine_problems
+from ansible.module_utils.vllm_edge.engine.config import EngineConfigError, read_config
 from ansible.module_utils.vllm_edge.engine.render import (
     Settings,
     describe_engine,
@@ -180,7 +180,7 @@ def test_every_container_of_ours_has_a_user_with_a_name_and_dumps_no_core() -> N
 def test_engine_json_has_what_the_program_reads() -> None:
     given = replace(SETTINGS, secrets_hashes={"one": "ab" * 32})
     config = describe_engine({**ONE, "port": 8050}, MODEL, given, HostPaths())
-    assert engine_problems({**config, "input_hash": "ab", "generation": 1}) == []
+    read_config({**config, "input_hash": "ab", "generation": 1})
     found = {key: value for key, value in config.items() if value not in (None, [])}
     assert found == {
         **{"engine": "one", "unit": "vllm-one.service", "container": "vllm-one", "port": 8050, "model": "m"},

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from ..engine.config import EngineConfigError, engine_problems
+from ..engine.config import EngineConfigError, read_config
 from ..engine.render import Settings, describe_engine, list_create_arguments, read_settings
 from ..paths import HostPaths
 from ..text import nearest, shown
@@ -126,8 +126,7 @@ def _render_engine(
         like_before = with_unit_section(unit, former.unit)
         if former.content_hash in (content, input_hash(container, like_before, config, chat, model["manifest_sha256"])):
             hashed = former.input_hash
-    if problems := engine_problems({**config, "input_hash": hashed, "generation": 1}):
-        raise EngineConfigError("; ".join(problems))
+    read_config({**config, "input_hash": hashed, "generation": 1})
     return EngineFiles(container, unit, config, chat, hashed, "" if content == hashed else content)
 
 

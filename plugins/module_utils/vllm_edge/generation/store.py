@@ -234,8 +234,6 @@ def is_written(rendered: Rendered, number: int, now: Committed | None, paths: Ho
         there = load(paths, number)
     except GenerationError as error:
         return str(error)
-    if not all((there.directory / "engines" / name / CONTAINER_FILE).exists() for name in there.engines):
-        return f"an earlier release wrote it, without {CONTAINER_FILE}"
     if there.digest != rendered.digest:
         return f"it is another one: its digest is {there.digest[:12]}, rendered is {rendered.digest[:12]}"
     wanted = json.loads(documents(rendered, number, now, "")["generation.json"])["engines"]
