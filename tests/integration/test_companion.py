@@ -37,7 +37,7 @@ def paths(docker_ready: None, tmp_path: Path) -> HostPaths:
 @pytest.fixture
 def run(paths: HostPaths) -> Iterator[Runner]:
     def start(program: str, timeout_s: float = 60, **given: object) -> Ended:
-        options = {key: given.pop(key) for key in ("on_line", "attended") if key in given}
+        options = {key: given.pop(key) for key in ("on_line", "find_trouble") if key in given}
         companion = replace(COMPANION, program=program, **given)  # type: ignore[arg-type]
         return run_companion(companion, DockerEngine(), paths, timeout_s=timeout_s, **options)  # type: ignore[arg-type]
 
@@ -110,7 +110,10 @@ def test_a_program_that_takes_too_long_or_for_which_nobody_waits_is_ended(run: R
     os.utime(tmp_path / "test.asked", (1, 1))
     long_run = LongRun(tmp_path, "test", attended=True, _began=1.0)
     with pytest.raises(CompanionError, match="nobody waits for it"):
-        run("import time\ntime.sleep(600)", attended=lambda: not long_run.is_lost())
+        run(
+            "import time\ntime.sleep(600)",
+            find_trouble=lambda: "nobody waits for it any more" if long_run.is_lost() else "",
+        )
 
 
 def test_a_signal_ends_the_program_and_a_second_one_does_not_stop_its_removal(run: Runner) -> None:

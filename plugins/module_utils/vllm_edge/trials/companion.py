@@ -149,8 +149,8 @@ def remove_companions(docker: DockerEngine, purpose: str = "") -> list[str]:
 
     Raises DockerAway, DockerRefused: Docker does not answer, or refuses.
     """
-    left = [one for one in docker.listed() if purpose in ("", one.labels.get(LABEL_COMPANION))]
-    left = [one for one in left if LABEL_COMPANION in one.labels]
+    ours = [one for one in docker.listed() if LABEL_COMPANION in one.labels]
+    left = [one for one in ours if purpose in ("", one.labels[LABEL_COMPANION])]
     for container in left:
         with contextlib.suppress(ContainerGone):
             docker.remove(container.id)
@@ -164,14 +164,14 @@ def run_companion(
     *,
     timeout_s: float,
     on_line: Callable[[str], None] = lambda line: None,
-    attended: Callable[[], bool] = lambda: True,
+    find_trouble: Callable[[], str] = lambda: "",
 ) -> Ended:
     """Run the container until its program ends, and return how it ended.
 
     Args:
         timeout_s: seconds after which it is ended
         on_line: called with each line of the program's output, in a thread
-        attended: whether somebody still waits for it; otherwise it is ended
+        find_trouble: returns why it has to be ended; empty if it may go on
 
     Raises:
         CompanionError: it could not run, or was ended
@@ -194,7 +194,7 @@ def run_companion(
                 docker.start(container)
                 reader = threading.Thread(target=follow, args=(container,), daemon=True)
                 reader.start()
-                status = _wait(companion, docker, container, time.monotonic() + timeout_s, timeout_s, attended)
+                status = _wait(companion, docker, container, timeout_s, find_trouble)
                 reader.join(timeout=10)
                 return Ended(status, tuple(lines), _read_output(out))
             finally:
@@ -207,14 +207,10 @@ def run_companion(
 
 
 def _wait(
-    companion: Companion,
-    docker: DockerEngine,
-    container: str,
-    deadline: float,
-    timeout_s: float,
-    attended: Callable[[], bool],
+    companion: Companion, docker: DockerEngine, container: str, timeout_s: float, find_trouble: Callable[[], str]
 ) -> int:
     """Wait for the program's end and return its exit status. Raises CompanionError, DockerAway, DockerRefused."""
+    deadline = time.monotonic() + timeout_s
     while True:
         found = docker.find(container)
         if found is None:
@@ -228,6 +224,6 @@ def _wait(
             return found.exit_code
         if time.monotonic() >= deadline:
             raise CompanionError(f"Container {companion.name} was ended: it did not finish within {timeout_s:.0f} s.")
-        if not attended():
-            raise CompanionError(f"Container {companion.name} was ended: nobody waits for it any more.")
+        if trouble := find_trouble():
+            raise CompanionError(f"Container {companion.name} was ended: {trouble}.")
         time.sleep(POLL_S)

@@ -256,7 +256,7 @@ def run_script(
             paths,
             timeout_s=plan.limit_s,
             on_line=long_run.say,
-            attended=lambda: not long_run.is_lost(),
+            find_trouble=lambda: "nobody waits for it any more" if long_run.is_lost() else "",
         )
     except CompanionError as error:
         raise CommandRefused(str(error)) from error

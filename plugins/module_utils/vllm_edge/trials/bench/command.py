@@ -99,9 +99,8 @@ def run_bench(paths: HostPaths, options: Options, long_run: LongRun, *, output: 
     """
     with long_run.alone():
         bench = prepare(paths, options, DockerEngine(), long_run)
-        run, end = bench.run()
-    recorded = Recorded(run, tuple(bench.measurements), end)
-    lines = [*render(recorded), *(line for text in bench.incomparable for line in wrapped(text))]
-    path = str(bench.file.path) if bench.file else ""
-    print_result(output, {"path": path, "lines": lines, **asdict(recorded)}, lines)
-    return 1 if end.error or fails_gate(end.findings, options.gate) else 0
+        recorded, incomparable = bench.run()
+    lines = [*render(recorded), *(line for text in incomparable for line in wrapped(text))]
+    print_result(output, {"path": str(bench.path), "lines": lines, **asdict(recorded)}, lines)
+    end = recorded.end
+    return 1 if end is None or end.error or fails_gate(end.findings, options.gate) else 0
