@@ -112,7 +112,7 @@ def test_a_program_that_takes_too_long_or_for_which_nobody_waits_is_ended(run: R
     with pytest.raises(CompanionError, match="nobody waits for it"):
         run(
             "import time\ntime.sleep(600)",
-            find_trouble=lambda: "nobody waits for it any more" if long_run.is_lost() else "",
+            find_trouble=lambda: "nobody waits for it" if long_run.is_lost() else "",
         )
 
 

@@ -325,13 +325,11 @@ def check_json_schema(client: Client) -> Verdict:
     )
 
 
-def _measure_spread(third: Reply, answers: Sequence[Sequence[int]], position: int) -> float | None:
-    """Return how far apart, in nats, the model rates the tokens in question; None if it does not list all of them."""
-    if position >= len(third.logprobs):
-        return None
-    rated = [third.logprobs[position].get(answer[position]) for answer in answers if position < len(answer)]
+def measure_spread(logprobs: Sequence[Mapping[int, float]], position: int, tokens: Sequence[int]) -> float | None:
+    """Return how far apart, in nats, a position rates some tokens; None if it does not list all of them."""
+    rated = [logprobs[position].get(token) for token in tokens] if position < len(logprobs) else [None]
     known = [value for value in rated if value is not None]
-    return max(known) - min(known) if len(known) == len(answers) else None
+    return max(known) - min(known) if len(known) == len(rated) else None
 
 
 @dataclass(frozen=True)
@@ -360,7 +358,9 @@ def _ask_twice(client: Client) -> Reply | Difference:
     # The first position at which they differ; an answer that has ended differs.
     sets = (frozenset(tokens) for tokens in zip_longest(*answers))
     position, tokens = next((at, tokens) for at, tokens in enumerate(sets) if len(tokens) > 1)
-    spread = _measure_spread(third, answers, position)
+    listed_tokens = [answer[position] for answer in answers if position < len(answer)]
+    # An answer that has ended is not rated.
+    spread = measure_spread(third.logprobs, position, listed_tokens) if len(listed_tokens) == len(answers) else None
     far = f"beyond its {TOP_LOGPROBS} likeliest" if spread is None else f"{spread:.2f} nats apart"
     text = f"{difference}; they part at token {position + 1}, between tokens {far}"
     return Difference((position, tokens), text, spread is not None and spread <= ROUNDING_NATS)
