@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.answers.canary_command import canary, run_canary
-from ansible.module_utils.vllm_edge.answers.checks import NAMES, Outcome, find_lamp_problem
+from ansible.module_utils.vllm_edge.answers.checks import NAMES, Outcome, find_json_problem
 from ansible.module_utils.vllm_edge.cli import main
 from ansible.module_utils.vllm_edge.system.http import Answer, get_health, request
 from engine_files import CONFIG, written
@@ -119,10 +119,10 @@ CUT = chat('{"on": true, "a": "wo', finish="length")
         ("deterministic", {"repeated": [chat("a"), chat("b")] * 2}, FAILED, "no token ids by which that could be ju"),
         ("tool_call", {}, PASSED, "called freely"),
         ("tool_call", {"free": chat("I cannot.")}, NOT_SHOWN, "no tool call but 'I cannot.'"),
-        ("tool_call", {"free": called('{"on": true}')}, NOT_SHOWN, "keys on where"),
+        ("tool_call", {"free": called('{"on": true}')}, NOT_SHOWN, "must contain"),
         ("tool_call", {"free": called('{"on": tr')}, FAILED, "a free tool call of 'sentry' gave a call with arguments"),
         ("tool_call", {"enforced": chat("<|tool_call>c:")}, FAILED, "gave no tool call but '<|tool_call>c:'"),
-        ("tool_call", {"enforced": called('{"on": true}')}, FAILED, "keys on where"),
+        ("tool_call", {"enforced": called('{"on": true}')}, FAILED, "must contain"),
         ("tool_call", {"enforced": called(LAMP, "other")}, FAILED, "a call of 'other'"),
         ("tool_call", {"enforced": (500, b"boom")}, FAILED, "HTTP 500: boom"),
         ("tool_call", {"enforced": chat(None, calls=[("set_lamp", None)])}, FAILED, "not JSON"),
@@ -149,20 +149,14 @@ def test_thinking_is_text_as_well(server: Server, key: str) -> None:
         (LAMP, None),
         ('{"level":0,"colour":"red","on":false}', None),
         ('{"on": true', "not JSON"),
-        ("[1]", "a JSON list"),
-        ('{"on": true, "colour": "green"}', "keys colour, on where"),
-        ('{"on": true, "colour": "green", "level": 3, "more": 1}', "keys colour, level, more, on where"),
-        ('{"on": 1, "colour": "green", "level": 3}', "on is 1"),
-        ('{"on": true, "colour": "pink", "level": 3}', "colour is 'pink'"),
-        ('{"on": true, "colour": ["red"], "level": 3}', "colour is ['red']"),
-        ('{"on": true, "colour": "green", "level": "3"}', "level is '3'"),
-        ('{"on": true, "colour": "green", "level": true}', "level is True"),
-        ('{"on": true, "colour": "green", "level": 10}', "level is 10"),
-        ('{"on": true, "colour": "green", "level": -1}', "level is -1"),
+        ("[1]", "must be object"),
+        ('{"on": true, "colour": "green"}', "must contain"),
+        ('{"on": true, "colour": "pink", "level": 3}', "data.colour must be one of"),
+        ('{"on": true, "colour": "green", "level": true}', "data.level must be integer"),
     ],
 )
 def test_what_validates(text: str, problem: str | None) -> None:
-    told = find_lamp_problem(text)
+    told = find_json_problem(text)
     assert told is None if problem is None else told is not None and problem in told
 
 

@@ -107,8 +107,12 @@ def test_each_of_the_five_points_is_required() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("json", "```json\n{}\n```", "is no JSON"),
-        ("json", '{"program": "sshd", "pid": "4711", "user": "root", "port": 1}', "does not fit the schema"),
+        ("json", "```json\n{}\n```", "is not JSON"),
+        (
+            "json",
+            '{"program": "sshd", "pid": "4711", "user": "root", "port": 1}',
+            "is not of the schema: data.pid",
+        ),
         ("tool-call", [("restart_service", '{"host": "web-1", "service": "nginx"}')], "web-2"),
         ("tool-call", [("restart_service", "{")], "expected is restart_service"),
         ("tool-call", "systemctl restart nginx", "no tool was called"),
