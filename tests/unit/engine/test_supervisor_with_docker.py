@@ -578,7 +578,7 @@ def test_waits_grow_up_to_five_minutes(begin: Begin, docker: FakeDocker, monkeyp
         waited.append(seconds)
         now[0] += seconds
 
-    monkeypatch.setattr(case.supervisor.launcher, "_wait_to_retry", pause)
+    monkeypatch.setattr(case.supervisor, "_wait_to_retry", pause)
     monkeypatch.setattr(launch.time, "monotonic", lambda: now[0])
     assert case.supervisor.run() == EXIT_FAILED
     assert waited == [0, 5, 10, 20, 40, 80, 160, 300, 285], "systemd's five starts in half an hour are never used up"
@@ -743,6 +743,6 @@ def test_a_directory_that_cannot_be_made_is_tried_again(begin: Begin) -> None:
         create=["--mount=type=bind,source=/proc/none/engines/e2b,target=/run/api", *CREATE],
         patience_s=0.5,
     )
-    case.paths = case.supervisor.launcher.paths = replace(case.paths, run=Path("/proc/none"))
+    case.paths = case.supervisor.paths = replace(case.paths, run=Path("/proc/none"))
     failure = case.start().fails_with("socket_directory")
     assert "/proc/none/engines/e2b" in failure["reason"] and "systemd-tmpfiles --create" in failure["remedy"]
