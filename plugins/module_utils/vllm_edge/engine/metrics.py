@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..system.http import Answer
 
+_IN_WORK = "num_requests_(?:running|waiting)"
 _KV_BLOCKS = re.compile(r'^vllm:cache_config_info\{(?:[^}]*,)?num_gpu_blocks="(\d+)"', re.MULTILINE)
 _FIGURES = re.compile(
     r"^vllm:(?:num_requests_(?:running|waiting)|kv_cache_usage_perc|prefix_cache_queries_total|num_preemptions_total|"
@@ -37,7 +38,7 @@ def _add(metrics: str, names: str) -> float | None:
 
 def requests_in_work(metrics: str) -> int | None:
     """Return the number of running and waiting requests, summed over all label sets."""
-    value = _add(metrics, "num_requests_(?:running|waiting)")
+    value = _add(metrics, _IN_WORK)
     return None if value is None else int(value)
 
 
@@ -50,36 +51,33 @@ def kv_blocks(metrics: str) -> int | None:
 class Totals:
     """Figures of an engine, summed over all label sets. None if the engine does not report one."""
 
-    kv_use: float | None
+    kv_use: float | None = None
     """Share of the KV cache in use now, from 0 to 1."""
-    preemptions: int | None
-    prefix_queries: int | None
+    preemptions: float | None = None
+    prefix_queries: float | None = None
     """Prompt tokens that were looked up in the prefix cache."""
-    prefix_hits: int | None
-    finished: int | None
+    prefix_hits: float | None = None
+    finished: float | None = None
     """Requests that ended with an answer."""
-    tokens: int | None
+    tokens: float | None = None
     """Tokens of answers."""
-    in_work: int | None
+    in_work: float | None = None
     """Requests that run or wait now."""
 
 
+_TOTALS = {
+    "kv_use": "kv_cache_usage_perc",
+    "preemptions": "num_preemptions_total",
+    "prefix_queries": "prefix_cache_queries_total",
+    "prefix_hits": "prefix_cache_hits_total",
+    "finished": "request_success_total",
+    "tokens": "generation_tokens_total",
+    "in_work": _IN_WORK,
+}
+
+
 def read_totals(metrics: str) -> Totals:
-    """Return the figures of the benchmark from the text of /metrics."""
-
-    def count(name: str) -> int | None:
-        value = _add(metrics, name)
-        return None if value is None else int(value)
-
-    return Totals(
-        _add(metrics, "kv_cache_usage_perc"),
-        count("num_preemptions_total"),
-        count("prefix_cache_queries_total"),
-        count("prefix_cache_hits_total"),
-        count("request_success_total"),
-        count("generation_tokens_total"),
-        requests_in_work(metrics),
-    )
+    return Totals(**{name: _add(metrics, figure) for name, figure in _TOTALS.items()})
 
 
 @dataclass

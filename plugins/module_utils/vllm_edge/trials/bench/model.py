@@ -189,11 +189,8 @@ def parse_run(text: str) -> Recorded:
     lines = [json.loads(line) for line in text.splitlines() if line.strip()]
     if not lines or lines[0].get("kind") != "run":
         raise ValueError("its first line is not a run")
-    by_kind: dict[str, list[Mapping[str, Any]]] = {}
-    for line in lines[1:]:
-        by_kind.setdefault(str(line.get("kind")), []).append(line)
-    ends = [read_record(End, line) for line in by_kind.get("end", [])]
-    measured = tuple(read_record(Measurement, line) for line in by_kind.get("measurement", []))
+    ends = [read_record(End, line) for line in lines if line.get("kind") == "end"]
+    measured = tuple(read_record(Measurement, line) for line in lines if line.get("kind") == "measurement")
     return Recorded(read_record(Run, lines[0]), measured, ends[0] if ends else None)
 
 
