@@ -118,6 +118,12 @@ def _render_engine(
         raise EngineConfigError(f"its model is {shown(engine['model'])}; {offered}")
     if wrong := [slot for slot in engine["gpus"] if slot not in range(len(settings.gpu_uuids))]:
         raise EngineConfigError(f"gpus has the slot {shown(wrong[0])}, the host has {len(settings.gpu_uuids)} GPUs")
+    ranks = int(engine["tensor_parallel_size"]) * int(engine.get("pipeline_parallel_size") or 1)
+    if len(engine["gpus"]) != ranks:
+        raise EngineConfigError(
+            f"gpus is {shown(engine['gpus'])}: one slot is needed for each of tensor_parallel_size x "
+            f"pipeline_parallel_size, which is {ranks}"
+        )
     model = models[engine["model"]]
     config = describe_engine(engine, model, settings, paths)
     container = tuple(list_create_arguments(engine, model, settings, paths, chat_template=chat is not None))
