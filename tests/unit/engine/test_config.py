@@ -46,7 +46,7 @@ def test_both_files_as_rendered_and_a_socket_in_the_url(tmp_path: Path) -> None:
         ({"port": "8070"}, "port is '8070', int is expected"),
         ({"tensor_parallel_size": True}, "tensor_parallel_size is True, int is expected"),
         ({"stall_timeout_s": 0}, "stall_timeout_s is 0.0, more than 0 is expected"),
-        ({"precision": "", "port": 0}, "port is 0, more than 0 is expected"),
+        ({"precision": "", "port": 0}, "port is 0, a TCP port from 1 to 65535"),
         ({"precision": "", "port": 0}, "precision is '', a value is expected"),
         ({"tool_call_parser": ""}, "tool_call_parser is '', a value is expected"),
     ],

@@ -116,7 +116,7 @@ class Engine:
 
 
 _POSITIVE = frozenset(
-    {"tensor_parallel_size", "port", "vram_budget_mib", "max_model_len", "stop_timeout_s", "stall_timeout_s"}
+    {"tensor_parallel_size", "vram_budget_mib", "max_model_len", "stop_timeout_s", "stall_timeout_s"}
     | {"health_timeout_s", "progress_timeout_s", "shutdown_timeout_s"}
 )
 
@@ -127,12 +127,17 @@ def read_config(data: object) -> EngineConfig:
         config = read_record(EngineConfig, data)
     except RecordError as error:
         raise EngineConfigError(str(error)) from error
-    wrong = [
-        f"{field.name} is {value!r}, {'more than 0' if field.name in _POSITIVE else 'a value'} is expected"
-        for field in fields(config)
-        if (value := getattr(config, field.name)) != field.default
-        and (value in ("", ()) or (field.name in _POSITIVE and value <= 0))
-    ]
+    wrong: list[str] = []
+    for field in fields(config):
+        key, value = field.name, getattr(config, field.name)
+        if value == field.default:
+            continue
+        if value in ("", ()):
+            wrong.append(f"{key} is {value!r}, a value is expected")
+        elif key in _POSITIVE and value <= 0:
+            wrong.append(f"{key} is {value!r}, more than 0 is expected")
+        elif key == "port" and not 0 < value <= 65535:
+            wrong.append(f"port is {value}, a TCP port from 1 to 65535 is expected")
     if wrong:
         raise EngineConfigError("; ".join(wrong))
     return config
