@@ -47,21 +47,20 @@ def run(paths: HostPaths) -> Iterator[Runner]:
     assert [path for path in paths.state.rglob("*") if path.name != "companions"] == []
 
 
-def test_the_program_gets_arguments_files_and_environment_and_returns_lines_and_files(run: Runner) -> None:
+def test_the_program_gets_files_and_environment_and_returns_lines_and_files(run: Runner) -> None:
     lines: list[str] = []
     ended = run(
         "import os, pathlib, sys\n"
-        "print(sys.argv[1], os.environ['WHO'], pathlib.Path('/job/key').read_text())\n"
+        "print(os.environ['WHO'], pathlib.Path('/job/key').read_text())\n"
         "pathlib.Path('/job/out/result').write_text('42')\n"
         "os.symlink('/etc/hostname', '/job/out/link')\n"
         "sys.exit(3)",
-        arguments=("first",),
         environment={"WHO": "me"},
         files={"key": b"secret"},
         on_line=lines.append,
     )
-    assert (ended.status, ended.lines) == (3, ("first me secret",))
-    assert lines == ["first me secret"]
+    assert (ended.status, ended.lines) == (3, ("me secret",))
+    assert lines == ["me secret"]
     assert ended.output == {"result": b"42"}, "links of the container are not followed"
 
 

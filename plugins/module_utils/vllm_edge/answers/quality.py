@@ -64,7 +64,6 @@ class Suite:
         self._began = self.clock()
 
     def run(self, configs: Sequence[EngineConfig]) -> list[CaseResult]:
-        """Return the results of all cases. Raises OutOfTime."""
         return [result for group in call_in_parallel(self._ask_engine, configs) for result in group]
 
     def _ask_engine(self, config: EngineConfig) -> list[CaseResult]:

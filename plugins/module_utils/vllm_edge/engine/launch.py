@@ -184,7 +184,6 @@ class Launcher:
             self.events.pause(GPU_POLL_S)
 
     def _refresh_specification(self, why: str) -> None:
-        """Start the unit that writes the CDI specification. Its start at boot may have come before the driver."""
         self.journal.write(f"{why}: starting {CDI_REFRESH}", 5)
         try:
             self.systemd.start([CDI_REFRESH])

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..system.http import Answer
 
@@ -15,16 +15,12 @@ _FIGURES = re.compile(
     r"prompt_tokens_total|generation_tokens_total|request_success_total|iteration_tokens_total_count)[ {].*$",
     re.MULTILINE,
 )
-"""Figures that vLLM's API server sets from what the engine's process reports after each step (v1/metrics/loggers.py).
+"""Lines of which at least one changes with each step of the engine: vLLM's API server sets them from what the engine's
+process reports after each step (v1/metrics/loggers.py).
 
 The prompt's tokens are counted with the first token of the answer. Between two chunks of a long prefill the share of
 the KV cache moves: the scheduler sends its statistics also for a step without output (v1/core/sched/scheduler.py).
 """
-
-
-def read_figures(metrics: str) -> tuple[str, ...]:
-    """Return the lines of /metrics of which at least one changes with each step of the engine."""
-    return tuple(_FIGURES.findall(metrics))
 
 
 def _add(metrics: str, names: str) -> float | None:
@@ -98,11 +94,11 @@ class Advance:
     """Requests that run or wait; None if /metrics does not tell now."""
     probed_at: float | None = None
     """When the probe was sent that has not been answered yet."""
-    _figures: tuple[str, ...] = ()
+    _figures: list[str] = field(default_factory=list)
 
     def on_metrics(self, metrics: str, now: float) -> None:
         self.in_work = requests_in_work(metrics)
-        figures = read_figures(metrics)
+        figures = _FIGURES.findall(metrics)
         if self.in_work is not None and figures != self._figures:
             self.moved_at, self._figures = now, figures
 

@@ -46,7 +46,6 @@ class Companion:
     """User id and group id of the engines."""
     program: str
     """Text of a Python program, which runs as `python3 /job/program.py` with the packages of the image."""
-    arguments: tuple[str, ...] = ()
     weights: Path | None = None
     """Directory of a checkpoint, read-only at /models/<its name>."""
     sockets: Mapping[str, Path] = field(default_factory=dict)
@@ -105,7 +104,6 @@ def build_create_arguments(companion: Companion, job: Path, out: Path) -> list[s
         *("--log-driver=json-file", "--log-opt=max-size=16m", "--entrypoint=python3", "--workdir=/tmp"),
         companion.image,
         "/job/program.py",
-        *companion.arguments,
     ]
 
 

@@ -233,7 +233,6 @@ class Bench:
                 raise CompanionError(f"The benchmark's program ended with status {ended.status}: {ended.lines[-3:]}")
 
     def add(self, measurement: Measurement) -> None:
-        """Record a measurement. Raises OSError."""
         self.measurements.append(measurement)
         add_record(self.path, measurement)
         self.long_run.say(describe_measurement(measurement))
