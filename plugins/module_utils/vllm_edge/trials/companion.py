@@ -22,6 +22,7 @@ from ..names import ENGINE_USER, LABEL_COMPANION
 from ..paths import HostPaths
 from ..system.docker import ContainerGone, DockerAway, DockerEngine, DockerRefused
 from ..system.files import read_foreign
+from ..system.long_run import CommandRefused
 
 MEMORY_MIB = 8192
 """vLLM with PyTorch imported takes about 2 GiB, each process of it; our choice."""
@@ -32,7 +33,7 @@ KEPT_LINES = 200
 POLL_S = 0.5
 
 
-class CompanionError(Exception):
+class CompanionError(CommandRefused):
     """The container could not run or was ended. The text is a sentence that says why."""
 
 

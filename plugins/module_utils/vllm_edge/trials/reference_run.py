@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +35,7 @@ from ..system.nvml import NvmlFailure, open_nvml
 from ..system.records import parse_json
 from ..text import nearest, print_result, shown, table, wrapped
 from ..weights.record import Record, load_record
-from .companion import Companion, CompanionError, run_companion
+from .companion import Companion, run_companion
 from .reference import (
     Answer,
     Checkpoint,
@@ -248,17 +248,14 @@ def run_script(
         environment={"TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"},
         memory_mib=plan.place.memory_mib,
     )
-    try:
-        ended = run_companion(
-            companion,
-            DockerEngine(),
-            paths,
-            timeout_s=plan.limit_s,
-            on_line=long_run.say,
-            find_trouble=lambda: "nobody waits for it any more" if long_run.is_lost() else "",
-        )
-    except CompanionError as error:
-        raise CommandRefused(str(error)) from error
+    ended = run_companion(
+        companion,
+        DockerEngine(),
+        paths,
+        timeout_s=plan.limit_s,
+        on_line=long_run.say,
+        find_trouble=lambda: "nobody waits for it any more" if long_run.is_lost() else "",
+    )
     if ended.status != 0:
         last = " ".join(ended.lines[-3:]) or "it printed nothing"
         raise CommandRefused(f"transformers could not compute the reference (status {ended.status}): {last}")
@@ -294,26 +291,20 @@ def ask_engine(client: Client, case: Mapping[str, Any], tokens: int, top: int) -
         ) from error
 
 
-def build_decoder(client: Client) -> Callable[[Sequence[int]], str]:
-    """Return a function that converts token ids to text with the engine's tokenizer. Raises as Client does."""
+def run_plan(plan: Plan, options: Options, paths: HostPaths, long_run: LongRun) -> tuple[ScriptAnswers, list[Compared]]:
+    """Request the answers of the engine, compute those of transformers and compare. Raises CommandRefused."""
+    client = Client(plan.engine.config, plan.engine.config.served_names[0], REQUEST_S, request)
 
     def decode(tokens: Sequence[int]) -> str:
         answer = client.post("/detokenize", "the text of tokens", tokens=list(tokens))
         return str(answer["prompt"]) if isinstance(answer, Mapping) and "prompt" in answer else "?"
 
-    return decode
-
-
-def run_plan(plan: Plan, options: Options, paths: HostPaths, long_run: LongRun) -> tuple[ScriptAnswers, list[Compared]]:
-    """Request the answers of the engine, compute those of transformers and compare. Raises CommandRefused."""
-    client = Client(plan.engine.config, plan.engine.config.served_names[0], REQUEST_S, request)
     try:
         long_run.say(f"requests {len(plan.cases)} prompts from {options.engine}")
         engine = {case["case"]: ask_engine(client, case, options.tokens, plan.top) for case in plan.cases}
         where = f"GPUs {', '.join(plan.place.gpus)}" if plan.place.gpus else "the CPU"
         long_run.say(f"computes {len(plan.cases)} prompts on {where}, for {plan.limit_s / 60:.0f} minutes at the most")
         script, reference = run_script(plan, options, paths, engine, long_run)
-        decode = build_decoder(client)
         return script, [
             compare(name, reference[name], answer, quantized=plan.quantized, decode=decode)
             for name, answer in engine.items()
