@@ -174,7 +174,7 @@ class Bench:
                 for through in self.options.ways:
                     if through == "engine" or self.description.gateway:
                         self._measure(name, engine, through)
-        except CompanionError as failed:
+        except CommandRefused as failed:
             error = f"The benchmark ended early: {str(failed).rstrip('.')}."
         except GatewayError as refused:
             error = f"The benchmark ended early: {refused}"
