@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -119,7 +119,7 @@ def compare(one: Record, other: Record) -> list[str]:
                 f"{there.precision} ({there.engine}). {quote(texts[0])} / {quote(texts[1])}"
             )
         elif texts[0] != texts[1]:
-            at = len(os.path.commonprefix(texts))
+            at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
             parts = [quote(text[max(0, at - 20) :], 60) for text in texts]
             lines.append(f"{name}: both {result.verdict}, texts differ from character {at} on: {' / '.join(parts)}")
     for record, names in ((one, here), (other, over_there)):
