@@ -197,6 +197,28 @@ def leave_corpse(docker: FakeDocker, **changes: Any) -> None:
     docker.container = replace(found, finished_at="2026-11-21T03:00:09.5Z", **changes)
 
 
+@pytest.mark.parametrize(
+    ("refusal", "cause", "tries"),
+    [
+        ("no space left on device", "docker_out_of_space", 1),
+        ("what nobody has seen", "docker_refused", 2),
+        ("", "", 1),
+    ],
+    ids=["full disk", "unknown", "one error of the API"],
+)
+def test_in_a_switch_a_refusal_ends_it(begin: Begin, docker: FakeDocker, refusal: str, cause: str, tries: int) -> None:
+    docker.refuse_start = refusal
+    case = begin(patience_s=900)
+    with Lock(case.paths):
+        if cause:
+            case.start().fails_with(cause)
+            assert case.state()["phase"] == "failed" and docker.calls.count("start") == tries
+        else:
+            docker.refuse("start", 1)
+            case.start().until_ready()
+            assert docker.calls.count("create") == 2
+
+
 def test_a_load_is_recorded_with_its_phases(begin: Begin, docker: FakeDocker) -> None:
     case = begin(plan={"gpus": [], "load_s": {"low": 40, "mid": 100, "high": 5000}}).start()
     case.until_told("EXTEND_TIMEOUT_USEC=5000000000")
@@ -335,28 +357,6 @@ def test_a_refused_start_leaves_no_container(begin: Begin, docker: FakeDocker, r
     docker.refuse_start = f"CDI device injection failed: {refusal}" if "CDI" in refusal else refusal
     assert refusal.split()[-1] in begin(patience_s=3).start().fails_with(cause)["reason"]
     assert docker.container is None
-
-
-@pytest.mark.parametrize(
-    ("refusal", "cause", "tries"),
-    [
-        ("no space left on device", "docker_out_of_space", 1),
-        ("what nobody has seen", "docker_refused", 2),
-        ("", "", 1),
-    ],
-    ids=["full disk", "unknown", "one error of the API"],
-)
-def test_in_a_switch_a_refusal_ends_it(begin: Begin, docker: FakeDocker, refusal: str, cause: str, tries: int) -> None:
-    docker.refuse_start = refusal
-    case = begin(patience_s=900)
-    with Lock(case.paths):
-        if cause:
-            case.start().fails_with(cause)
-            assert case.state()["phase"] == "failed" and docker.calls.count("start") == tries
-        else:
-            docker.refuse("start", 1)
-            case.start().until_ready()
-            assert docker.calls.count("create") == 2
 
 
 def test_a_removal_in_progress_is_waited_for(begin: Begin, docker: FakeDocker) -> None:
