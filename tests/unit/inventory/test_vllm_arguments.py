@@ -37,7 +37,7 @@ def test_recorded_arguments_are_those_of_the_parser() -> None:
 def test_metrics_that_the_project_reads_are_those_of_the_release(version: str) -> None:
     names = vllm_arguments.RELEASES[version]["metrics"].split()
     lines = [f"vllm:{name}{suffix} 1" for name in names for suffix in ("", "_total", "_count")]
-    assert len(metrics._FIGURES.findall("\n".join(lines))) == 9 and "cache_config_info" in names
+    assert len(metrics.read_figures("\n".join(lines))) == 9 and "cache_config_info" in names
     totals = vars(metrics.read_totals("\n".join(lines)))
     assert totals.pop("in_work") == 2 and set(totals.values()) == {1}
 

@@ -23,6 +23,10 @@ the KV cache moves: the scheduler sends its statistics also for a step without o
 """
 
 
+def read_figures(metrics: str) -> list[str]:
+    return _FIGURES.findall(metrics)
+
+
 def _add(metrics: str, names: str) -> float | None:
     """Return the sum of figures over all label sets; `names` is a pattern of their names without `vllm:`."""
     found = re.findall(rf"^vllm:{names}(?:\{{[^}}]*\}})?\s+([0-9.eE+-]+)", metrics, re.MULTILINE)
@@ -98,7 +102,7 @@ class Advance:
 
     def on_metrics(self, metrics: str, now: float) -> None:
         self.in_work = requests_in_work(metrics)
-        figures = _FIGURES.findall(metrics)
+        figures = read_figures(metrics)
         if self.in_work is not None and figures != self._figures:
             self.moved_at, self._figures = now, figures
 
