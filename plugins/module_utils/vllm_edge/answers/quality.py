@@ -115,7 +115,7 @@ def build_record(
 ) -> Record:
     profile = profile or generation.profile
     verdicts = [result.verdict for result in results]
-    asked = {result.engine: generation.engines[result.engine] for result in results}
+    asked = {result.engine for result in results}
     cases = json.dumps([asdict(case) for case in options.cases], sort_keys=True)
     return Record(
         run=f"{began_at.replace('-', '').replace(':', '')}-{profile}",
@@ -127,7 +127,8 @@ def build_record(
         suite_sha256=hashlib.sha256(cases.encode()).hexdigest(),
         engines={
             name: {**describe_engine(engine), "image": engine.config.image, "image_id": engine.config.image_id}
-            for name, engine in asked.items()
+            for name, engine in generation.engines.items()
+            if name in asked
         },
         cases=tuple(results),
         passed=verdicts.count("passed"),
