@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs inside a container in vLLM's place: its HTTP routes and its log lines, and one way to go wrong per mode.
 
-Modes: good, slow (loads for --load seconds, a line each half second),
-crash (dies while loading, with --say as its last words), hang (stops answering after --hang-after seconds),
-freeze (the engine's process stops after --hang-after seconds, the API server does not), ignore-term,
+Modes: good, slow (loads for --load seconds, a line each half second), ignore-term,
+freeze (the engine's process stops after --hang-after seconds, the API server does not),
 read (reads --file for --load seconds without a line, then stands still).
 
 As in vLLM, an API server answers and an engine process works: step by step, each a tenth of a second, one request after
@@ -17,7 +16,6 @@ import mmap
 import os
 import signal
 import socketserver
-import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler
@@ -25,12 +23,10 @@ from http.server import BaseHTTPRequestHandler
 parser = argparse.ArgumentParser()
 parser.add_argument("--mode", default="good")
 parser.add_argument("--load", type=float, default=0.5)
-parser.add_argument("--say", default="")
 parser.add_argument("--hang-after", type=float, default=2.0)
 parser.add_argument("--file", default="")
 options = parser.parse_args()
 
-hanging = threading.Event()
 CHUNK = 100
 
 
@@ -107,8 +103,6 @@ class Handler(BaseHTTPRequestHandler):
         say(f'INFO:      - "{self.requestline}" {values[1]} OK')
 
     def do_GET(self) -> None:
-        while hanging.is_set():
-            time.sleep(0.2)
         path = self.path.partition("?")[0]
         if path == "/health":
             self.answer(200, {})
@@ -143,9 +137,6 @@ steps = max(1, int(options.load / 0.5))
 for step in range(steps):
     say(f"Loading safetensors checkpoint shards:  {100 * step // steps}% Completed | {step}/{steps} [00:00<00:01]")
     time.sleep(options.load / steps)
-if options.mode == "crash":
-    say(options.say)
-    sys.exit(1)
 say("INFO 11-21 03:00:00 [gpu_model_runner.py:4821] Model loading took 9.9 GiB memory and 1.5 seconds")
 say("INFO 11-21 03:00:00 [gpu_worker.py:773] Available KV cache memory: 5.25 GiB")
 say(
@@ -155,6 +146,6 @@ say(
 server = Server("/run/api/api.sock", Handler)
 say("INFO:     Application startup complete.")
 core.start()
-if options.mode in ("hang", "freeze"):
-    threading.Timer(options.hang_after, hanging.set if options.mode == "hang" else core.frozen.set).start()
+if options.mode == "freeze":
+    threading.Timer(options.hang_after, core.frozen.set).start()
 server.serve_forever()

@@ -207,10 +207,6 @@ class Host:
         self.configure(*arguments, **changes)  # type: ignore[arg-type]
         return self.start(watchdog_s=watchdog_s).until_ready()
 
-    def program(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", PROGRAM, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=self.environment(), timeout=60, check=False)
-
     def container_id(self) -> str:
         return docker("ps", "--all", "--quiet", "--no-trunc", f"--filter=name=^{self.container}$")
 

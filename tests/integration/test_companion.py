@@ -37,7 +37,7 @@ def paths(docker_ready: None, tmp_path: Path) -> HostPaths:
 @pytest.fixture
 def run(paths: HostPaths) -> Iterator[Runner]:
     def start(program: str, timeout_s: float = 60, **given: object) -> Ended:
-        options = {key: given.pop(key) for key in ("on_line", "attended") if key in given}
+        options = {key: given.pop(key) for key in ("on_line", "find_trouble") if key in given}
         companion = replace(COMPANION, program=program, **given)  # type: ignore[arg-type]
         return run_companion(companion, DockerEngine(), paths, timeout_s=timeout_s, **options)  # type: ignore[arg-type]
 
@@ -47,21 +47,20 @@ def run(paths: HostPaths) -> Iterator[Runner]:
     assert [path for path in paths.state.rglob("*") if path.name != "companions"] == []
 
 
-def test_the_program_gets_arguments_files_and_environment_and_returns_lines_and_files(run: Runner) -> None:
+def test_the_program_gets_files_and_environment_and_returns_lines_and_files(run: Runner) -> None:
     lines: list[str] = []
     ended = run(
         "import os, pathlib, sys\n"
-        "print(sys.argv[1], os.environ['WHO'], pathlib.Path('/job/key').read_text())\n"
+        "print(os.environ['WHO'], pathlib.Path('/job/key').read_text())\n"
         "pathlib.Path('/job/out/result').write_text('42')\n"
         "os.symlink('/etc/hostname', '/job/out/link')\n"
         "sys.exit(3)",
-        arguments=("first",),
         environment={"WHO": "me"},
         files={"key": b"secret"},
         on_line=lines.append,
     )
-    assert (ended.status, ended.lines) == (3, ("first me secret",))
-    assert lines == ["first me secret"]
+    assert (ended.status, ended.lines) == (3, ("me secret",))
+    assert lines == ["me secret"]
     assert ended.output == {"result": b"42"}, "links of the container are not followed"
 
 
@@ -110,7 +109,10 @@ def test_a_program_that_takes_too_long_or_for_which_nobody_waits_is_ended(run: R
     os.utime(tmp_path / "test.asked", (1, 1))
     long_run = LongRun(tmp_path, "test", attended=True, _began=1.0)
     with pytest.raises(CompanionError, match="nobody waits for it"):
-        run("import time\ntime.sleep(600)", attended=lambda: not long_run.is_lost())
+        run(
+            "import time\ntime.sleep(600)",
+            find_trouble=lambda: "nobody waits for it" if long_run.is_lost() else "",
+        )
 
 
 def test_a_signal_ends_the_program_and_a_second_one_does_not_stop_its_removal(run: Runner) -> None:

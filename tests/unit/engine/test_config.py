@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""engine.json and container.json: what is wrong is said, all of it, with key and value."""
+"""engine.json and container.json: what is wrong is said, with key and value."""
 
 from __future__ import annotations
 
@@ -40,52 +40,34 @@ def test_both_files_as_rendered_and_a_socket_in_the_url(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"engine": None}, "engine is None: a text that is not empty"),
-        ({"engine": "../etc"}, "engine is '../etc': small letters"),
-        ({"served_names": []}, "served_names is []: a list of at least one name"),
-        ({"served_names": "sentry"}, "served_names is 'sentry': a list"),
-        ({"gpus": [1]}, "gpus is [1]: a list"),
-        ({"port": 80700}, "port is 80700: a TCP port"),
-        ({"port": "8070"}, "port is '8070': a TCP port"),
-        ({"tensor_parallel_size": True}, "tensor_parallel_size is True: a whole number from 1"),
-        ({"generation": -1}, "generation is -1: a whole number from 0"),
-        ({"stall_timeout_s": 0}, "stall_timeout_s is 0: seconds, more than 0"),
-        ({"progress_timeout_s": 0}, "progress_timeout_s is 0: seconds, more than 0"),
-        ({"idle_probe_s": -1}, "idle_probe_s is -1: seconds, 0 for never"),
-        ({"stop_timeout_s": "30"}, "stop_timeout_s is '30': seconds"),
-        ({"vram_budget_mib": 20.5}, "vram_budget_mib is 20.5: MiB"),
-        ({"weights_path": None}, "weights_path is None: a text"),
-        ({"max_model_len": "8k"}, "max_model_len is '8k': tokens"),
-        ({"shutdown_timeout_s": 0}, "shutdown_timeout_s is 0: seconds, more than 0, or null"),
-        ({"stands_in_for": "architect"}, "stands_in_for is 'architect': a list"),
-        *(
-            ({"url": url}, f"url is '{url}': unix:/<path of its socket>, or http://")
-            for url in (
-                *("https://127.0.0.1:8070", "http://127.0.0.1:8070/v1"),
-                *("unix:", "unix:run/a.sock", "unix://host/run/a.sock", "unix:/run/a.sock?x", "unix:/run/a.sock#x"),
-            )
-        ),
+        ({"engine": None}, "engine is None, str is expected"),
+        ({"served_names": []}, "served_names is (), a value is expected"),
+        ({"served_names": "sentry"}, "served_names is 'sentry'"),
+        ({"port": "8070"}, "port is '8070', int is expected"),
+        ({"tensor_parallel_size": True}, "tensor_parallel_size is True, int is expected"),
+        ({"stall_timeout_s": 0}, "stall_timeout_s is 0.0, more than 0 is expected"),
+        ({"precision": "", "port": 0}, "port is 0, a TCP port from 1 to 65535"),
+        ({"precision": "", "port": 0}, "precision is '', a value is expected"),
+        ({"tool_call_parser": ""}, "tool_call_parser is '', a value is expected"),
     ],
 )
 def test_a_bad_value_is_named(change: dict[str, Any], told: str) -> None:
     with pytest.raises(EngineConfigError) as caught:
         parse_engine(json.dumps({**CONFIG, **change}), "engine.json")
-    assert told in str(caught.value)
+    assert str(caught.value).startswith("engine.json: ") and told in str(caught.value)
 
 
-def test_all_defects_at_once_and_what_may_be_absent() -> None:
+def test_what_is_missing_is_named_and_what_may_be_absent_is_not() -> None:
     data = {key: value for key, value in CONFIG.items() if key not in ("unit", "image")}
-    with pytest.raises(EngineConfigError) as caught:
-        parse_engine(json.dumps({**data, "precision": ""}), "engine.json")
-    for told in ("unit is missing", "image is missing", "precision is ''"):
-        assert told in str(caught.value)
+    with pytest.raises(EngineConfigError, match="has no unit, image"):
+        parse_engine(json.dumps(data), "engine.json")
     config = parse_engine(json.dumps({**CONFIG, "vram_budget_mib": None, "shutdown_timeout_s": 7}), "x")
     assert config.vram_budget_mib is None
     assert repr((config.stop_timeout_s, config.shutdown_timeout_s)) == "(30.0, 7.0)"
 
 
 def test_files_that_cannot_be_read_or_belong_to_another_engine_are_named(tmp_path: Path) -> None:
-    for text, told in (("{", "not JSON"), ("[]", "holds list")):
+    for text, told in (("{", "not JSON"), ("[]", "an object is expected")):
         with pytest.raises(EngineConfigError, match=told):
             parse_engine(text, "engine.json")
     paths = written(tmp_path, directory="e4b")
@@ -98,7 +80,10 @@ def test_files_that_cannot_be_read_or_belong_to_another_engine_are_named(tmp_pat
             load_engine(name, paths)
     paths = written(tmp_path)
     file = paths.engine_dir("e2b") / "container.json"
-    for text, told in (("{", "not JSON"), ('{"arguments": [""]}', "a list of at least one name")):
+    for text, told in (
+        ("{", "container.json: Expecting"),
+        ('{"arguments": [1]}', r"arguments\[0\] is 1, str is expected"),
+    ):
         file.write_text(text)
         with pytest.raises(EngineConfigError, match=told):
             load_engine("e2b", paths)

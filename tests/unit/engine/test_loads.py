@@ -80,9 +80,3 @@ def test_the_longest_time_that_a_start_may_need(tmp_path: Path) -> None:
     remember_load(path, replace(LOAD, seconds=900.0))
     remember_load(path, replace(LOAD, seconds=4000.0, input_hash="other"))
     assert (find_longest(path, bare), find_longest(path, config)) == (900.0, 900.0)
-
-
-@pytest.mark.parametrize("band", [7, {}, {"low": 1, "mid": "2", "high": 3}, {"low": 0, "mid": 1, "high": 2}])
-def test_a_plan_with_a_load_time_that_is_none_is_refused(band: object) -> None:
-    with pytest.raises(ValueError, match="load_s is null or has low, mid and high"):
-        parse_engine(json.dumps({**CONFIG, "plan": {"gpus": [], "load_s": band}}), "engine.json")

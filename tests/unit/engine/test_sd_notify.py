@@ -26,21 +26,21 @@ def test_fields_arrive_in_one_datagram(tmp_path: Path, kind: str) -> None:
     address = str(tmp_path / "notify") if kind == "path" else f"@vllm-edge-test-{uuid.uuid4()}"
     with listening(address) as sock:
         notifier = Notifier(address)
-        assert notifier.send(ready=True, watchdog=True, status="serving\nsentry", extend_s=1.5)
+        notifier.send(ready=True, watchdog=True, status="serving\nsentry", extend_s=1.5)
         assert sock.recv(4096) == b"READY=1\nWATCHDOG=1\nSTATUS=serving sentry\nEXTEND_TIMEOUT_USEC=1500000"
-        assert notifier.send(stopping=True)
+        notifier.send(stopping=True)
         assert sock.recv(4096) == b"STOPPING=1"
 
 
 def test_nothing_is_sent_without_a_field_or_a_socket(tmp_path: Path) -> None:
     address = str(tmp_path / "notify")
     with listening(address) as sock:
-        assert not Notifier(address).send()
+        Notifier(address).send()
         sock.settimeout(0.1)
         with pytest.raises(TimeoutError):
             sock.recv(10)
-    assert not Notifier(None).send(ready=True)
-    assert not Notifier(str(tmp_path / "gone")).send(watchdog=True)
+    Notifier(None).send(ready=True)
+    Notifier(str(tmp_path / "gone")).send(watchdog=True)
 
 
 @pytest.mark.parametrize(

@@ -144,12 +144,12 @@ LOOSE = ["--privileged" if word == "--read-only" else word for word in engine().
         ("generation.json", None, "generation.json is missing"),
         ("units/vllm-e2b.service", None, "vllm-e2b.service is missing"),
         ("units/vllm-edge.target", "x", "a file of"),
-        ("engines/e2b/engine.json", "{}", "engine is missing"),
+        ("engines/e2b/engine.json", "{}", "the record has no engine"),
         ("engines/e2b/chat-template.jinja", "{{ other }}", "a file of"),
         ("engines/e2b/chat-template.jinja", None, "a file of"),
         ("engines/e2b/container.json", json.dumps({"arguments": LOOSE}), "a file of"),
-        ("engines/e2b/container.json", '{"arguments": "x"}', "a list of at least"),
-        ("engines/e2b/container.json", "[]", "not JSON with a list"),
+        ("engines/e2b/container.json", '{"arguments": "x"}', "arguments is 'x'"),
+        ("engines/e2b/container.json", "[]", "an object is expected"),
     ],
 )
 def test_a_damaged_generation_is_written_again(paths: HostPaths, damaged: str, text: str | None, told: str) -> None:

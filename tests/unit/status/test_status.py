@@ -470,7 +470,7 @@ def test_broken_files_are_named_and_the_rest_is_shown(configured: Host, tmp_path
     configured.paths.active_profile.write_text("not JSON")
     status = configured.ask(unit=None)
     assert [engine["engine"] for engine in status["engines"]] == ["e2b"]
-    assert any("e4b/engine.json: engine is missing" in text for text in status["problems"])
+    assert any("e4b/engine.json: the record has no engine" in text for text in status["problems"])
     assert any("active-profile.json cannot be read" in text for text in status["problems"])
 
 

@@ -126,7 +126,7 @@ SHAPE = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "v
 
 
 def checkpoint(name: str, quantization: str = "", **config: Any) -> Checkpoint:
-    return Checkpoint(name, f"/models/{name}", "bf16", 100, {**SHAPE, **config}, quantization)
+    return Checkpoint(name, f"/models/{name}", 100, {**SHAPE, **config}, quantization)
 
 
 def test_quantization_is_read_from_either_file() -> None:

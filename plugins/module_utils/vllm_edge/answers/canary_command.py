@@ -18,13 +18,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Protocol
 
 from ..engine.config import EngineConfig, EngineConfigError, load_config
 from ..engine.state import stamp
 from ..names import LABEL_INPUT_HASH
 from ..paths import HostPaths
-from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused
+from ..system.docker import DockerAway, DockerEngine, DockerRefused
 from ..system.files import write_durably
 from ..system.http import Answer, request
 from ..system.records import read_record
@@ -154,12 +153,6 @@ def explain_stop(config: EngineConfig, timeout_s: float, ask: Ask, names: Sequen
             checks.append(Check(NAMES[len(checks)], Outcome.FAILED, 0.0, why))
 
 
-class FindsContainers(Protocol):
-    """The part of Docker's interface that is used here. Raises DockerAway or DockerRefused."""
-
-    def find(self, name: str) -> Container | None: ...
-
-
 @dataclass(frozen=True)
 class Run:
     container_id: str
@@ -175,7 +168,7 @@ class Passed:
     results: tuple[Result, ...]
 
 
-def find_run(config: EngineConfig, docker: FindsContainers) -> Run | None:
+def find_run(config: EngineConfig, docker: DockerEngine) -> Run | None:
     """Return the current run of the engine's container; None if it is not running or Docker cannot tell."""
     try:
         container = docker.find(config.container)
@@ -187,7 +180,7 @@ def find_run(config: EngineConfig, docker: FindsContainers) -> Run | None:
 
 
 def full_canary(
-    config: EngineConfig, paths: HostPaths, docker: FindsContainers, timeout_s: float, ask: Ask = request
+    config: EngineConfig, paths: HostPaths, docker: DockerEngine, timeout_s: float, ask: Ask = request
 ) -> list[Result]:
     """Check all served names; if one run of the container, which Docker identifies, passed everything, record it."""
     before = find_run(config, docker)
@@ -209,7 +202,7 @@ def forget(config: EngineConfig, paths: HostPaths) -> None:
         paths.engine_canary(config.engine).unlink(missing_ok=True)
 
 
-def find_recorded(config: EngineConfig, paths: HostPaths, docker: FindsContainers) -> list[Result]:
+def find_recorded(config: EngineConfig, paths: HostPaths, docker: DockerEngine) -> list[Result]:
     """Return the recorded results if they are about this run of the container, these served names and these checks."""
     try:
         passed = read_record(Passed, json.loads(paths.engine_canary(config.engine).read_text(encoding="utf-8")))
@@ -240,7 +233,7 @@ def request_one_token(config: EngineConfig, ask: Ask = request) -> tuple[float, 
 
 
 def canary_unless_passed(
-    config: EngineConfig, paths: HostPaths, docker: FindsContainers, timeout_s: float, ask: Ask = request
+    config: EngineConfig, paths: HostPaths, docker: DockerEngine, timeout_s: float, ask: Ask = request
 ) -> list[Result]:
     """Request one token and return the recorded results if this run has passed before; else run the full canary."""
     results = find_recorded(config, paths, docker)

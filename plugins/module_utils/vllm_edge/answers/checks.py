@@ -8,7 +8,6 @@ if the model does not show it.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 
 from ..engine.config import EngineConfig
 from ..system.http import Answer, call_in_parallel
+from ..system.records import parse_json
 
 Ask = Callable[..., Answer]
 """Sends a request; `system.http.request` or a substitute."""
@@ -269,26 +269,17 @@ def check_system_prompt(client: Client) -> Verdict:
     return Outcome.PASSED, f"the rendered prompt of {len(tokens)} tokens holds the system prompt"
 
 
-def find_lamp_problem(text: str) -> str | None:
-    """Return why a text is no JSON according to LAMP_SCHEMA; None if it is.
+def find_json_problem(text: str, schema: Mapping[str, Any] = LAMP_SCHEMA) -> str | None:
+    """Return why a text is no JSON according to a schema; None if it is."""
+    import fastjsonschema
 
-    The schema is checked by hand, since one fixed schema does not justify another package on the host.
-    """
     try:
-        lamp: Any = json.loads(text)
+        fastjsonschema.validate(dict(schema), parse_json(text))
+    except fastjsonschema.JsonSchemaValueException as error:
+        return f"not of the schema: {error.message}"
     except ValueError as error:
         return f"not JSON ({error})"
-    if not isinstance(lamp, dict):
-        return f"a JSON {type(lamp).__name__} where an object is asked"
-    keys, colours = LAMP_SCHEMA["required"], LAMP_SCHEMA["properties"]["colour"]["enum"]
-    if sorted(lamp) != sorted(keys):
-        return f"keys {', '.join(sorted(lamp)) or 'none'} where {', '.join(keys)} are asked"
-    rules = {
-        "on": (isinstance(lamp["on"], bool), "no boolean"),
-        "colour": (lamp["colour"] in colours, f"none of {', '.join(colours)}"),
-        "level": (type(lamp["level"]) is int and 0 <= lamp["level"] <= 9, "no whole number from 0 to 9"),
-    }
-    return next((f"{key} is {lamp[key]!r}, {wanted}" for key, (good, wanted) in rules.items() if not good), None)
+    return None
 
 
 def check_json_schema(client: Client) -> Verdict:
@@ -304,7 +295,7 @@ def check_json_schema(client: Client) -> Verdict:
         return client.chat_structured("the answer by JSON schema", DESCRIBE, response_format=schema_format)
 
     reply = ask(LAMP_SCHEMA)
-    problem = find_lamp_problem(reply.text)
+    problem = find_json_problem(reply.text)
     if problem is None:
         return Outcome.PASSED, f"{quote(reply.text)} validates"
     # The tokens ran out within whitespace, or within a word after much whitespace.
@@ -313,7 +304,7 @@ def check_json_schema(client: Client) -> Verdict:
     padded = padded and reply.finish == "length" and reply.text.startswith("{")
     if padded:
         reply = ask(LAMP_LITERALS)
-        problem = find_lamp_problem(reply.text)
+        problem = find_json_problem(reply.text)
         if problem is None:
             return Outcome.PASSED, (
                 f"{quote(reply.text)} validates, by a schema of literals: by one of types this model filled its tokens "
@@ -325,13 +316,11 @@ def check_json_schema(client: Client) -> Verdict:
     )
 
 
-def _measure_spread(third: Reply, answers: Sequence[Sequence[int]], position: int) -> float | None:
-    """Return how far apart, in nats, the model rates the tokens in question; None if it does not list all of them."""
-    if position >= len(third.logprobs):
-        return None
-    rated = [third.logprobs[position].get(answer[position]) for answer in answers if position < len(answer)]
+def measure_spread(logprobs: Sequence[Mapping[int, float]], position: int, tokens: Sequence[int]) -> float | None:
+    """Return how far apart, in nats, a position rates some tokens; None if it does not list all of them."""
+    rated = [logprobs[position].get(token) for token in tokens] if position < len(logprobs) else [None]
     known = [value for value in rated if value is not None]
-    return max(known) - min(known) if len(known) == len(answers) else None
+    return max(known) - min(known) if len(known) == len(rated) else None
 
 
 @dataclass(frozen=True)
@@ -360,7 +349,9 @@ def _ask_twice(client: Client) -> Reply | Difference:
     # The first position at which they differ; an answer that has ended differs.
     sets = (frozenset(tokens) for tokens in zip_longest(*answers))
     position, tokens = next((at, tokens) for at, tokens in enumerate(sets) if len(tokens) > 1)
-    spread = _measure_spread(third, answers, position)
+    listed_tokens = [answer[position] for answer in answers if position < len(answer)]
+    # An answer that has ended is not rated.
+    spread = measure_spread(third.logprobs, position, listed_tokens) if len(listed_tokens) == len(answers) else None
     far = f"beyond its {TOP_LOGPROBS} likeliest" if spread is None else f"{spread:.2f} nats apart"
     text = f"{difference}; they part at token {position + 1}, between tokens {far}"
     return Difference((position, tokens), text, spread is not None and spread <= ROUNDING_NATS)
@@ -400,7 +391,7 @@ def _find_call_problem(reply: Reply) -> str | None:
     name, arguments = reply.calls[0]
     if name != TOOL_NAME:
         return f"a call of {name!r}, which is not the tool"
-    problem = find_lamp_problem(arguments)
+    problem = find_json_problem(arguments)
     return None if problem is None else f"a call with arguments {quote(arguments)}: {problem}"
 
 
@@ -428,7 +419,7 @@ def check_tool_call(client: Client) -> Verdict:
     problem = _find_call_problem(free)
     if problem is None:
         return Outcome.PASSED, f"{TOOL_NAME}({free.calls[0][1]}), called freely"
-    if any((find_lamp_problem(arguments) or "").startswith("not JSON") for _, arguments in free.calls):
+    if any((find_json_problem(arguments) or "").startswith("not JSON") for _, arguments in free.calls):
         raise CheckFailedError(f"a free tool call of {client.name!r} gave {problem}; tool_call_parser is {parser}")
     return Outcome.NOT_SHOWN, (
         f"an enforced call has valid arguments; asked freely the model gave {problem}. A random model cannot choose "

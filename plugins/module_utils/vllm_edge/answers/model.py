@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -101,41 +102,27 @@ def compare(one: Record, other: Record) -> list[str]:
     The suites and the engines may differ: what only one of them asked is named.
     """
     lines = [] if one.suite_sha256 == other.suite_sha256 else ["The two runs were asked different suites."]
-    theirs = {(result.case, result.served_name): result for result in other.cases}
-    mine = {(result.case, result.served_name): result for result in one.cases}
+    mine, theirs = ({(result.case, result.served_name): result for result in run.cases} for run in (one, other))
     here, over_there = ({name: None for _, name in results} for results in (mine, theirs))
     shared = here.keys() & over_there.keys()
-    for key, result in mine.items():
-        there = theirs.get(key)
+    for key in dict.fromkeys([*mine, *theirs]):
+        result, there, name = mine.get(key), theirs.get(key), f"{key[0]} of {key[1]}"
         if key[1] not in shared:
             continue
-        name = f"{key[0]} of {key[1]}"
-        if there is None:
-            lines.append(f"{name}: only in {one.run}.")
+        if result is None or there is None:
+            lines.append(f"{name}: only in {one.run if result else other.run}.")
             continue
-        texts = [_first_text(each.repeats) for each in (result, there)]
+        texts = [each.repeats[0].text if each.repeats else "" for each in (result, there)]
         if result.verdict != there.verdict:
             lines.append(
                 f"{name}: {result.verdict} with {result.precision} ({result.engine}), {there.verdict} with "
                 f"{there.precision} ({there.engine}). {quote(texts[0])} / {quote(texts[1])}"
             )
         elif texts[0] != texts[1]:
-            at = next(
-                (number for number, pair in enumerate(zip(*texts, strict=False)) if pair[0] != pair[1]),
-                min(map(len, texts)),
-            )
+            at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
             parts = [quote(text[max(0, at - 20) :], 60) for text in texts]
             lines.append(f"{name}: both {result.verdict}, texts differ from character {at} on: {' / '.join(parts)}")
-    lines += [
-        f"{case} of {name}: only in {other.run}."
-        for case, name in theirs
-        if (case, name) not in mine and name in shared
-    ]
     for record, names in ((one, here), (other, over_there)):
         if only := [name for name in names if name not in shared]:
             lines.append(f"Only {record.run} asked {', '.join(only)}.")
     return lines
-
-
-def _first_text(repeats: Sequence[Answered]) -> str:
-    return repeats[0].text if repeats else ""

@@ -13,18 +13,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..engine.config import Engine, EngineConfig
+from ..engine.config import EngineConfig
 from ..engine.state import stamp
-from ..generation.model import Generation, GenerationError
-from ..generation.store import load_committed
+from ..generation.model import Generation
 from ..paths import HostPaths
-from ..redaction import redact
 from ..system.files import write_durably
 from ..system.http import call_in_parallel, request
 from ..system.long_run import CommandRefused, LongRun, refusing
 from ..system.records import RecordError
 from ..text import print_result, table, wrapped
 from .checks import Ask, CheckFailedError, Client, EngineSilentError
+from .engines import choose_engines, describe_engine
 from .model import KEPT, MODE, Answered, CaseResult, Record, Verdict, compare, find_run, list_files, read_suites
 from .suite import Case, build_prompt, judge, read_cases
 
@@ -65,7 +64,6 @@ class Suite:
         self._began = self.clock()
 
     def run(self, configs: Sequence[EngineConfig]) -> list[CaseResult]:
-        """Return the results of all cases. Raises OutOfTime."""
         return [result for group in call_in_parallel(self._ask_engine, configs) for result in group]
 
     def _ask_engine(self, config: EngineConfig) -> list[CaseResult]:
@@ -112,20 +110,13 @@ class Suite:
         return Answered(text, not why, why, reply.tokens, round(self.clock() - began, 3), reply.finish)
 
 
-def describe_failures(results: Sequence[CaseResult]) -> list[str]:
-    return [result.describe() for result in results if result.verdict != "passed"]
-
-
-def hash_suite(cases: Sequence[Case]) -> str:
-    return hashlib.sha256(json.dumps([asdict(case) for case in cases], sort_keys=True).encode()).hexdigest()
-
-
 def build_record(
     generation: Generation, options: Options, results: Sequence[CaseResult], began_at: str, profile: str = ""
 ) -> Record:
     profile = profile or generation.profile
     verdicts = [result.verdict for result in results]
     asked = {result.engine for result in results}
+    cases = json.dumps([asdict(case) for case in options.cases], sort_keys=True)
     return Record(
         run=f"{began_at.replace('-', '').replace(':', '')}-{profile}",
         at=began_at,
@@ -133,25 +124,19 @@ def build_record(
         host=socket.gethostname(),
         profile=profile,
         generation=generation.number,
-        suite_sha256=hash_suite(options.cases),
-        engines={name: _describe_engine(engine) for name, engine in generation.engines.items() if name in asked},
+        suite_sha256=hashlib.sha256(cases.encode()).hexdigest(),
+        engines={
+            name: {**describe_engine(engine), "image": engine.config.image, "image_id": engine.config.image_id}
+            for name, engine in generation.engines.items()
+            if name in asked
+        },
         cases=tuple(results),
         passed=verdicts.count("passed"),
         failed=verdicts.count("failed") + verdicts.count("error"),
         unsteady=verdicts.count("unsteady"),
-        findings=tuple(describe_failures(results)),
+        findings=tuple(result.describe() for result in results if result.verdict != "passed"),
         note=options.note,
     )
-
-
-def _describe_engine(engine: Engine) -> dict[str, Any]:
-    keys = ("model", "repo", "revision", "precision", "tensor_parallel_size", "image", "image_id", "input_hash")
-    known = {key: getattr(engine.config, key) for key in keys}
-    return {
-        **known,
-        "served_names": list(engine.config.served_names),
-        "arguments": redact("\n".join(engine.arguments)).splitlines(),
-    }
 
 
 def write_record(record: Record, paths: HostPaths) -> Path:
@@ -184,15 +169,6 @@ def read_suite_file(path: str) -> tuple[Case, ...]:
     return cases
 
 
-def choose(generation: Generation, names: Sequence[str]) -> list[EngineConfig]:
-    """Return the engines to ask. Raises CommandRefused."""
-    unknown = sorted(set(names) - set(generation.engines))
-    if unknown:
-        known = ", ".join(generation.engines)
-        raise CommandRefused(f"{', '.join(unknown)} is no engine of profile {generation.profile}; it has {known}.")
-    return [generation.engines[name].config for name in names or generation.engines]
-
-
 @refusing
 def run_quality(paths: HostPaths, options: Options, long_run: LongRun, *, output: str) -> int:
     """Run the suite, print it, and return the exit status.
@@ -206,15 +182,11 @@ def run_quality(paths: HostPaths, options: Options, long_run: LongRun, *, output
 
     try:
         with long_run.alone():
-            generation, began_at = load_committed(paths), stamp()
-            if generation is None:
-                raise CommandRefused("No profile is active on this host, so there is nobody to ask. Run site.yml.")
-            configs = choose(generation, options.engines)
-            results = Suite(options, go_on=go_on, say=long_run.say).run(configs)
+            began_at = stamp()
+            generation, engines = choose_engines(paths, options.engines)
+            results = Suite(options, go_on=go_on, say=long_run.say).run([one.config for one in engines.values()])
             record = build_record(generation, options, results, began_at)
             path = write_record(record, paths)
-    except GenerationError as refused:
-        raise CommandRefused(str(refused)) from refused
     except OutOfTime as ended:
         raise CommandRefused(f"The suite was ended: {ended}. Nothing was recorded.") from ended
     except OSError as error:

@@ -11,9 +11,9 @@ from typing import Any
 
 from ..engine.config import EngineConfig
 from ..names import ENGINE_NAME
-from ..system.records import RecordError, parse_json, read_record
+from ..system.records import RecordError, read_record
 from ..text import nearest, shown
-from .checks import Reply, quote
+from .checks import Reply, find_json_problem, quote
 
 MAX_TOKENS = 256
 MOST_TOKENS = 32768
@@ -154,26 +154,13 @@ def judge(case: Case, reply: Reply) -> str:
     if case.regex is not None:
         return "" if re.search(case.regex, text) else f"nothing in {quote(text)} matches {quote(case.regex)}.{cut}"
     if case.json_schema is not None:
-        return _judge_json(case.json_schema, text, cut)
+        problem = find_json_problem(text, case.json_schema)
+        return f"{quote(text)} is {problem}.{cut}" if problem else ""
     if case.tool_call is not None:
         return _judge_call(case.tool_call, reply)
     flags = re.IGNORECASE | re.DOTALL
     missing = [point.point for point in case.points if not all(re.search(one, text, flags) for one in point.patterns)]
     return f"it does not name {'; '.join(missing)}.{cut}" if missing else ""
-
-
-def _judge_json(schema: Mapping[str, Any], text: str, cut: str) -> str:
-    import fastjsonschema
-
-    try:
-        value = parse_json(text.encode())
-    except ValueError:
-        return f"{quote(text)} is no JSON.{cut}"
-    try:
-        fastjsonschema.validate(dict(schema), value)
-    except fastjsonschema.JsonSchemaValueException as error:
-        return f"{quote(text)} does not fit the schema: {error.message}."
-    return ""
 
 
 def _judge_call(wanted: ToolCall, reply: Reply) -> str:

@@ -1,24 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strict reading of an engine's two files on the host, `engine.json` and `container.json`.
+"""An engine's two files on the host, `engine.json` and `container.json`.
 
-The program writes both, but a person may have edited them since. All mistakes in a file are reported at once, with the
-file, the key, the value and what is expected.
+The program writes both, but a person may have edited them since: what they have instead is named with its file and key.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 from ..names import ENGINE_NAME, LABEL_ENGINE, LABEL_GENERATION, LABEL_INPUT_HASH
 from ..paths import HostPaths
-from ..system.records import read_record
-from ..text import shown
+from ..system.records import RecordError, read_record
 
 CONFIG_FILE = "engine.json"
 CONTAINER_FILE = "container.json"
@@ -118,100 +115,47 @@ class Engine:
         return next((word.partition("=")[2] for word in self.container if word.startswith(f"{option}=")), "")
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value != ""
+_POSITIVE = frozenset(
+    {"tensor_parallel_size", "vram_budget_mib", "max_model_len", "stop_timeout_s", "stall_timeout_s"}
+    | {"health_timeout_s", "progress_timeout_s", "shutdown_timeout_s"}
+)
 
 
-def _is_names(value: object) -> bool:
-    return _is_texts(value) and value != []
-
-
-def _is_texts(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
-
-
-def _is_count(value: object, least: int = 1) -> bool:
-    return type(value) is int and value >= least
-
-
-def _is_seconds(value: object) -> bool:
-    return type(value) in (int, float) and cast(float, value) > 0
-
-
-_BAND = ("low", "mid", "high")
-
-
-def _is_plan(value: object) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("gpus"), list):
-        return False
-    bands = [value[key] for key in ("load_s", "load_other_s") if value.get(key) is not None]
-    return all(isinstance(band, dict) and all(map(_is_seconds, map(band.get, _BAND))) for band in bands)
-
-
-def _is_url(value: object) -> bool:
-    parts = urlsplit(str(value))
-    if parts.scheme == "unix":
-        return str(value) == f"unix:{parts.path}" and parts.path.startswith("/")
-    return parts.scheme == "http" and bool(parts.hostname) and parts.path in ("", "/")
-
-
-_Rule = tuple[Callable[[object], bool], str]
-_TEXT: _Rule = (_is_text, "a text that is not empty")
-_NAMES: _Rule = (_is_names, "a list of at least one name")
-_SECONDS: _Rule = (_is_seconds, "seconds, more than 0")
-_RULES: dict[str, _Rule] = {
-    **dict.fromkeys(("engine", "unit", "container", "url", "model", "repo", "revision", "precision"), _TEXT),
-    **dict.fromkeys(("input_hash", "image"), _TEXT),
-    **dict.fromkeys(("served_names", "gpus"), _NAMES),
-    "tensor_parallel_size": (_is_count, "a whole number from 1"),
-    "generation": (partial(_is_count, least=0), "a whole number from 0"),
-    **dict.fromkeys(("stop_timeout_s", "stall_timeout_s", "health_timeout_s"), _SECONDS),
-    "port": (lambda value: _is_count(value) and cast(int, value) <= 65535, "a TCP port, 1 to 65535"),
-    "vram_budget_mib": (_is_count, "MiB, a whole number from 1"),
-    **dict.fromkeys(("tool_call_parser", "reasoning_parser"), _TEXT),
-    "max_model_len": (_is_count, "tokens, a whole number from 1"),
-    "shutdown_timeout_s": _SECONDS,
-    "plan": (_is_plan, "an object with gpus, whose load_s is null or has low, mid and high in seconds"),
-    **dict.fromkeys(
-        ("image_id", "weights_path", "weights_record", "secrets_hash"), (lambda value: isinstance(value, str), "a text")
-    ),
-    **dict.fromkeys(("accept_risk", "stands_in_for"), (_is_texts, "a list of names")),
-    "progress_timeout_s": _SECONDS,
-    "idle_probe_s": (lambda value: value == 0 or _is_seconds(value), "seconds, 0 for never"),
-}
-"""What a key must be, as a test and in words. One with a default may be missing, and null if that is the default."""
-_FORMS: dict[str, _Rule] = {
-    "engine": (lambda value: bool(ENGINE_NAME.fullmatch(str(value))), "small letters, digits and '-', at most 63"),
-    "url": (_is_url, "unix:/<path of its socket>, or http://<address>:<port>"),
-}
-"""Forms that texts must have besides."""
-_DEFAULTS = {field.name: field.default for field in fields(EngineConfig)}
-
-
-def engine_problems(data: Mapping[str, Any]) -> list[str]:
-    """Return all mistakes in a parsed `engine.json`, each as a phrase; none if it is valid."""
-    needed = {key: wanted for key, (_, wanted) in _RULES.items() if _DEFAULTS[key] is MISSING}
-    forms = {key: rule for key, rule in _FORMS.items() if _is_text(data.get(key))}
-    wrong = [
-        f"{key} is {data[key]!r}: {wanted}{', or null' if _DEFAULTS[key] is None else ''}"
-        for key, (good, wanted) in (*_RULES.items(), *forms.items())
-        if key in data and not good(data[key]) and not (data[key] is None and _DEFAULTS[key] is None)
-    ]
-    return [f"{key} is missing: {wanted}" for key, wanted in needed.items() if key not in data] + wrong
+def read_config(data: object) -> EngineConfig:
+    """Read parsed `engine.json`. Raises EngineConfigError, which names keys, their values and what is expected."""
+    try:
+        config = read_record(EngineConfig, data)
+    except RecordError as error:
+        raise EngineConfigError(str(error)) from error
+    wrong: list[str] = []
+    for field in fields(config):
+        key, value = field.name, getattr(config, field.name)
+        if value == field.default:
+            continue
+        if value in ("", ()):
+            wrong.append(f"{key} is {value!r}, a value is expected")
+        elif key in _POSITIVE and value <= 0:
+            wrong.append(f"{key} is {value!r}, more than 0 is expected")
+        elif key == "port" and not 0 < value <= 65535:
+            wrong.append(f"port is {value}, a TCP port from 1 to 65535 is expected")
+    if wrong:
+        raise EngineConfigError("; ".join(wrong))
+    return config
 
 
 def parse_engine(text: str, source: str) -> EngineConfig:
-    """Parse `engine.json`. Raises EngineConfigError: one error that names every mistake."""
+    """Parse `engine.json`. Raises EngineConfigError."""
     try:
-        data = json.loads(text)
+        return read_config(json.loads(text))
+    except EngineConfigError as error:
+        raise EngineConfigError(f"{source}: {error}") from error
     except ValueError as error:
         raise EngineConfigError(f"{source}: not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise EngineConfigError(f"{source}: holds {type(data).__name__}, a JSON object is expected")
-    problems = engine_problems(data)
-    if problems:
-        raise EngineConfigError(f"{source}: {'; '.join(problems)}")
-    return read_record(EngineConfig, data)
+
+
+@dataclass(frozen=True)
+class _Container:
+    arguments: tuple[str, ...]
 
 
 def add_labels(arguments: Sequence[str], generation: int, input_hash: str) -> list[str]:
@@ -224,12 +168,11 @@ def read_container(directory: Path) -> tuple[str, ...]:
     """Return the arguments of `docker create` in a directory, without `add_labels`. Raises EngineConfigError."""
     source = directory / CONTAINER_FILE
     try:
-        arguments = json.loads(_read(source))["arguments"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise EngineConfigError(f"{source}: not JSON with a list `arguments`: {error}") from error
-    if not _is_names(arguments):
-        raise EngineConfigError(f"{source}: arguments is {shown(str(arguments))}: {_NAMES[1]}")
-    return tuple(arguments)
+        return read_record(_Container, json.loads(_read(source))).arguments
+    except EngineConfigError:
+        raise
+    except ValueError as error:
+        raise EngineConfigError(f"{source}: {error}") from error
 
 
 def _read(path: Path) -> str:
@@ -257,7 +200,6 @@ def load_config(engine: str, paths: HostPaths) -> EngineConfig:
 
 
 def load_engine(engine: str, paths: HostPaths) -> Engine:
-    """Read the files of one engine. Raises EngineConfigError."""
     return Engine(load_config(engine, paths), read_container(paths.engine_dir(engine)))
 
 

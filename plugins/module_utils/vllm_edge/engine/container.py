@@ -74,7 +74,6 @@ class ContainerControl:
             time.sleep(0.2)
 
     def find(self, name: str) -> Container | None:
-        """Return the container of a name or an id; None if there is none."""
         return self.ask(lambda: self.docker.find(name))
 
     def read_log(self, container_id: str, tail: int) -> list[LogRecord]:

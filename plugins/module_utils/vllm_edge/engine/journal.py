@@ -47,7 +47,6 @@ class Journal:
                     return  # a reader that has gone must not end the engine
 
     def write_engine_line(self, line: str) -> None:
-        """Write a line of the engine's log with the priority of the level that vLLM printed in it."""
         level = _LEVEL.match(line)
         self.write(line, _PRIORITY[level.group(1)] if level else 6)
 

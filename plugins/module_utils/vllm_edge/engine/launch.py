@@ -6,21 +6,21 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from ..gpu.driver import DriverVersions, explain_mismatch
+from ..gpu.driver import DriverVersions, explain_mismatch, find_missing_access, read_versions
 from ..paths import HostPaths
-from ..system.docker import Container, DockerAway, DockerRefused, parse_stamp
+from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, DockerUnit, docker_unit, parse_stamp
 from ..system.files import is_locked
-from ..system.http import Answer
+from ..system.http import Answer, get_health
 from ..system.systemd import Systemd, SystemdError
 from .api_socket import make_directory
 from .config import Engine
 from .container import ContainerControl, LaunchFailed
 from .diagnosis import Death, explain
 from .events import Events
-from .journal import Reporter
+from .journal import Journal, Reporter
 from .lifecycle import (
     EXTEND_BY_S,
     Decision,
@@ -32,6 +32,7 @@ from .lifecycle import (
     is_other_image,
     needs_look,
 )
+from .sd_notify import Notifier
 from .signatures import Explanation
 from .startup import Phase
 from .state import TAIL_LINES, Failure, stamp
@@ -67,15 +68,22 @@ class Launcher:
 
     engine: Engine
     paths: HostPaths
-    control: ContainerControl
-    reporter: Reporter
-    events: Events
-    docker_wait_s: float
-    health: Callable[[str, float], Answer]
-    driver: Callable[[], DriverVersions]
-    gpus: Callable[[Sequence[str]], str | None]
-    """Returns what the named CDI devices lack (`find_missing_access`)."""
-    systemd: Systemd
+    docker: DockerEngine
+    notifier: Notifier
+    journal: Journal
+    docker_wait_s: float = DOCKER_WAIT_S
+    unit: Callable[[], DockerUnit | None] = docker_unit
+    health: Callable[[str, float], Answer] = get_health
+    driver: Callable[[], DriverVersions] = read_versions
+    gpus: Callable[[Sequence[str]], str | None] = find_missing_access
+    """Returns what keeps CDI devices from being given to a container."""
+    systemd: Systemd = field(default_factory=Systemd)
+
+    def __post_init__(self) -> None:
+        self.config = self.engine.config
+        self.events = Events()
+        self.reporter = Reporter(self.config, self.paths, self.notifier, self.journal)
+        self.control = ContainerControl(self.docker, self.unit, self.reporter, self.events)
 
     def launch(self) -> tuple[Container, Existing]:
         """Return the running container and how it came about: created, or attached to.
@@ -126,7 +134,7 @@ class Launcher:
             except DockerAway as error:
                 if time.monotonic() >= deadline:
                     raise LaunchFailed(explain(Death(docker_message=str(error)))) from error
-                self.reporter.journal.write(f"the Docker Engine went away: {error}", 4)
+                self.journal.write(f"the Docker Engine went away: {error}", 4)
                 self.events.pause(1.0)
 
     def _wait_for_docker(self) -> None:
@@ -176,22 +184,21 @@ class Launcher:
             self.events.pause(GPU_POLL_S)
 
     def _refresh_specification(self, why: str) -> None:
-        """Start the unit that writes the CDI specification. Its start at boot may have come before the driver."""
-        self.reporter.journal.write(f"{why}: starting {CDI_REFRESH}", 5)
+        self.journal.write(f"{why}: starting {CDI_REFRESH}", 5)
         try:
             self.systemd.start([CDI_REFRESH])
         except SystemdError as error:
-            self.reporter.journal.write(str(error), 4)
+            self.journal.write(str(error), 4)
 
     def _prepare(self) -> tuple[Container, Existing]:
-        config = self.engine.config
+        config = self.config
         present = self.control.find(config.container)
         found = self._examine_container(present) if present is not None and needs_look(present, config) else None
         decision = decide_existing(present, config, found)
         if decision.what is Existing.REFUSE:
             raise LaunchFailed(Explanation("name_foreign", decision.why, "Nothing was changed", heals=False))
         if present is not None and decision.what in (Existing.ATTACH_SERVING, Existing.ATTACH_LOADING):
-            self.reporter.journal.write(f"attaching to container {present.name} ({present.id[:12]}): {decision.why}")
+            self.journal.write(f"attaching to container {present.name} ({present.id[:12]}): {decision.why}")
             return present, decision.what
         if present is not None:
             if not present.running:
@@ -201,12 +208,12 @@ class Launcher:
         self._wait_for_gpus()
         self._refuse_mismatch()
         self.reporter.enter(Phase.STARTING)
-        self.reporter.notifier.send(extend_s=CREATE_S + EXTEND_BY_S)
+        self.notifier.send(extend_s=CREATE_S + EXTEND_BY_S)
         self._make_socket_directory()
-        container_id = self.control.docker.create(self.engine.arguments)
+        container_id = self.docker.create(self.engine.arguments)
         try:
             self._refuse_other_image(container_id)
-            self.control.docker.start(container_id)
+            self.docker.start(container_id)
         except (DockerRefused, LaunchFailed):
             self.control.remove(container_id, stopping=True)
             raise
@@ -217,9 +224,9 @@ class Launcher:
 
     def _make_socket_directory(self) -> None:
         """Make the directory for the engine's socket anew. Raises LaunchFailed."""
-        if self.engine.config.socket is None:
+        if self.config.socket is None:
             return
-        place = self.paths.engine_socket(self.engine.config.engine)
+        place = self.paths.engine_socket(self.config.engine)
         try:
             make_directory(place, self.engine.uid)
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -234,7 +241,7 @@ class Launcher:
 
     def _refuse_other_image(self, container_id: str) -> None:
         """Raise LaunchFailed if a new container was made from another image than the engine's."""
-        config, created = self.engine.config, self.control.find(container_id)
+        config, created = self.config, self.control.find(container_id)
         if created is not None and is_other_image(created, config):
             raise LaunchFailed(
                 Explanation(
@@ -249,11 +256,11 @@ class Launcher:
     def _examine_container(self, container: Container) -> Found:
         """Determine the condition of a running container of ours, to decide whether it is kept."""
         records = self.control.read_log(container.id, 2000)
-        answer = self.health(self.engine.config.url, self.engine.config.health_timeout_s)
+        answer = self.health(self.config.url, self.config.health_timeout_s)
         seconds = parse_stamp((records[-1].at if records else None) or container.started_at)
         age = None if seconds is None else max(0.0, time.time() - seconds)
         was_ready = had_been_ready(container, self.reporter.previous, [record.line for record in records])
-        loads = not (answer.ok or was_ready or (age is not None and age < self.engine.config.stall_timeout_s))
+        loads = not (answer.ok or was_ready or (age is not None and age < self.config.stall_timeout_s))
         return Found(answer, was_ready, age, self._watch_work(container.pid) if loads else "")
 
     def _watch_work(self, pid: int) -> str:
@@ -282,7 +289,7 @@ class Launcher:
         why = explain(
             Death(lines=lines, exit_code=container.exit_code, oom_killed=container.oom_killed, was_serving=served)
         )
-        self.reporter.journal.write(f"the previous container ended without a supervisor: {why.sentence()}", 4)
+        self.journal.write(f"the previous container ended without a supervisor: {why.sentence()}", 4)
         self.reporter.record(
             last_failure=Failure(
                 time=time_of_end,
@@ -297,10 +304,10 @@ class Launcher:
 
     def _clear(self, container: Container, decision: Decision) -> None:
         self.reporter.enter(Phase.CLEARING, f"removing the previous container: {decision.why}")
-        self.reporter.journal.write(f"removing container {container.name} ({container.id[:12]}): {decision.why}")
+        self.journal.write(f"removing container {container.name} ({container.id[:12]}): {decision.why}")
         if decision.what is Existing.STOP_AND_REMOVE:
-            self.reporter.notifier.send(extend_s=self.engine.config.stop_timeout_s + EXTEND_BY_S)
-            self.control.end(container, self.engine.config.stop_timeout_s)
+            self.notifier.send(extend_s=self.config.stop_timeout_s + EXTEND_BY_S)
+            self.control.end(container, self.config.stop_timeout_s)
         self.control.remove(container.id)
 
     def _refuse_mismatch(self) -> None:

@@ -98,7 +98,6 @@ def read_loads(path: Path) -> list[Load]:
 
 
 def remember_load(path: Path, load: Load) -> None:
-    """Add a load to the file of its engine. Raises OSError."""
     rows = [asdict(each) for each in [*read_loads(path), load][-KEPT:]]
     write_durably(path, json.dumps({"loads": rows}, indent=1) + "\n", 0o640)
 

@@ -4,26 +4,27 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..system.http import Answer
 
+_IN_WORK = "num_requests_(?:running|waiting)"
 _KV_BLOCKS = re.compile(r'^vllm:cache_config_info\{(?:[^}]*,)?num_gpu_blocks="(\d+)"', re.MULTILINE)
 _FIGURES = re.compile(
     r"^vllm:(?:num_requests_(?:running|waiting)|kv_cache_usage_perc|prefix_cache_queries_total|num_preemptions_total|"
     r"prompt_tokens_total|generation_tokens_total|request_success_total|iteration_tokens_total_count)[ {].*$",
     re.MULTILINE,
 )
-"""Figures that vLLM's API server sets from what the engine's process reports after each step (v1/metrics/loggers.py).
+"""Lines of which at least one changes with each step of the engine: vLLM's API server sets them from what the engine's
+process reports after each step (v1/metrics/loggers.py).
 
 The prompt's tokens are counted with the first token of the answer. Between two chunks of a long prefill the share of
 the KV cache moves: the scheduler sends its statistics also for a step without output (v1/core/sched/scheduler.py).
 """
 
 
-def read_figures(metrics: str) -> tuple[str, ...]:
-    """Return the lines of /metrics of which at least one changes with each step of the engine."""
-    return tuple(_FIGURES.findall(metrics))
+def read_figures(metrics: str) -> list[str]:
+    return _FIGURES.findall(metrics)
 
 
 def _add(metrics: str, names: str) -> float | None:
@@ -37,7 +38,7 @@ def _add(metrics: str, names: str) -> float | None:
 
 def requests_in_work(metrics: str) -> int | None:
     """Return the number of running and waiting requests, summed over all label sets."""
-    value = _add(metrics, "num_requests_(?:running|waiting)")
+    value = _add(metrics, _IN_WORK)
     return None if value is None else int(value)
 
 
@@ -50,36 +51,33 @@ def kv_blocks(metrics: str) -> int | None:
 class Totals:
     """Figures of an engine, summed over all label sets. None if the engine does not report one."""
 
-    kv_use: float | None
+    kv_use: float | None = None
     """Share of the KV cache in use now, from 0 to 1."""
-    preemptions: int | None
-    prefix_queries: int | None
+    preemptions: float | None = None
+    prefix_queries: float | None = None
     """Prompt tokens that were looked up in the prefix cache."""
-    prefix_hits: int | None
-    finished: int | None
+    prefix_hits: float | None = None
+    finished: float | None = None
     """Requests that ended with an answer."""
-    tokens: int | None
+    tokens: float | None = None
     """Tokens of answers."""
-    in_work: int | None
+    in_work: float | None = None
     """Requests that run or wait now."""
 
 
+_TOTALS = {
+    "kv_use": "kv_cache_usage_perc",
+    "preemptions": "num_preemptions_total",
+    "prefix_queries": "prefix_cache_queries_total",
+    "prefix_hits": "prefix_cache_hits_total",
+    "finished": "request_success_total",
+    "tokens": "generation_tokens_total",
+    "in_work": _IN_WORK,
+}
+
+
 def read_totals(metrics: str) -> Totals:
-    """Return the figures of the benchmark from the text of /metrics."""
-
-    def count(name: str) -> int | None:
-        value = _add(metrics, name)
-        return None if value is None else int(value)
-
-    return Totals(
-        _add(metrics, "kv_cache_usage_perc"),
-        count("num_preemptions_total"),
-        count("prefix_cache_queries_total"),
-        count("prefix_cache_hits_total"),
-        count("request_success_total"),
-        count("generation_tokens_total"),
-        requests_in_work(metrics),
-    )
+    return Totals(**{name: _add(metrics, figure) for name, figure in _TOTALS.items()})
 
 
 @dataclass
@@ -100,7 +98,7 @@ class Advance:
     """Requests that run or wait; None if /metrics does not tell now."""
     probed_at: float | None = None
     """When the probe was sent that has not been answered yet."""
-    _figures: tuple[str, ...] = ()
+    _figures: list[str] = field(default_factory=list)
 
     def on_metrics(self, metrics: str, now: float) -> None:
         self.in_work = requests_in_work(metrics)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Mapping
 
@@ -41,32 +42,25 @@ class Notifier:
         watchdog: bool = False,
         status: str | None = None,
         extend_s: float | None = None,
-    ) -> bool:
+    ) -> None:
         """Send one message (sd_notify(3)).
 
         A message that is lost is not an error: another one follows. `status` is the text for `systemctl status`,
-        `extend_s` the seconds during which the current start or stop timeout must not expire. Returns whether systemd
-        got it.
+        `extend_s` the seconds during which the current start or stop timeout must not expire.
         """
-        fields: list[str] = []
-        if ready:
-            fields.append("READY=1")
-        if stopping:
-            fields.append("STOPPING=1")
-        if watchdog:
-            fields.append("WATCHDOG=1")
+        given = (("READY=1", ready), ("STOPPING=1", stopping), ("WATCHDOG=1", watchdog))
+        fields = [field for field, is_given in given if is_given]
         if status is not None:
             fields.append(f"STATUS={fold_line(status)}")
         if extend_s is not None:
             fields.append(f"EXTEND_TIMEOUT_USEC={int(extend_s * 1_000_000)}")
         if not fields or self._address is None:
-            return False
+            return
         # "@" stands for the NUL byte at the start of an abstract socket name on Linux.
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-                sock.settimeout(2)
-                sock.sendto("\n".join(fields).encode(), address)
-        except OSError:
-            return False
-        return True
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock,
+        ):
+            sock.settimeout(2)
+            sock.sendto("\n".join(fields).encode(), address)

@@ -160,23 +160,18 @@ class Progress:
     percent: int | None = None
     facts: dict[str, float | int] = field(default_factory=dict)
 
-    def feed(self, line: str) -> bool:
-        """Process a log line; return whether it advanced the phase."""
+    def feed(self, line: str) -> None:
         for key, value in facts_of(line).items():
             self.facts[key] = max(value, self.facts.get(key, value)) if key in WORST else value
         told = parse_phase(line)
         if told is None and (self.phase is not Phase.STARTING or line.strip() == ""):
-            return False
+            return
         # Any first line shows that the container is alive; vLLM imports for a while before it prints more.
         phase, percent = told or (Phase.INITIALIZING, None)
         if phase is self.phase:
-            if percent is not None:
-                self.percent = percent
-            return False
-        if ORDER.index(phase) < ORDER.index(self.phase):
-            return False
-        self.phase, self.percent = phase, percent
-        return True
+            self.percent = self.percent if percent is None else percent
+        elif ORDER.index(phase) > ORDER.index(self.phase):
+            self.phase, self.percent = phase, percent
 
     def words(self) -> str:
         text = WORDS[self.phase]

@@ -65,6 +65,5 @@ def read_state(path: Path) -> EngineState | None:
 
 
 def write_state(path: Path, state: EngineState) -> None:
-    """Write the state atomically. Raises OSError."""
     # The log tail may contain users' requests, so not everybody may read it.
     write_durably(path, json.dumps(asdict(state), indent=2, ensure_ascii=False) + "\n", 0o640)

@@ -9,20 +9,18 @@ import queue
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import datetime
 
-from ..gpu.driver import DriverVersions, find_missing_access, read_versions
 from ..paths import HostPaths
-from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, DockerUnit, docker_unit, parse_stamp
-from ..system.http import Answer, get_health, request
-from ..system.systemd import Systemd
-from .config import Engine, EngineConfigError, load_engine
-from .container import ContainerControl, LaunchFailed
+from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, parse_stamp
+from ..system.http import Answer, request
+from .config import EngineConfigError, load_engine
+from .container import LaunchFailed
 from .diagnosis import Death, explain
-from .events import Died, DockerSeen, Events, HealthSeen, LogLine, LogLost, ProbeSeen, Signalled, Stopped, UsageSeen
-from .journal import Journal, Reporter
+from .events import Died, DockerSeen, HealthSeen, LogLine, LogLost, ProbeSeen, Signalled, Stopped, UsageSeen
+from .journal import Journal
 from .launch import DOCKER_WAIT_S, Launcher
 from .lifecycle import EXTEND_BY_S, Existing, Reaction, Supervision
 from .loads import describe_load, find_longest, remember_load
@@ -48,7 +46,7 @@ TICK_S = 1.0
 
 
 @dataclass
-class Supervisor:
+class Supervisor(Launcher):
     """Runs one engine: launches or attaches to its container, supervises it, and ends it.
 
     It connects the decisions (`lifecycle.Supervision`) with Docker, the engine's HTTP server, systemd and the state
@@ -56,7 +54,7 @@ class Supervisor:
 
         main thread: run()
 
-          Launcher.launch   create the container, or attach to a running one of ours; retries what may pass (RETRYING)
+          launch            create the container, or attach to a running one of ours; retries what may pass (RETRYING)
           _begin            start the watcher threads
               |
           _supervise  <--- queue `events` ----+--  Watchers._follow_log      LogLine, LogLost
@@ -77,48 +75,23 @@ class Supervisor:
     Only the main thread decides, writes the state file and talks to systemd. All threads share `ContainerControl`.
     """
 
-    engine: Engine
-    paths: HostPaths
-    docker: DockerEngine
-    notifier: Notifier
-    journal: Journal
     watchdog_s: float | None = None
     """The unit's WatchdogSec in seconds; None if there is none."""
-    docker_wait_s: float = DOCKER_WAIT_S
-    unit: Callable[[], DockerUnit | None] = docker_unit
-    health: Callable[[str, float], Answer] = get_health
     ask: Callable[..., Answer] = request
-    """Sends any other request to the engine."""
-    driver: Callable[[], DriverVersions] = read_versions
-    gpus: Callable[[Sequence[str]], str | None] = find_missing_access
-    """Returns what keeps CDI devices from being given to a container."""
-    systemd: Systemd = field(default_factory=Systemd)
+    """Sends any other request than that of /health to the engine."""
 
     def __post_init__(self) -> None:
-        self.config = config = self.engine.config
-        self.events = events = Events()
-        self.reporter = reporter = Reporter(config, self.paths, self.notifier, self.journal)
-        self.control = control = ContainerControl(self.docker, self.unit, reporter, events)
-        self.launcher = Launcher(
-            self.engine,
-            self.paths,
-            control,
-            reporter,
-            events,
-            self.docker_wait_s,
-            self.health,
-            self.driver,
-            self.gpus,
-            self.systemd,
+        super().__post_init__()
+        self._watchers = Watchers(
+            self.config, self.control, self.journal, self.events, self.watchdog_s, self.health, self.ask
         )
-        self._watchers = Watchers(config, control, self.journal, events, self.watchdog_s, self.health, self.ask)
         self._container: Container | None = None
 
     def run(self) -> int:
         """Run the engine until it ends; return the exit status of the unit's main process."""
         self.reporter.record()
         try:
-            container, how = self.launcher.launch()
+            container, how = self.launch()
         except Stopped:
             return self._stop_before_launch()
         except LaunchFailed as failure:
@@ -284,7 +257,7 @@ class Supervisor:
         if found is not None:
             dead = found.id
             with contextlib.suppress(DockerAway, DockerRefused):
-                outside = self.control.ask(lambda: self.control.docker.killed_from_outside(dead, since_s=120))
+                outside = self.control.ask(lambda: self.docker.killed_from_outside(dead, since_s=120))
         death = Death(
             lines=list(life.scan),
             exit_code=found.exit_code if found else None,

@@ -213,7 +213,6 @@ class Watchers:
         return answer.body.decode("utf-8", "replace") if answer.ok else ""
 
     def send_probe(self) -> None:
-        """Ask the engine for one token, in a thread of its own, and report the end of the request."""
         self._thread(self._ask_token)
 
     def _ask_token(self) -> None:

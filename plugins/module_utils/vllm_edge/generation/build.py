@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from ..engine.config import EngineConfigError, engine_problems
+from ..engine.config import EngineConfigError, read_config
 from ..engine.render import Settings, describe_engine, list_create_arguments, read_settings
 from ..gpu.budget import Foreign
 from ..paths import HostPaths
@@ -119,6 +119,12 @@ def _render_engine(
         raise EngineConfigError(f"its model is {shown(engine['model'])}; {offered}")
     if wrong := [slot for slot in engine["gpus"] if slot not in range(len(settings.gpu_uuids))]:
         raise EngineConfigError(f"gpus has the slot {shown(wrong[0])}, the host has {len(settings.gpu_uuids)} GPUs")
+    ranks = int(engine["tensor_parallel_size"]) * int(engine.get("pipeline_parallel_size") or 1)
+    if len(engine["gpus"]) != ranks:
+        raise EngineConfigError(
+            f"gpus is {shown(engine['gpus'])}: one slot is needed for each of tensor_parallel_size x "
+            f"pipeline_parallel_size, which is {ranks}"
+        )
     model = models[engine["model"]]
     config = describe_engine(engine, model, settings, paths)
     container = tuple(list_create_arguments(engine, model, settings, paths, chat_template=chat is not None))
@@ -127,8 +133,7 @@ def _render_engine(
         like_before = with_unit_section(unit, former.unit)
         if former.content_hash in (content, input_hash(container, like_before, config, chat, model["manifest_sha256"])):
             hashed = former.input_hash
-    if problems := engine_problems({**config, "input_hash": hashed, "generation": 1}):
-        raise EngineConfigError("; ".join(problems))
+    read_config({**config, "input_hash": hashed, "generation": 1})
     return EngineFiles(container, unit, config, chat, hashed, "" if content == hashed else content)
 
 

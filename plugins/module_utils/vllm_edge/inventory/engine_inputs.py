@@ -110,7 +110,7 @@ ROLE_FORMS: dict[str, Form] = {
     **dict.fromkeys(
         (
             *("vllm_engine_configuration_directory", "vllm_engine_state_directory", "vllm_engine_cache_directory"),
-            *("vllm_engine_program", "vllm_engine_python"),
+            "vllm_engine_program",
         ),
         _PATH,
     ),

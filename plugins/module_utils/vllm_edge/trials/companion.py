@@ -22,6 +22,7 @@ from ..names import ENGINE_USER, LABEL_COMPANION
 from ..paths import HostPaths
 from ..system.docker import ContainerGone, DockerAway, DockerEngine, DockerRefused
 from ..system.files import read_foreign
+from ..system.long_run import CommandRefused
 
 MEMORY_MIB = 8192
 """vLLM with PyTorch imported takes about 2 GiB, each process of it; our choice."""
@@ -32,7 +33,7 @@ KEPT_LINES = 200
 POLL_S = 0.5
 
 
-class CompanionError(Exception):
+class CompanionError(CommandRefused):
     """The container could not run or was ended. The text is a sentence that says why."""
 
 
@@ -46,7 +47,6 @@ class Companion:
     """User id and group id of the engines."""
     program: str
     """Text of a Python program, which runs as `python3 /job/program.py` with the packages of the image."""
-    arguments: tuple[str, ...] = ()
     weights: Path | None = None
     """Directory of a checkpoint, read-only at /models/<its name>."""
     sockets: Mapping[str, Path] = field(default_factory=dict)
@@ -105,7 +105,6 @@ def build_create_arguments(companion: Companion, job: Path, out: Path) -> list[s
         *("--log-driver=json-file", "--log-opt=max-size=16m", "--entrypoint=python3", "--workdir=/tmp"),
         companion.image,
         "/job/program.py",
-        *companion.arguments,
     ]
 
 
@@ -149,8 +148,8 @@ def remove_companions(docker: DockerEngine, purpose: str = "") -> list[str]:
 
     Raises DockerAway, DockerRefused: Docker does not answer, or refuses.
     """
-    left = [one for one in docker.listed() if purpose in ("", one.labels.get(LABEL_COMPANION))]
-    left = [one for one in left if LABEL_COMPANION in one.labels]
+    ours = [one for one in docker.listed() if LABEL_COMPANION in one.labels]
+    left = [one for one in ours if purpose in ("", one.labels[LABEL_COMPANION])]
     for container in left:
         with contextlib.suppress(ContainerGone):
             docker.remove(container.id)
@@ -164,14 +163,14 @@ def run_companion(
     *,
     timeout_s: float,
     on_line: Callable[[str], None] = lambda line: None,
-    attended: Callable[[], bool] = lambda: True,
+    find_trouble: Callable[[], str] = lambda: "",
 ) -> Ended:
     """Run the container until its program ends, and return how it ended.
 
     Args:
         timeout_s: seconds after which it is ended
         on_line: called with each line of the program's output, in a thread
-        attended: whether somebody still waits for it; otherwise it is ended
+        find_trouble: returns why it has to be ended; empty if it may go on
 
     Raises:
         CompanionError: it could not run, or was ended
@@ -194,7 +193,7 @@ def run_companion(
                 docker.start(container)
                 reader = threading.Thread(target=follow, args=(container,), daemon=True)
                 reader.start()
-                status = _wait(companion, docker, container, time.monotonic() + timeout_s, timeout_s, attended)
+                status = _wait(companion, docker, container, timeout_s, find_trouble)
                 reader.join(timeout=10)
                 return Ended(status, tuple(lines), _read_output(out))
             finally:
@@ -207,14 +206,10 @@ def run_companion(
 
 
 def _wait(
-    companion: Companion,
-    docker: DockerEngine,
-    container: str,
-    deadline: float,
-    timeout_s: float,
-    attended: Callable[[], bool],
+    companion: Companion, docker: DockerEngine, container: str, timeout_s: float, find_trouble: Callable[[], str]
 ) -> int:
     """Wait for the program's end and return its exit status. Raises CompanionError, DockerAway, DockerRefused."""
+    deadline = time.monotonic() + timeout_s
     while True:
         found = docker.find(container)
         if found is None:
@@ -228,6 +223,6 @@ def _wait(
             return found.exit_code
         if time.monotonic() >= deadline:
             raise CompanionError(f"Container {companion.name} was ended: it did not finish within {timeout_s:.0f} s.")
-        if not attended():
-            raise CompanionError(f"Container {companion.name} was ended: nobody waits for it any more.")
+        if trouble := find_trouble():
+            raise CompanionError(f"Container {companion.name} was ended: {trouble}.")
         time.sleep(POLL_S)

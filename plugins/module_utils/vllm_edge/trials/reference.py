@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..answers.checks import ROUNDING_NATS
+from ..answers.checks import ROUNDING_NATS, measure_spread
 from ..options import option
 from ..system.records import RecordError, read_record
 from ..text import shown
@@ -111,13 +111,6 @@ def _compare_prompts(case: str, reference: Answer, engine: Answer, decode: Decod
     return Compared(case, False, None, 0, 0, "template", text)
 
 
-def _measure_gap(side: Answer, at: int, tokens: Sequence[int]) -> float | None:
-    """Return how far apart a side rates two tokens, in nats; None if it does not list both."""
-    rated = [side.logprobs[at].get(token) for token in tokens] if at < len(side.logprobs) else [None]
-    known = [value for value in rated if value is not None]
-    return abs(known[0] - known[1]) if len(known) == len(rated) == 2 else None
-
-
 def _describe_rating(name: str, side: Answer, at: int, tokens: Sequence[int], decode: Decode) -> str:
     top = side.logprobs[at] if at < len(side.logprobs) else {}
     rated = (
@@ -160,16 +153,14 @@ def compare(case: str, reference: Answer, engine: Answer, *, quantized: str, dec
         for name, side in (("the engine", engine), ("transformers", reference))
         if at < len(side.logprobs)
     )
-    gaps = [_measure_gap(side, at, pair) for side in (engine, reference)]
+    gaps = [measure_spread(side.logprobs, at, pair) for side in (engine, reference)]
     if len(pair) == 2 and all(gap is not None and gap <= ROUNDING_NATS for gap in gaps):
         finding, why = "tie", "which rounding explains; what follows was not compared"
     elif quantized:
         finding, why = "quantization", f"which rounding does not explain: the engine has {quantized}"
     else:
-        finding, why = (
-            "engine",
-            ("which rounding does not explain: with the same weights and the same prompt, the engine differs"),
-        )
+        finding = "engine"
+        why = "which rounding does not explain: with the same weights and the same prompt, the engine differs"
     text = f"{where}{what} as token {at + 1}; {ratings} (log probabilities), {why}."
     return Compared(case, True, at, at, at + 1, finding, text)
 
@@ -188,7 +179,6 @@ class Checkpoint:
 
     name: str
     path: str
-    precision: str
     weights_mib: int
     config: Mapping[str, Any]
     quantization: str
@@ -196,12 +186,8 @@ class Checkpoint:
 
 
 def describe_quantized(same_checkpoint: bool, precision: str, kv_cache_dtype: str) -> str:
-    """Return what is quantized in an engine and not in its reference, in words; empty if nothing is.
-
-    Args:
-        same_checkpoint: whether both have the same weights; else the reference has the unquantized ones
-        kv_cache_dtype: vLLM's --kv-cache-dtype
-    """
+    """Return what is quantized in an engine and not in its reference, in words; a reference with other weights than
+    the engine's has unquantized ones."""
     parts = [] if same_checkpoint else [f"weights in {precision} where the reference is not quantized"]
     if kv_cache_dtype not in ("", "auto", "bfloat16", "float16"):
         parts.append(f"a KV cache in {kv_cache_dtype}")
@@ -212,9 +198,9 @@ SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"
 """Keys that a quantized checkpoint has in common with its base."""
 
 
-def read_shape(config: Mapping[str, Any]) -> tuple[Any, ...]:
+def read_shape(config: Mapping[str, Any]) -> dict[str, Any]:
     inner = config.get("text_config", config)
-    return tuple(inner.get(key) for key in SHAPE)
+    return {key: inner.get(key) for key in SHAPE}
 
 
 def find_quantization(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None) -> str:
@@ -228,12 +214,11 @@ def find_quantization(config: Mapping[str, Any], modelopt: Mapping[str, Any] | N
 
 def find_refusal(reference: Checkpoint, engine: Checkpoint, known: Sequence[Checkpoint]) -> str | None:
     """Return why a checkpoint cannot be the reference of an engine, and what to take instead; None if it can."""
+    ours, theirs = read_shape(engine.config), read_shape(reference.config)
     others = [
         f"{item.name} ({item.weights_mib:,} MiB)"
         for item in known
-        if not item.quantization
-        and read_shape(item.config) == read_shape(engine.config)
-        and item.path != reference.path
+        if not item.quantization and read_shape(item.config) == ours and item.path != reference.path
     ]
     instead = (
         f"Unquantized models of the same base on this host: {', '.join(others)}."
@@ -246,14 +231,11 @@ def find_refusal(reference: Checkpoint, engine: Checkpoint, known: Sequence[Chec
         other = "a reference needs unquantized weights, since each loader of quantized ones has kernels of its own"
         why = no_loader if reference.quantization.startswith("modelopt") else other
         return f"{reference.name} at {reference.path} is quantized ({reference.quantization}): {why}. {instead}"
-    if read_shape(reference.config) != read_shape(engine.config):
-        shapes = [dict(zip(SHAPE, read_shape(item.config), strict=True)) for item in (reference, engine)]
-        different = "; ".join(
-            f"{key} is {shapes[0][key]} where the engine's is {shapes[1][key]}"
-            for key in SHAPE
-            if shapes[0][key] != shapes[1][key]
-        )
-        return f"{reference.name} is no model of the same base as the engine's {engine.name}: {different}. {instead}"
+    if different := [
+        f"{key} is {theirs[key]} where the engine's is {ours[key]}" for key in SHAPE if theirs[key] != ours[key]
+    ]:
+        differs = "; ".join(different)
+        return f"{reference.name} is no model of the same base as the engine's {engine.name}: {differs}. {instead}"
     return None
 
 
@@ -284,15 +266,15 @@ def choose_place(wanted: str, weights_mib: int, ram_mib: int, gpus: Mapping[str,
     needs_mib = weights_mib + BESIDES_MIB
     usable = {uuid: mib - GPU_BESIDES_MIB for uuid, mib in gpus.items() if mib > GPU_BESIDES_MIB}
     chosen: list[str] = []
+    left_mib = weights_mib
     for uuid in sorted(usable, key=lambda uuid: -usable[uuid]):
-        if sum(usable[one] for one in chosen) < weights_mib:
+        if left_mib > 0:
             chosen.append(uuid)
-    fits_gpus = bool(chosen) and sum(usable[one] for one in chosen) >= weights_mib
+            left_mib -= usable[uuid]
     fits_ram = ram_mib >= needs_mib
-    if wanted != "cpu" and fits_gpus:
+    if wanted != "cpu" and chosen and left_mib <= 0:
         either = fits_ram and wanted == "auto"
-        limit_mib = needs_mib if either else BESIDES_MIB * 2
-        return Place("either" if either else "gpu", tuple(chosen), limit_mib)
+        return Place("either" if either else "gpu", tuple(chosen), needs_mib if either else BESIDES_MIB * 2)
     if wanted != "gpu" and fits_ram:
         return Place("cpu", (), needs_mib)
     parts = [

@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +35,7 @@ from ..system.nvml import NvmlFailure, open_nvml
 from ..system.records import parse_json
 from ..text import nearest, print_result, shown, table, wrapped
 from ..weights.record import Record, load_record
-from .companion import Companion, CompanionError, run_companion
+from .companion import Companion, run_companion
 from .reference import (
     Answer,
     Checkpoint,
@@ -90,7 +90,7 @@ class Plan:
     """Seconds after which the container is ended."""
 
 
-def read_checkpoint(name: str, path: str, precision: str = "") -> Checkpoint:
+def read_checkpoint(name: str, path: str) -> Checkpoint:
     """Read what a directory says of its model. Raises CommandRefused."""
     directory = Path(path)
     try:
@@ -102,7 +102,7 @@ def read_checkpoint(name: str, path: str, precision: str = "") -> Checkpoint:
         raise CommandRefused(f"{directory} holds no readable model: {error}.") from error
     if not size:
         raise CommandRefused(f"{directory} has no *.safetensors, so there are no weights to load.")
-    return Checkpoint(name, str(directory), precision, -(-size // 2**20), config, quantization)
+    return Checkpoint(name, str(directory), -(-size // 2**20), config, quantization)
 
 
 def list_records(paths: HostPaths) -> dict[str, Record]:
@@ -113,7 +113,7 @@ def list_records(paths: HostPaths) -> dict[str, Record]:
 def find_reference(options: Options, engine: Engine, paths: HostPaths) -> tuple[Checkpoint, bool]:
     """Return the checkpoint of the reference, and whether it is the engine's own. Raises CommandRefused."""
     config = engine.config
-    own = read_checkpoint(config.model, config.weights_path, config.precision)
+    own = read_checkpoint(config.model, config.weights_path)
     records = list_records(paths)
     if options.model in ("", config.model):
         reference = own
@@ -168,7 +168,6 @@ def read_arguments(engine: Engine) -> dict[str, str]:
 
 
 def read_template(options: Options, given: Mapping[str, str], paths: HostPaths) -> str | None:
-    """Return the chat template of the reference, None for that of the checkpoint. Raises CommandRefused."""
     if options.chat_template:
         return _read_text(options.chat_template)
     return _read_text(str(paths.engine_dir(options.engine) / CHAT_FILE)) if given.get("--chat-template") else None
@@ -249,17 +248,14 @@ def run_script(
         environment={"TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"},
         memory_mib=plan.place.memory_mib,
     )
-    try:
-        ended = run_companion(
-            companion,
-            DockerEngine(),
-            paths,
-            timeout_s=plan.limit_s,
-            on_line=long_run.say,
-            attended=lambda: not long_run.is_lost(),
-        )
-    except CompanionError as error:
-        raise CommandRefused(str(error)) from error
+    ended = run_companion(
+        companion,
+        DockerEngine(),
+        paths,
+        timeout_s=plan.limit_s,
+        on_line=long_run.say,
+        find_trouble=lambda: "nobody waits for it any more" if long_run.is_lost() else "",
+    )
     if ended.status != 0:
         last = " ".join(ended.lines[-3:]) or "it printed nothing"
         raise CommandRefused(f"transformers could not compute the reference (status {ended.status}): {last}")
@@ -295,30 +291,20 @@ def ask_engine(client: Client, case: Mapping[str, Any], tokens: int, top: int) -
         ) from error
 
 
-def build_decoder(client: Client) -> Callable[[Sequence[int]], str]:
-    """Return a function that converts token ids to text with the engine's tokenizer. Raises as Client does."""
-    texts: dict[tuple[int, ...], str] = {}
-
-    def decode(tokens: Sequence[int]) -> str:
-        key = tuple(tokens)
-        if key not in texts:
-            answer = client.post("/detokenize", "the text of tokens", tokens=list(key))
-            texts[key] = str(answer["prompt"]) if isinstance(answer, Mapping) and "prompt" in answer else "?"
-        return texts[key]
-
-    return decode
-
-
 def run_plan(plan: Plan, options: Options, paths: HostPaths, long_run: LongRun) -> tuple[ScriptAnswers, list[Compared]]:
     """Request the answers of the engine, compute those of transformers and compare. Raises CommandRefused."""
     client = Client(plan.engine.config, plan.engine.config.served_names[0], REQUEST_S, request)
+
+    def decode(tokens: Sequence[int]) -> str:
+        answer = client.post("/detokenize", "the text of tokens", tokens=list(tokens))
+        return str(answer["prompt"]) if isinstance(answer, Mapping) and "prompt" in answer else "?"
+
     try:
         long_run.say(f"requests {len(plan.cases)} prompts from {options.engine}")
         engine = {case["case"]: ask_engine(client, case, options.tokens, plan.top) for case in plan.cases}
         where = f"GPUs {', '.join(plan.place.gpus)}" if plan.place.gpus else "the CPU"
         long_run.say(f"computes {len(plan.cases)} prompts on {where}, for {plan.limit_s / 60:.0f} minutes at the most")
         script, reference = run_script(plan, options, paths, engine, long_run)
-        decode = build_decoder(client)
         return script, [
             compare(name, reference[name], answer, quantized=plan.quantized, decode=decode)
             for name, answer in engine.items()
@@ -332,12 +318,13 @@ def run_plan(plan: Plan, options: Options, paths: HostPaths, long_run: LongRun) 
 def build_record(
     plan: Plan, options: Options, paths: HostPaths, began: datetime, script: ScriptAnswers, compared: Sequence[Compared]
 ) -> dict[str, Any]:
-    try:
+    active = None
+    with contextlib.suppress(GenerationError):
         active = committed(paths)
-    except GenerationError:
-        active = None
     config = plan.engine.config
     return {
+        **{key: getattr(config, key) for key in ("model", "precision", "image", "image_id")},
+        **{key: getattr(script, key) for key in ("device", "dtype", "torch", "transformers", "load_seconds")},
         "schema": 1,
         "kind": "reference",
         "run": f"{began:%Y%m%dT%H%M%SZ}-reference-{options.engine}",
@@ -348,20 +335,11 @@ def build_record(
         "generation": active.generation if active else None,
         "note": options.note,
         "engine": options.engine,
-        "model": config.model,
-        "precision": config.precision,
-        "image": config.image,
-        "image_id": config.image_id,
         "served_name": config.served_names[0],
         "reference_model": plan.reference.name,
         "reference_path": plan.reference.path,
         "quantized": plan.quantized,
         "chat_template": options.chat_template or ("engine" if plan.chat_template else "checkpoint"),
-        "device": script.device,
-        "dtype": script.dtype,
-        "torch": script.torch,
-        "transformers": script.transformers,
-        "load_seconds": script.load_seconds,
         "tokens": options.tokens,
         "cases": [asdict(item) for item in compared],
         "answers": list(script.answers),

@@ -56,12 +56,12 @@ class World:
         self.docker.engine("e2b")
         self.sampler = Sampler(self.sample)
         self.companions: list[Companion] = []
-        self.play: Callable[[Callable[[str], None], Callable[[], bool]], None] = self.measure
+        self.play: Callable[[Callable[[str], None], Callable[[], str]], None] = self.measure
 
     def ask(self, url: str, path: str, timeout_s: float) -> Answer:
         return Answer(200, b'{"version": "0.32.0"}' if path == "/version" else self.metrics.encode())
 
-    def measure(self, tell: Callable[[str], None], attended: Callable[[], bool]) -> None:
+    def measure(self, tell: Callable[[str], None], trouble: Callable[[], str]) -> None:
         """Answer every step of the job; another client is served beside the second."""
         steps = json.loads(self.companions[-1].files["steps.json"])["steps"]
         for number, step in enumerate(steps):
@@ -72,9 +72,9 @@ class World:
             figures |= {"output_tokens": 200, "tpot_ms": 20.0}
             tell(f"{program.MARK}{json.dumps({'what': 'end', 'step': number, **figures, 'ttft': times})}")
 
-    def run_companion(self, companion: Companion, *_: Any, on_line: Any, attended: Any, **__: Any) -> Ended:
+    def run_companion(self, companion: Companion, *_: Any, on_line: Any, find_trouble: Any, **__: Any) -> Ended:
         self.companions.append(companion)
-        self.play(on_line, attended)
+        self.play(on_line, find_trouble)
         return Ended(0, (), {})
 
     def sample(self) -> Sample:
@@ -169,16 +169,16 @@ def test_a_switch_another_run_and_an_engine_that_does_not_serve_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("trouble", "said"),
+    ("error", "said"),
     [
         (CompanionError("Container vllm-edge-bench was ended: it did not finish within 9 s."), "did not finish within"),
         (KeyboardInterrupt("SIGTERM"), "was interrupted by SIGTERM"),
     ],
 )
-def test_a_run_that_is_cut_off_says_so_in_its_record(world: World, trouble: BaseException, said: str) -> None:
-    def play(tell: Callable[[str], None], attended: Callable[[], bool]) -> None:
-        world.measure(tell, attended)
-        raise trouble
+def test_a_run_that_is_cut_off_says_so_in_its_record(world: World, error: BaseException, said: str) -> None:
+    def play(tell: Callable[[str], None], trouble: Callable[[], str]) -> None:
+        world.measure(tell, trouble)
+        raise error
 
     world.play = play
     assert bench(world) == 1 and said in read_error(world)
@@ -187,23 +187,21 @@ def test_a_run_that_is_cut_off_says_so_in_its_record(world: World, trouble: Base
 
 
 def test_a_switch_that_begins_ends_the_run(world: World) -> None:
-    def play(tell: Callable[[str], None], attended: Callable[[], bool]) -> None:
-        assert attended()
+    def play(tell: Callable[[str], None], trouble: Callable[[], str]) -> None:
+        assert not trouble()
         with take_lock(world.paths):
-            assert not attended()
-        raise CompanionError("nobody waits for it")
+            raise CompanionError(trouble())
 
     world.play = play
     assert bench(world) == 1 and "a switch began" in read_error(world)
 
 
 def test_a_run_that_nobody_follows_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def play(tell: Callable[[str], None], attended: Callable[[], bool]) -> None:
+    def play(tell: Callable[[str], None], trouble: Callable[[], str]) -> None:
         assert LongRun(world.paths.run, "bench").follow() == 0
-        assert attended()
+        assert not trouble()
         monkeypatch.setattr("ansible.module_utils.vllm_edge.system.long_run.time", SimpleNamespace(time=lambda: 1e12))
-        assert not attended()
-        raise CompanionError("nobody waits for it")
+        raise CompanionError(trouble())
 
     world.play = play
     assert bench(world, attended=True) == 1 and "nobody follows it any more" in read_error(world)
@@ -213,10 +211,10 @@ def test_a_run_that_nobody_follows_ends(world: World, monkeypatch: pytest.Monkey
 def test_a_run_whose_engine_is_another_container_ends(world: World, change: dict[str, str]) -> None:
     """Also if that is seen only when the program has ended. Without a change the container is removed."""
 
-    def play(tell: Callable[[str], None], attended: Callable[[], bool]) -> None:
-        assert attended()
+    def play(tell: Callable[[str], None], trouble: Callable[[], str]) -> None:
+        assert not trouble()
         world.docker.containers = [replace(one, **change) for one in world.docker.containers if change]
-        world.measure(tell, attended)
+        world.measure(tell, trouble)
 
     world.play = play
     assert bench(world) == 1
@@ -229,16 +227,15 @@ def test_a_run_that_makes_no_progress_ends(world: World, monkeypatch: pytest.Mon
     now = time.monotonic()
     monkeypatch.setattr(sampling, "time", SimpleNamespace(monotonic=lambda: now))
 
-    def play(tell: Callable[[str], None], attended: Callable[[], bool]) -> None:
+    def play(tell: Callable[[str], None], trouble: Callable[[], str]) -> None:
         nonlocal now
         for in_work in (1, 0):
             now += run.IMPORT_S - 1
-            assert attended()
+            assert not trouble()
             world.finished, world.in_work = world.finished + 1, in_work
             world.sampler._look()
         now += 1
-        assert not attended()
-        raise CompanionError("nobody waits for it")
+        raise CompanionError(trouble())
 
     world.play = play
     assert bench(world) == 1

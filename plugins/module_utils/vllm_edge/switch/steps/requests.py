@@ -10,7 +10,6 @@ from typing import Any
 from ...answers.canary_command import Result, full_canary
 from ...answers.checks import Ask, error_text
 from ...answers.quality import Options, OutOfTime, Suite, build_record, write_record
-from ...answers.quality import describe_failures as describe_suite_failures
 from ...answers.suite import read_cases
 from ...engine.config import EngineConfig
 from ...engine.metrics import requests_in_work
@@ -215,7 +214,7 @@ def ask_suite(host: HostView, wanted: Generation, moves: Moves) -> Done:
         kept = f" The answers could not be kept: {error}."
     keys = ("case", "served_name", "engine", "verdict")
     rows = [{key: getattr(one, key) for key in keys} for one in results]
-    said = describe_suite_failures(results)
+    said = record.findings
     if said and gate["gate"] == "fail":
         engines = dict.fromkeys(one.engine for one in results if one.verdict != "passed")
         text = f"The quality suite was not passed (quality_gate: fail). {' '.join(said)}{kept}"

@@ -17,7 +17,7 @@ from .run import prepare
 
 LISTED = 20
 """Former runs that are listed, newest last."""
-HEADINGS = (
+HEADS = [
     "engine",
     "through",
     "case",
@@ -30,9 +30,9 @@ HEADINGS = (
     "ITL p50",
     "KV",
     "J/tok",
-)
-TEXTS = frozenset({0, 1, 2})
-"""Columns of words; all others are numbers, to the right."""
+]
+NUMBERS = frozenset(range(3, len(HEADS)))
+"""Columns of numbers, to the right."""
 
 
 def _number(value: float | None, digits: int = 0) -> str:
@@ -61,16 +61,13 @@ def render_measurements(measurements: Sequence[Measurement]) -> list[str]:
         for one in measurements
         if one.case != "warm-up"
     ]
-    if not rows:
-        return []
-    return table(HEADINGS, rows, frozenset(range(len(HEADINGS))) - TEXTS)
+    return table(HEADS, rows, NUMBERS) if rows else []
 
 
 def render_end(end: End) -> list[str]:
     lines = [line for finding in end.findings for line in wrapped(f"{finding.severity}: {finding.text}")]
-    if end.error:
-        lines += wrapped(end.error)
-    return [*lines, *([] if lines else ["Nothing differs from what was expected."])]
+    lines += wrapped(end.error)
+    return lines or ["Nothing differs from what was expected."]
 
 
 def render(recorded: Recorded) -> list[str]:
@@ -99,9 +96,8 @@ def run_bench(paths: HostPaths, options: Options, long_run: LongRun, *, output: 
     """
     with long_run.alone():
         bench = prepare(paths, options, DockerEngine(), long_run)
-        run, end = bench.run()
-    recorded = Recorded(run, tuple(bench.measurements), end)
-    lines = [*render(recorded), *(line for text in bench.incomparable for line in wrapped(text))]
-    path = str(bench.file.path) if bench.file else ""
-    print_result(output, {"path": path, "lines": lines, **asdict(recorded)}, lines)
-    return 1 if end.error or fails_gate(end.findings, options.gate) else 0
+        recorded, incomparable = bench.run()
+    lines = [*render(recorded), *(line for text in incomparable for line in wrapped(text))]
+    print_result(output, {"path": str(bench.path), "lines": lines, **asdict(recorded)}, lines)
+    end = recorded.end
+    return 1 if end is None or end.error or fails_gate(end.findings, options.gate) else 0

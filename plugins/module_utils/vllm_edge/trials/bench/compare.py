@@ -147,22 +147,16 @@ def _find_throttling(engine: str, measured: Iterable[Measurement]) -> Iterator[F
 
 def _find_growth(engine: str, measured: Iterable[Measurement]) -> Iterator[Finding]:
     # A soak may be several measurements: the first one has what the memory was before.
-    soaks = [one for one in measured if one.case == "soak"]
-    before: dict[str, int] = {}
-    after: dict[str, int] = {}
-    for one in soaks:
-        for gpu in one.gpus:
-            name = str(gpu.uuid if gpu.slot is None else gpu.slot)
-            if gpu.vram_before_mib is not None:
-                before.setdefault(name, gpu.vram_before_mib)
-            if gpu.vram_after_mib is not None:
-                after[name] = gpu.vram_after_mib
-    for name in before.keys() & after.keys():
-        grown = after[name] - before[name]
+    vram_mib: dict[str, list[int]] = {}
+    for gpu in (gpu for one in measured if one.case == "soak" for gpu in one.gpus):
+        seen = vram_mib.setdefault(str(gpu.uuid if gpu.slot is None else gpu.slot), [])
+        seen += [value for value in (gpu.vram_before_mib, gpu.vram_after_mib) if value is not None]
+    for name, seen in vram_mib.items():
+        grown = seen[-1] - seen[0] if seen else 0
         if grown > VRAM_GROWTH_MIB:
             text = (
                 f"GPU {name} has {grown:,} MiB more in use after the soak of {engine} than before it "
-                f"({before[name]:,} MiB became {after[name]:,}); up to {VRAM_GROWTH_MIB} MiB are usual."
+                f"({seen[0]:,} MiB became {seen[-1]:,}); up to {VRAM_GROWTH_MIB} MiB are usual."
             )
             yield Finding("vram-grew", "fail", engine, "soak", text)
 

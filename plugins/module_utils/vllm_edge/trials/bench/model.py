@@ -23,6 +23,7 @@ KEPT_RUNS = 50
 MODE = 0o640
 
 Through = Literal["engine", "gateway"]
+Verdict = Literal["passed", "findings", "interrupted"]
 Case = Literal["warm-up", "protocol", "sweep", "long-context", "shared-prefix", "soak"]
 CASES: tuple[Case, ...] = ("protocol", "sweep", "long-context", "shared-prefix")
 """Those that run if none is named. A soak needs its length."""
@@ -159,7 +160,7 @@ class Finding:
 class End:
     at: str
     seconds: float
-    verdict: Literal["passed", "findings", "interrupted"]
+    verdict: Verdict
     error: str = ""
     findings: tuple[Finding, ...] = ()
     kind: str = "end"
@@ -173,20 +174,14 @@ class Recorded:
     """None if the run was killed, or still runs."""
 
 
-@dataclass
-class RecordFile:
-    """The file of one run. Every line is on the disk before the next one is measured."""
-
-    path: Path
-
-    def add(self, record: Run | Measurement | End) -> None:
-        """Append a record. Raises OSError."""
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, MODE)
-        with os.fdopen(handle, "a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(record), ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+def add_record(path: Path, record: Run | Measurement | End) -> None:
+    """Append a record to the file of a run; it is on the disk before the next one is measured. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, MODE)
+    with os.fdopen(handle, "a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(record), ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def parse_run(text: str) -> Recorded:
@@ -194,11 +189,8 @@ def parse_run(text: str) -> Recorded:
     lines = [json.loads(line) for line in text.splitlines() if line.strip()]
     if not lines or lines[0].get("kind") != "run":
         raise ValueError("its first line is not a run")
-    by_kind: dict[str, list[Mapping[str, Any]]] = {}
-    for line in lines[1:]:
-        by_kind.setdefault(str(line.get("kind")), []).append(line)
-    ends = [read_record(End, line) for line in by_kind.get("end", [])]
-    measured = tuple(read_record(Measurement, line) for line in by_kind.get("measurement", []))
+    ends = [read_record(End, line) for line in lines if line.get("kind") == "end"]
+    measured = tuple(read_record(Measurement, line) for line in lines if line.get("kind") == "measurement")
     return Recorded(read_record(Run, lines[0]), measured, ends[0] if ends else None)
 
 

@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,8 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write_eof()
 
 
-async def serve_relay(listen: Address, target: Address, context: ssl.SSLContext | None = None) -> asyncio.Server:
-    """Relay connections from one address to another, and return the server.
+def start_relay(listen: Address, target: Address, context: ssl.SSLContext | None = None) -> Callable[[], None]:
+    """Relay connections in a thread, and return the function that ends it. Raises OSError if it cannot listen.
 
     Args:
         listen: path of a Unix socket, or host and port
@@ -78,40 +79,27 @@ async def serve_relay(listen: Address, target: Address, context: ssl.SSLContext 
                 if one is not None:
                     one.close()
 
-    if isinstance(listen, Path):
-        return await asyncio.start_unix_server(relay, listen)
-    return await asyncio.start_server(relay, *listen)
-
-
-def start_relay(listen: Address, target: Address, context: ssl.SSLContext | None = None) -> Callable[[], None]:
-    """Run a relay in a thread and return the function that ends it. Raises OSError if it cannot listen."""
-    loop = asyncio.new_event_loop()
-    started: list[BaseException | None] = []
-    ready = threading.Event()
-
-    async def run() -> None:
-        stop = asyncio.Event()
+    async def serve() -> None:
         try:
-            server = await serve_relay(listen, target, context)
-            stopping.append(stop)
-            started.append(None)
+            if isinstance(listen, Path):
+                server = await asyncio.start_unix_server(relay, listen)
+            else:
+                server = await asyncio.start_server(relay, *listen)
         except OSError as error:
-            started.append(error)
+            started.set_exception(error)
             return
-        finally:
-            ready.set()
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        started.set_result(lambda: loop.call_soon_threadsafe(stop.set))
         async with server:
             await stop.wait()
 
-    stopping: list[asyncio.Event] = []
-    thread = threading.Thread(target=lambda: loop.run_until_complete(run()), daemon=True)
+    started: Future[Callable[[], object]] = Future()
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
     thread.start()
-    ready.wait()
-    if started[0] is not None:
-        raise started[0]
+    stop_serving = started.result()
 
     def end() -> None:
-        loop.call_soon_threadsafe(stopping[0].set)
+        stop_serving()
         thread.join(timeout=5)
 
     return end
@@ -155,7 +143,7 @@ def build_command(step: Mapping[str, Any], model: str, tokenizer: str, results: 
 
 
 def read_result(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of vLLM's result file that the host keeps."""
+    """Return the figures of vLLM's result file that the host keeps. Raises KeyError."""
 
     def percentiles(metric: str) -> dict[str, float] | None:
         found = {f"p{at}": data.get(f"p{at}_{metric}_ms") for at in PERCENTILES}
@@ -164,9 +152,7 @@ def read_result(data: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "seconds": data["duration"],
         "completed": data["completed"],
-        "failed": data.get("failed"),
         "output_tokens": data["total_output_tokens"],
-        "input_tokens": data["total_input_tokens"],
         "tpot_ms": data.get("median_tpot_ms"),
         **{name: percentiles(metric) for name, metric in (("ttft", "ttft"), ("itl", "itl"), ("e2e", "e2el"))},
     }

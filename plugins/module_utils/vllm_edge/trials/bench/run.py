@@ -12,26 +12,27 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ...answers.engines import choose_engines, describe_engine
 from ...engine.config import Engine, EngineConfig
 from ...engine.metrics import requests_in_work
 from ...engine.state import read_state, stamp
 from ...gateway.clients import GatewayError
 from ...gateway.describe import list_addresses
 from ...gateway.sync import CONFIGURATION, is_installed
-from ...generation.model import Generation, GenerationError
-from ...generation.store import load_committed
+from ...generation.model import Generation
+from ...gpu.driver import module_version
 from ...paths import HostPaths
-from ...redaction import redact
 from ...switch.journal import holder
 from ...switch.steps.gpu_memory import load_slots
 from ...system.docker import Container, DockerAway, DockerEngine, DockerRefused
 from ...system.http import request
 from ...system.long_run import CommandRefused, LongRun
+from ...system.records import read_record
 from ...weights.record import WeightsError, load_record
 from ..companion import Companion, CompanionError, run_companion
 from . import program
@@ -44,9 +45,11 @@ from .model import (
     GpuFigures,
     Measurement,
     Percentiles,
-    RecordFile,
+    Recorded,
     Run,
     Through,
+    Verdict,
+    add_record,
     list_files,
     prune_runs,
     read_runs,
@@ -60,53 +63,23 @@ PREVIOUS = 20
 """Former runs that a run is compared with, newest first."""
 
 
-def choose_engines(generation: Generation, names: Sequence[str]) -> dict[str, Engine]:
-    """Return the engines to measure. Raises CommandRefused if one is not in the committed generation."""
-    unknown = sorted(set(names) - set(generation.engines))
-    if unknown:
-        raise CommandRefused(
-            f"{', '.join(unknown)} is no engine of profile {generation.profile}, which serves now; it has "
-            f"{', '.join(generation.engines)}."
-        )
-    return {name: generation.engines[name] for name in names or generation.engines}
-
-
-def check_idle(engines: Mapping[str, Engine], *, allow_load: bool) -> None:
-    """Raise CommandRefused if an engine does not answer, or serves requests while that is not allowed."""
-    for name, engine in engines.items():
-        answer = request(engine.config.url, "/metrics", ASK_S)
-        if not answer.ok:
-            raise CommandRefused(f"Engine {name} does not serve ({answer.words()}); `vllm-edge status` says why.")
-        busy = requests_in_work(answer.body.decode("utf-8", "replace"))
-        if busy and not allow_load:
-            raise CommandRefused(
-                f"Engine {name} works on {busy} requests of clients. A benchmark would slow them down, and they would "
-                "spoil its figures. Run it when they have ended, or with --allow-load (bench_allow_load=true)."
-            )
-
-
-def describe_engine(engine: Engine, paths: HostPaths, slots: Mapping[str, int]) -> EngineRecord:
+def describe(engine: Engine, paths: HostPaths, slots: Mapping[str, int]) -> EngineRecord:
     config, state = engine.config, read_state(paths.engine_state(engine.config.engine))
-    digest = None
+    record = None
     with contextlib.suppress(OSError, WeightsError):
         record = load_record(Path(config.weights_record)) if config.weights_record else None
-        digest = record.manifest_sha256 if record else None
-    return EngineRecord(
-        model=config.model,
-        repo=config.repo,
-        revision=config.revision,
-        precision=config.precision,
-        tensor_parallel_size=config.tensor_parallel_size,
-        served_names=config.served_names,
-        gpus=config.gpus,
-        slots=tuple(slots[uuid] for uuid in config.gpus if uuid in slots),
-        arguments=tuple(redact("\n".join(engine.arguments)).splitlines()),
-        input_hash=config.input_hash,
-        weights_digest=digest,
-        max_model_len=config.max_model_len,
-        plan=config.plan,
-        load_seconds=state.load_seconds if state else None,
-        load_phases=getattr(state, "load_phases", None) or None,
+    return read_record(
+        EngineRecord,
+        {
+            **describe_engine(engine),
+            "gpus": config.gpus,
+            "slots": [slots[uuid] for uuid in config.gpus if uuid in slots],
+            "weights_digest": record.manifest_sha256 if record else None,
+            "max_model_len": config.max_model_len,
+            "plan": config.plan,
+            "load_seconds": state.load_seconds if state else None,
+            "load_phases": (state.load_phases if state else None) or None,
+        },
     )
 
 
@@ -115,12 +88,6 @@ def ask_version(config: EngineConfig) -> str:
     with contextlib.suppress(ValueError, AttributeError):
         return str(answer.json().get("version", "")) if answer.ok else ""
     return ""
-
-
-def read_driver() -> str | None:
-    with contextlib.suppress(OSError):
-        return Path("/sys/module/nvidia/version").read_text().strip()
-    return None
 
 
 @contextlib.contextmanager
@@ -156,72 +123,23 @@ def relay_to_gateway(paths: HostPaths) -> Iterator[Path]:
 
 @dataclass
 class Bench:
+    """One run over some engines, and what it has recorded by now."""
+
     paths: HostPaths
     options: Options
     generation: Generation
+    engines: Mapping[str, Engine]
     docker: DockerEngine
     long_run: LongRun
     reference: Sequence[Reference] = ()
-    measurements: list[Measurement] = field(default_factory=list)
-    stopped: str = ""
-    """Why it has to end before it is complete."""
-    incomparable: list[str] = field(default_factory=list)
-    """Sentences on what could not be compared, and why."""
-    _began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
+        self._began = time.monotonic()
         self.slots = {slot.uuid: number for number, slot in enumerate(load_slots(self.paths))}
-        self.engines = choose_engines(self.generation, self.options.engine)
-        self.file: RecordFile | None = None
-
-    @property
-    def left_s(self) -> float:
-        return self._began + 60 * self.options.limit_minutes - time.monotonic()
-
-    def may_go_on(self) -> bool:
-        """Return whether the run goes on; otherwise say why in `stopped`."""
-        if self.long_run.is_lost():
-            self.stopped = "nobody follows it any more"
-        elif (journal := holder(self.paths)) is not None:
-            self.stopped = f"a switch began ({journal.asked_by or 'unknown'})"
-        return not self.stopped
-
-    def run(self) -> tuple[Run, End]:
-        """Measure everything, and return the run and how it ended. The record is written meanwhile."""
-        run = self._describe()
-        self.file = RecordFile(self.paths.bench / f"{run.run}.jsonl")
-        former = list_files(self.paths)[::-1][:PREVIOUS]
-        self.file.add(run)
-        error = ""
-        try:
-            for name, engine in self.engines.items():
-                for through in self.options.ways:
-                    if through == "engine" or run.gateway:
-                        self._measure(name, engine, through)
-        except CompanionError as failed:
-            error = f"The benchmark ended early: {self.stopped or str(failed).rstrip('.')}."
-        except GatewayError as refused:
-            error = f"The benchmark ended early: {refused}"
-        except KeyboardInterrupt as asked:
-            error = f"The benchmark was interrupted{f' by {asked}' if str(asked) else ''}."
-        before, tolerance = read_runs(former), self.options.tolerance_percent
-        findings = find_findings(run, self.measurements, before, self.reference, tolerance)
-        self.incomparable = list_incomparable(run, self.measurements, before, self.reference)
-        end = End(
-            stamp(),
-            round(time.monotonic() - self._began, 1),
-            "interrupted" if error else "findings" if findings else "passed",
-            error,
-            tuple(findings),
-        )
-        self.file.add(end)
-        prune_runs(self.paths)
-        return run, end
-
-    def _describe(self) -> Run:
+        self.measurements: list[Measurement] = []
         at = stamp()
         first = next(iter(self.engines.values())).config
-        return Run(
+        self.description = Run(
             run=f"{at.replace('-', '').replace(':', '')}-{self.generation.profile}",
             at=at,
             host=socket.gethostname(),
@@ -230,13 +148,45 @@ class Bench:
             image=first.image,
             image_id=first.image_id,
             vllm=ask_version(first),
-            driver=read_driver(),
-            engines={name: describe_engine(engine, self.paths, self.slots) for name, engine in self.engines.items()},
+            driver=module_version(Path("/")) or None,
+            engines={name: describe(engine, self.paths, self.slots) for name, engine in self.engines.items()},
             note=self.options.note,
             gateway=is_installed(self.paths),
             cases=(*self.options.case, *(["soak"] if self.options.soak_minutes else [])),
             asked_by=self.options.asked_by,
         )
+        self.path = self.paths.bench / f"{self.description.run}.jsonl"
+
+    def find_trouble(self) -> str:
+        """Return why the run cannot go on; empty if it can."""
+        if self.long_run.is_lost():
+            return "nobody follows it any more"
+        journal = holder(self.paths)
+        return f"a switch began ({journal.asked_by or 'unknown'})" if journal is not None else ""
+
+    def run(self) -> tuple[Recorded, list[str]]:
+        """Measure everything, and return what is recorded, and sentences on what could not be compared, and why."""
+        former = list_files(self.paths)[::-1][:PREVIOUS]
+        add_record(self.path, self.description)
+        error = ""
+        try:
+            for name, engine in self.engines.items():
+                for through in self.options.ways:
+                    if through == "engine" or self.description.gateway:
+                        self._measure(name, engine, through)
+        except CommandRefused as failed:
+            error = f"The benchmark ended early: {str(failed).rstrip('.')}."
+        except GatewayError as refused:
+            error = f"The benchmark ended early: {refused}"
+        except KeyboardInterrupt as asked:
+            error = f"The benchmark was interrupted{f' by {asked}' if str(asked) else ''}."
+        compared = (self.description, self.measurements, read_runs(former), self.reference)
+        findings = find_findings(*compared, self.options.tolerance_percent)
+        verdict: Verdict = "interrupted" if error else "findings" if findings else "passed"
+        end = End(stamp(), round(time.monotonic() - self._began, 1), verdict, error, tuple(findings))
+        add_record(self.path, end)
+        prune_runs(self.paths)
+        return Recorded(self.description, tuple(self.measurements), end), list_incomparable(*compared)
 
     def _measure(self, name: str, engine: Engine, through: Through) -> None:
         """Measure one engine in one way. Raises CompanionError, KeyboardInterrupt."""
@@ -249,83 +199,74 @@ class Bench:
         steps = build_steps(options, max_model_len=config.max_model_len, max_num_seqs=most)
         if len(steps) == 1 or config.socket is None:
             return
+        weights = Path(config.weights_path)
+        job = {
+            "steps": list(map(asdict, steps)),
+            "model": config.served_names[0],
+            "tokenizer": f"/models/{weights.name}",
+        }
+        files, sockets = {"steps.json": json.dumps(job).encode()}, config.socket.parent
         with contextlib.ExitStack() as stack:
-            sockets, files = config.socket.parent, {}
             if through == "gateway":
                 sockets = stack.enter_context(relay_to_gateway(self.paths))
                 files["key"] = stack.enter_context(temporary_client(self.paths)).encode()
-            job = {"steps": [asdict(step) for step in steps], "model": config.served_names[0]}
-            job["tokenizer"] = f"/models/{Path(config.weights_path).name}"
-            files["steps.json"] = json.dumps(job).encode()
-            sampler = stack.enter_context(open_sampler(config))
-            measuring = Measuring(self, name, config, through, steps, sampler)
-            measuring.remember_container()
+            measuring = Measuring(self, config, through, steps, stack.enter_context(open_sampler(config)))
             ended = run_companion(
                 Companion(
                     "bench",
                     config.image_id or config.image,
                     engine.uid,
                     Path(program.__file__).read_text(encoding="utf-8"),
-                    weights=Path(config.weights_path),
+                    weights=weights,
                     sockets={"api": sockets},
                     files=files,
                 ),
                 self.docker,
                 self.paths,
-                timeout_s=max(1.0, self.left_s),
+                timeout_s=max(1.0, self._began + 60 * self.options.limit_minutes - time.monotonic()),
                 on_line=measuring.read,
-                attended=measuring.may_go_on,
+                find_trouble=measuring.find_trouble,
             )
-            if not measuring.may_go_on():
-                raise CompanionError(self.stopped)
+            if trouble := measuring.find_trouble():
+                raise CompanionError(trouble)
             if ended.status != 0:
                 raise CompanionError(f"The benchmark's program ended with status {ended.status}: {ended.lines[-3:]}")
 
     def add(self, measurement: Measurement) -> None:
-        """Record a measurement. Raises OSError."""
         self.measurements.append(measurement)
-        if self.file is not None:
-            self.file.add(measurement)
-        self.long_run.say(describe(measurement))
+        add_record(self.path, measurement)
+        self.long_run.say(describe_measurement(measurement))
 
 
 @dataclass
 class Measuring:
-    """Turns the lines of the container's program into measurements."""
+    """Turns the lines of the container's program into measurements. Raises CompanionError if the engine runs not."""
 
     bench: Bench
-    name: str
     config: EngineConfig
     through: Through
     steps: Sequence[Step]
     sampler: Sampler
-    _container: Container | None = None
-    """The engine's when it began."""
 
-    def remember_container(self) -> None:
-        """Note in which container the engine runs. Raises CompanionError if it runs in none."""
-        self._container = self._find_container()
-        if self._container is None:
-            raise CompanionError(f"Engine {self.name} does not run; `vllm-edge explain {self.name}` says why.")
+    def __post_init__(self) -> None:
+        self._began = self._find_container()
+        if self._began is None:
+            name = self.config.engine
+            raise CompanionError(f"Engine {name} does not run; `vllm-edge explain {name}` says why.")
 
-    def may_go_on(self) -> bool:
-        """Return whether the run goes on; otherwise say why in `stopped` of the run. Raises CompanionError."""
-        if self.bench.may_go_on():
-            self.bench.stopped = self._find_trouble()
-        return not self.bench.stopped
-
-    def _find_trouble(self) -> str:
-        """Return why the engine can no longer be measured; empty if it can."""
-        began, now = self._container, self._find_container()
+    def find_trouble(self) -> str:
+        """Return why the engine can no longer be measured; empty if it can. Raises CompanionError."""
+        if trouble := self.bench.find_trouble():
+            return trouble
+        name, began, now = self.config.engine, self._began, self._find_container()
         # The same container may have been started again.
         if now is None or began is None or (now.id, now.started_at) != (began.id, began.started_at):
             return (
-                f"engine {self.name} no longer runs in the container that it began with; "
-                f"`vllm-edge explain {self.name}` says why"
+                f"engine {name} no longer runs in the container that it began with; `vllm-edge explain {name}` says why"
             )
         # Each step of an engine moves a figure, and its supervisor gives one as long.
         if (still := self.sampler.get_still_s()) >= max(IMPORT_S, self.config.progress_timeout_s):
-            return f"engine {self.name} has made no progress with the benchmark's requests for {still:.0f} s"
+            return f"engine {name} has made no progress with the benchmark's requests for {still:.0f} s"
         return ""
 
     def _find_container(self) -> Container | None:
@@ -333,7 +274,8 @@ class Measuring:
         try:
             found = self.bench.docker.find(self.config.container)
         except (DockerAway, DockerRefused) as error:
-            raise CompanionError(f"Docker does not say whether engine {self.name} still runs: {error}.") from error
+            name = self.config.engine
+            raise CompanionError(f"Docker does not say whether engine {name} still runs: {error}.") from error
         return found if found is not None and found.running else None
 
     def read(self, line: str) -> None:
@@ -344,7 +286,7 @@ class Measuring:
         step = self.steps[data["step"]]
         if data["what"] == "begin":
             self.sampler.begin()
-            self.bench.long_run.say(f"{self.name} through {self.through}: {describe_step(step)}")
+            self.bench.long_run.say(f"{self.config.engine} through {self.through}: {describe_step(step)}")
         else:
             self.bench.add(self._build(step, data, self.sampler.end()))
 
@@ -355,11 +297,18 @@ class Measuring:
         busy = (ended - seconds, ended)
         gpus = tuple(summarize_gpu(uuid, self.bench.slots.get(uuid), samples, busy) for uuid in self.config.gpus)
         completed = data.get("completed") or 0
-        times = {key: _read_percentiles(data.get(key)) for key in ("ttft", "itl", "e2e")}
+        times: dict[str, Any] = {
+            f"{key}_ms": Percentiles(**{name: round(value, 2) for name, value in data[key].items()})
+            for key in ("ttft", "itl", "e2e")
+            if data.get(key)
+        }
+        totals: dict[str, Any] = {
+            name: subtract(samples, name) for name in ("preemptions", "prefix_hits", "prefix_queries")
+        }
         finished = subtract(samples, "finished")
         return Measurement(
             at=stamp(),
-            engine=self.name,
+            engine=self.config.engine,
             served_name=self.config.served_names[0],
             through=self.through,
             case=step.case,
@@ -372,22 +321,14 @@ class Measuring:
             seconds=round(seconds, 3),
             tok_s=round(tokens / seconds, 2) if seconds else 0.0,
             decode_tok_s=round(1000 / data["tpot_ms"], 2) if data.get("tpot_ms") else None,
-            ttft_ms=times["ttft"],
-            itl_ms=times["itl"],
-            e2e_ms=times["e2e"],
+            **times,
             kv_use_peak=find_kv_peak(samples),
-            preemptions=subtract(samples, "preemptions"),
-            prefix_hits=subtract(samples, "prefix_hits"),
-            prefix_queries=subtract(samples, "prefix_queries"),
+            **totals,
             other_requests=None if finished is None else max(0, finished - completed),
             gpus=gpus,
             joules_per_token=_divide_energy(gpus, tokens),
             error=str(data.get("error", "")),
         )
-
-
-def _read_percentiles(found: Mapping[str, float] | None) -> Percentiles | None:
-    return Percentiles(**{name: round(value, 2) for name, value in found.items()}) if found else None
 
 
 def _divide_energy(gpus: Sequence[GpuFigures], tokens: int) -> float | None:
@@ -401,7 +342,7 @@ def describe_step(step: Step) -> str:
     return f"{step.case}, {step.input_tokens} + {step.output_tokens} tokens, {at_once}"
 
 
-def describe(measurement: Measurement) -> str:
+def describe_measurement(measurement: Measurement) -> str:
     if measurement.error:
         return f"{measurement.engine}: {measurement.case} has no figures: {measurement.error}"
     return (
@@ -422,14 +363,18 @@ def prepare(paths: HostPaths, options: Options, docker: DockerEngine, long_run: 
         raise CommandRefused(
             "The benchmark starts containers and opens the engines' sockets, which only root may: sudo."
         )
-    try:
-        generation = load_committed(paths)
-    except GenerationError as error:
-        raise CommandRefused(f"The committed generation cannot be read: {error}") from error
-    if generation is None:
-        raise CommandRefused("No profile is active on this host, so there is nothing to measure. Run site.yml.")
-    bench = Bench(paths, options, generation, docker, long_run, reference)
-    if not bench.may_go_on():
-        raise CommandRefused(f"The benchmark does not run, because {bench.stopped}. Wait until it has ended.")
-    check_idle(bench.engines, allow_load=options.allow_load)
+    generation, engines = choose_engines(paths, options.engine)
+    bench = Bench(paths, options, generation, engines, docker, long_run, reference)
+    if trouble := bench.find_trouble():
+        raise CommandRefused(f"The benchmark does not run, because {trouble}. Wait until it has ended.")
+    for name, engine in engines.items():
+        answer = request(engine.config.url, "/metrics", ASK_S)
+        if not answer.ok:
+            raise CommandRefused(f"Engine {name} does not serve ({answer.words()}); `vllm-edge status` says why.")
+        busy = requests_in_work(answer.body.decode("utf-8", "replace"))
+        if busy and not options.allow_load:
+            raise CommandRefused(
+                f"Engine {name} works on {busy} requests of clients. A benchmark would slow them down, and they would "
+                "spoil its figures. Run it when they have ended, or with --allow-load (bench_allow_load=true)."
+            )
     return bench

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ...engine.config import EngineConfig
 from ...engine.metrics import Totals, read_totals
-from ...system.http import Answer, request
+from ...system.http import request
 from ...system.nvml import NvmlFailure, NvmlSession, StateReading, open_nvml
 from .model import GpuFigures
 
@@ -90,11 +90,9 @@ def open_sampler(config: EngineConfig) -> Iterator[Sampler]:
         yield stack.enter_context(Sampler(lambda: take_sample(config, session)))
 
 
-def take_sample(
-    config: EngineConfig, session: NvmlSession | None, ask: Callable[[str, str, float], Answer] = request
-) -> Sample:
+def take_sample(config: EngineConfig, session: NvmlSession | None) -> Sample:
     """Look at an engine and its GPUs once; what does not answer is left out."""
-    answer = ask(config.url, "/metrics", METRICS_S)
+    answer = request(config.url, "/metrics", METRICS_S)
     totals = read_totals(answer.body.decode("utf-8", "replace")) if answer.ok else None
     vram: dict[str, int] = {}
     states: dict[str, StateReading] = {}
