@@ -354,8 +354,7 @@ def _add_facts_options(parser: argparse.ArgumentParser) -> None:
 def _run_planning(options: Options, paths: HostPaths) -> int:
     from .planning import command
 
-    runs = {"plan": command.run_plan, "advise": command.run_advise, "facts": command.run_facts}
-    return runs[options.command.name](options)
+    return command.run(options.command.name, options)
 
 
 def _add_bench_options(parser: argparse.ArgumentParser) -> None:

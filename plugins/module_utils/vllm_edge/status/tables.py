@@ -186,7 +186,7 @@ def render_gpu_table(gpus: Sequence[Row]) -> list[str]:
 def render_drift_table(rows: Sequence[Row], index: Mapping[str, Any]) -> list[str]:
     """Return a table of plan and measurement, one line for each component.
 
-    `rows` are as `planning.drift.Row.as_dict` returns them; `index` is that of a GPU by UUID.
+    `rows` are as `planning.drift.compare` returns them; `index` is that of a GPU by UUID.
     """
     cells = []
     for row in rows:

@@ -253,7 +253,7 @@ class HostWorld(HostView):
         that."""
         configs = [engine.config for engine in wanted.engines.values()]
         states = {config.engine: self.read_state(config.engine) for config in configs}
-        rows = [row.as_dict() for row in drift.compare_engines(configs, states, measured.data["gpus"])]
+        rows = drift.compare(configs, states, measured.data["gpus"])
         said = drift.sentences(rows)
         data = {**measured.data, "drift": rows}
         on_drift = drift.wanted(configs)

@@ -156,12 +156,6 @@ def test_other_numbers_of_sequences() -> None:
     assert "max_num_seqs other than 8, 64" in " ".join(" ".join(render.lines(found)).split())
 
 
-def say_together(profile: Profile) -> str:
-    speed = profile.main.together
-    assert speed is not None
-    return f"{speed.mid:.1f} tok/s together ({speed.requests} of {8 * len(profile.main.roles)} requests at once)"
-
-
 @pytest.mark.parametrize("by", list(By))
 def test_the_text_and_the_document_begin_with_the_chosen_one_and_say_why_others_lost(by: By) -> None:
     found = reference(by.value)
@@ -184,15 +178,8 @@ def test_the_text_and_the_document_begin_with_the_chosen_one_and_say_why_others_
     for rank, label, said in found.lost:
         loser = found.profiles[rank - 1]
         assert loser.label == label and loser.choice != winner.choice
-        figure = {
-            By.TOK_S: f"{loser.main.fit.tok_s:.1f} tok/s, the chosen one {winner.main.fit.tok_s:.1f} tok/s",
-            By.CONTEXT: f"{loser.main.max_model_len:,} tokens, the chosen one {winner.main.max_model_len:,} tokens",
-            By.FREE_GPUS: f"{loser.free_gpus} free GPUs, the chosen one {winner.free_gpus} free GPUs",
-            By.TOGETHER: f"{say_together(loser)}, the chosen one {say_together(winner)}",
-        }[by]
-        decides = search.ORDERS[by][1 if by is By.TOGETHER else 0][0]
-        equal = decides(loser) == decides(winner)
-        assert equal or said == figure
+        decides = next(says for value, says in search.ORDERS[by] if value(loser) != value(winner))
+        assert said == f"{decides(loser)}, the chosen one {decides(winner)}"
 
 
 # -- replicas
@@ -244,21 +231,6 @@ def test_the_speed_of_many_requests_is_that_of_all_replicas() -> None:
     text = " ".join(" ".join(render.lines(found)).split())
     assert "advised-26b-nvfp4, 2 replicas (32 requests at once: 894 tok/s together), each fits: 61.7 tok/s" in text
     assert "26b-nvfp4 tp2 x2 4/0 619- 894- 1040" in text
-
-
-@pytest.mark.parametrize(("label", "gpus"), [("26b-nvfp4 tp2 x2", [0, 1, 2, 3]), ("26b-nvfp4 x3 + e4b", [0, 1, 2])])
-def test_what_is_pasted_has_the_replicas(label: str, gpus: list[int]) -> None:
-    choose = find_rank(with_replicas(), lambda profile: profile.label == label)
-    found = with_replicas(choose=choose)
-    main, *sides = found.chosen.serving_engines.values()
-    replicas = found.profiles[choose - 1].main.replicas
-    assert (main["replicas"], main["gpus"]) == (replicas, gpus) and "port" not in main
-    assert [side["gpus"] for side in sides] == [[3]] * len(sides) and not any("replicas" in side for side in sides)
-    planned = [engine.engine for engine in found.chosen.plan.engines]
-    assert planned[:replicas] == [f"advised-26b-nvfp4-{number}" for number in range(replicas)]
-    assert found.chosen.plan.verdict is Verdict.FITS and set(found.chosen.advice) == set(found.chosen.serving_engines)
-    row = render.document(found)["profiles"][choose - 1]
-    assert row["engines"][0]["replicas"] == replicas and row["gpus_used"] == 4
 
 
 # -- the chosen one is what the planner says it is
@@ -344,13 +316,6 @@ def test_rejections_are_grouped_and_say_why() -> None:
     assert "two engines on one GPU" in text
 
 
-def test_a_release_without_pipelines_has_none() -> None:
-    found = advised(host(("31b-nvfp4",), vllm_version="0.19.0"))
-    assert {profile.main.fit.shape.pipeline_parallel_size for profile in found.profiles} == {1}
-    refused = next(rejection for rejection in found.rejections if rejection.verdict == "unsupported_engine")
-    assert "#40786" in refused.reason and "tp2 pp2" in refused.shapes
-
-
 def test_what_is_larger_than_the_model_allows() -> None:
     found = advised(host(("31b-w4a16", "e2b")), min_context=200_000)
     assert {profile.label.count("+") for profile in found.profiles} == {0}
@@ -401,11 +366,9 @@ def test_advice_on_context_is_that_of_the_context_that_is_advised() -> None:
     [
         ({"by": "toks"}, "advise_by: 'toks' is not one of tok_s, context, free_gpus, together; did you mean tok_s?"),
         ({"choose": 0}, "advise_choose: 0 is not the rank of a profile in the table"),
-        ({"choose": "first"}, "advise_choose: 'first' is not the rank"),
         ({"choose": "99999"}, "profiles are feasible; write 1 to "),
         ({"min_context": "8k"}, "advise_min_context: '8k' is not tokens"),
         ({"min_context": 512}, "write a whole number from 1024 on"),
-        ({"min_context": True}, "advise_min_context: true is not tokens"),
         ({"models": ["e3b"]}, "advise_models: 'e3b' is not a key of vllm_models; did you mean e2b?"),
         ({"main": "31b"}, "advise_main: '31b' is not a key of vllm_models"),
         ({"main": "e2b", "models": ["31b-w4a16"]}, "advise_main: 'e2b' is none of advise_models"),
@@ -414,9 +377,7 @@ def test_advice_on_context_is_that_of_the_context_that_is_advised() -> None:
         ({"min_tok_s": {"wroker": 3}}, "'advise_min_tok_s.wroker' is no role of serving_roles; did you mean worker?"),
         ({"min_tok_s": 99}, "advise_min_tok_s (architect 99, worker 99, auditor 99, sentry 99): no profile is fast"),
         ({"max_num_seqs": "16,x"}, "advise_max_num_seqs: 'x' is not a number of requests"),
-        ({"max_num_seqs": 0}, "advise_max_num_seqs: '0' is not a number of requests"),
         ({"main": "31b-bf16"}, "advise_main: no engine of 31b-bf16 fits on 1 x NVIDIA L4 with vLLM 0.32.0. 31b-bf16"),
-        ({"models": ["31b-bf16"]}, "31b-bf16 as tp1: oom_weights. Weights need 58.89 GiB"),
     ],
 )
 def test_what_cannot_be_advised_on_is_said(asked: dict[str, Any], said: str) -> None:

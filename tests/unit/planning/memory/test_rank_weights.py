@@ -79,15 +79,6 @@ def test_load_and_what_a_token_reads_are_as_modelled(repo: str) -> None:
         assert found.read_bytes_per_token / 1e9 == pytest.approx(read, abs=0.03 if "FP8" in repo else 0.011), size
 
 
-@pytest.mark.parametrize("repo", {**PARAMETERS, **LOAD_GIB})
-def test_kinds_add_up(repo: str) -> None:
-    found = model(repo)
-    for arguments in ({}, {"tensor_parallel_size": 4}, {"pipeline_parallel_size": 2}):
-        for rank in ranks(found, **arguments):
-            assert sum(rank.by_kind.values()) == rank.bytes
-            assert 0 < rank.read_bytes_per_token < rank.bytes
-
-
 def test_language_model_only_leaves_the_towers_out() -> None:
     found = model("google/gemma-4-31B-it")
     saved = one(found).bytes - one(found, language_model_only=True).bytes
