@@ -118,17 +118,7 @@ from ..module_utils.vllm_edge.planning.memory import vllm_versions
 
 def advise(options: dict[str, Any], warn: Callable[[str], None]) -> dict[str, Any]:
     """Return the result of the module. Raises ValueError with the problem and its remedy."""
-    asked = search.wish(
-        options["models"],
-        by=options["by"],
-        choose=options["choose"],
-        min_context=options["min_context"],
-        models=options["only"],
-        main=options["main"],
-        min_tok_s=options["min_tok_s"],
-        max_num_seqs=options["max_num_seqs"],
-        roles=options["roles"],
-    )
+    asked = search.wish(options["models"], options["roles"], options)
     models: dict[str, Model] = {}
     unreadable: dict[str, str] = {}
     for name in asked.models or options["models"]:

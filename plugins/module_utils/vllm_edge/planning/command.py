@@ -114,14 +114,11 @@ def plan_layouts(model: Model, gpus: Sequence[Gpu], options: Namespace) -> dict[
             "tensor_parallel_size": size,
             "gpus": list(range(size)),
             "max_model_len": options.context or model.max_position_embeddings,
+            "limit_mm_per_prompt": dict.fromkeys(("image", "video", "audio"), 0) if options.text_only else {},
         }
-        for key in ("max_num_seqs", "kv_cache_dtype", "gpu_memory_utilization"):
+        for key in ("max_num_seqs", "kv_cache_dtype", "gpu_memory_utilization", "enforce_eager"):
             if getattr(options, key) is not None:
                 engine[key] = getattr(options, key)
-        if options.enforce_eager:
-            engine["enforce_eager"] = True
-        if options.text_only:
-            engine["limit_mm_per_prompt"] = {"image": 0, "video": 0, "audio": 0}
         plan = planner.plan(engine["name"], [engine], {"model": model}, gpus, options.vllm)
         longest = plan.engines[0].max_context // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS
         too_long = plan.verdict is Verdict.KV_BELOW_MAX_MODEL_LEN or (
@@ -168,16 +165,7 @@ def _advise(options: Namespace) -> int:
         model = load_model(source, options)
         models[model.facts.repo.rsplit("/", 1)[-1].lower()] = model
     roles = options.role or ["main"]
-    asked = search.wish(
-        models,
-        by=options.by,
-        choose=options.choose,
-        min_context=options.min_context,
-        main=options.main,
-        min_tok_s=options.min_tok_s,
-        max_num_seqs=options.max_num_seqs,
-        roles=roles,
-    )
+    asked = search.wish(models, roles, vars(options))
     found = search.advise(asked, advice_model.Host(models, find_gpus(options), options.vllm, roles))
     if options.format == "json":
         print(json.dumps(advice_render.document(found), indent=2))

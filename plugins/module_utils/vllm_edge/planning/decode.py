@@ -50,11 +50,7 @@ TOGETHER_CONTEXT_TOKENS = 1024
 
 
 def estimate(model: Model, arguments: Arguments, ranks: Sequence[RankWeights], gpu: GpuModel) -> Decode:
-    """Estimate tokens per second of one sequence at short context.
-
-    Args:
-        ranks: the ranks of the pipeline, which work one after the other.
-    """
+    """Estimate tokens per second of one sequence. Ranks are those of a pipeline, which work one after the other."""
     read = sum(rank.read_bytes_per_token for rank in ranks)
     low, mid, high = _estimate_rates(model, arguments, read, gpu)
     return Decode(low=low, mid=mid, high=high, ceiling=gpu.bandwidth_bytes_per_s / read)
@@ -77,8 +73,6 @@ def estimate_together(
     possible. Arithmetic is not counted, so the estimate is for tens of requests, not for hundreds.
 
     Args:
-        ranks: the ranks of the pipeline, which work one after the other.
-        kv_cache_dtype: as resolved for the engine, such as `bfloat16` or `fp8`.
         most_requests: how many the engine may run at once. If it is fewer than `wanted_requests`, it counts.
         context_tokens: tokens that each request has in the KV cache.
 

@@ -82,12 +82,7 @@ def expectation(
     memory_threshold_percent: int = THRESHOLD_PERCENT,
 ) -> dict[str, Any]:
     """Return what goes from the plan of an engine into its engine.json: whole MiB, one entry for each of its GPUs in
-    order.
-
-    Args:
-        limits: tolerances by component.
-        memory_threshold_percent: above which `vllm-edge status` warns, see `feasibility`.
-    """
+    order. `limits` are tolerances by component."""
     # The error of the graphs is also an error of the total. Whether the total is too large is checked by the budget.
     graphs_mib = max((gpu.graphs_bytes for gpu in plan.gpus), default=0) / MIB
     share = {"total_mib": limits["total_mib"] + math.ceil(min(limits["graphs_mib"], graphs_mib))}
@@ -132,7 +127,6 @@ def compare(
     its engines is known not to run.
 
     Args:
-        configs: the configurations of the engines.
         states: the supervisor's record by engine, or None.
         gpus: rows of the VRAM evaluation.
 

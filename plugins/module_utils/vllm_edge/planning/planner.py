@@ -65,10 +65,7 @@ def plan(
         observations: plan_observations, which replace predictions.
         tolerance_mib: plan_tolerance_mib, which is added to each budget.
 
-    Raises:
-        PlanError: if an engine names an unknown model or slot, or the number of its GPUs is wrong.
-        vllm_versions.UnknownVersion: if the release is not known.
-        overhead.ObservationError: if an observation cannot be used.
+    Raises PlanError, vllm_versions.UnknownVersion and overhead.ObservationError.
     """
     release = behaviour(vllm_version)
     given = observations or {}

@@ -40,7 +40,7 @@ def host(names: Iterable[str] = MODELS, gpus: int = 4, **more: Any) -> Host:
 
 
 def advised(at: Host, **asked: Any) -> Advice:
-    return search.advise(search.wish(at.models, **{"roles": at.roles} | asked), at)
+    return search.advise(search.wish(at.models, at.roles, asked), at)
 
 
 @functools.cache
@@ -324,7 +324,7 @@ def test_what_is_larger_than_the_model_allows() -> None:
 
 def test_the_largest_that_fits_is_the_main_engine() -> None:
     at = host(("31b-bf16", *SMALL), 1)
-    found = search.advise(search.wish([*at.models, "own"]), at, {"own": "nothing is recorded of it"})
+    found = search.advise(search.wish([*at.models, "own"], at.roles, {}), at, {"own": "nothing is recorded of it"})
     assert found.mains == ("e4b",) and {rejection.model for rejection in found.rejections} >= {"31b-bf16"}
     assert "own: unknown. nothing is recorded of it" in map(str, found.rejections)
     # Parameters do not depend on precision.
@@ -369,9 +369,9 @@ def test_advice_on_context_is_that_of_the_context_that_is_advised() -> None:
         ({"choose": "99999"}, "profiles are feasible; write 1 to "),
         ({"min_context": "8k"}, "advise_min_context: '8k' is not tokens"),
         ({"min_context": 512}, "write a whole number from 1024 on"),
-        ({"models": ["e3b"]}, "advise_models: 'e3b' is not a key of vllm_models; did you mean e2b?"),
+        ({"only": ["e3b"]}, "advise_models: 'e3b' is not a key of vllm_models; did you mean e2b?"),
         ({"main": "31b"}, "advise_main: '31b' is not a key of vllm_models"),
-        ({"main": "e2b", "models": ["31b-w4a16"]}, "advise_main: 'e2b' is none of advise_models"),
+        ({"main": "e2b", "only": ["31b-w4a16"]}, "advise_main: 'e2b' is none of advise_models"),
         ({"min_tok_s": "fast"}, "advise_min_tok_s: 'fast' is no number of tokens per second, such as 30"),
         ({"min_tok_s": {"worker": True}}, "advise_min_tok_s.worker: true is no number"),
         ({"min_tok_s": {"wroker": 3}}, "'advise_min_tok_s.wroker' is no role of serving_roles; did you mean worker?"),
@@ -383,8 +383,8 @@ def test_advice_on_context_is_that_of_the_context_that_is_advised() -> None:
 def test_what_cannot_be_advised_on_is_said(asked: dict[str, Any], said: str) -> None:
     at = host(("31b-bf16", "31b-w4a16", "e2b"), 1)
     with pytest.raises(AdviceError, match=re.escape(said)):
-        advised(at, roles=ROLES, **asked)
-    numbers = search.wish(["e2b"], choose="2", min_context="4096")
+        advised(at, **asked)
+    numbers = search.wish(["e2b"], ROLES, {"choose": "2", "min_context": "4096"})
     assert numbers == Wish(choose=2, min_context_tokens=4096), "numbers may be text"
 
 
@@ -395,4 +395,4 @@ def test_a_gpu_whose_bandwidth_nobody_knows() -> None:
             advised(at, by=by)
     assert "not known" in "\n".join(render.lines(advised(at, by="context")))
     with pytest.raises(AdviceError, match="advise_min_tok_s: needs the bandwidth of the GPU, which is not known"):
-        advised(at, by="context", min_tok_s=5, roles=ROLES)
+        advised(at, by="context", min_tok_s=5)

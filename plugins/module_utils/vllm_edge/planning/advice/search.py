@@ -58,33 +58,24 @@ BITS_OF_TENSORS = {"U8": 2, "F4": 1, "I32": 8, "I64": 16}
 """How many 4-bit weights one element of a packed tensor holds, by the tensor's dtype."""
 
 
-def wish(
-    known_models: Iterable[str],
-    *,
-    by: Any = By.TOK_S,
-    choose: Any = 1,
-    min_context: Any = MIN_CONTEXT_TOKENS,
-    models: Any = (),
-    main: Any = None,
-    min_tok_s: Any = None,
-    max_num_seqs: Any = None,
-    roles: Sequence[str] = (),
-) -> Wish:
-    """Check the variables advise_*, which module serving_advise documents. Numbers may be text, as `-e` delivers them.
+def wish(known_models: Iterable[str], roles: Sequence[str], given: Mapping[str, Any]) -> Wish:
+    """Check the variables advise_*. Raises AdviceError if a value is wrong.
 
     Without max_num_seqs it is MAX_NUM_SEQS, and for the ranking by the speed of several requests also their number.
 
     Args:
         known_models: keys of vllm_models.
         roles: the roles that min_tok_s may name, and from which these requests come.
-
-    Raises:
-        AdviceError: if a value is wrong.
+        given: options of the module serving_advise; numbers may be text, because `-e` delivers text.
     """
+    by, main, max_num_seqs = given.get("by", By.TOK_S), given.get("main"), given.get("max_num_seqs")
+    models, min_context = given.get("only"), given.get("min_context", MIN_CONTEXT_TOKENS)
     known = sorted(known_models)
     if by not in tuple(By):
         raise AdviceError(f"advise_by: {describe_invalid_choice(by, [choice.value for choice in By])}")
-    chosen = _parse_number("advise_choose", choose, 1, "the rank of a profile in the table, 1 is the best")
+    chosen = _parse_number(
+        "advise_choose", given.get("choose", 1), 1, "the rank of a profile in the table, 1 is the best"
+    )
     tokens = _parse_number(
         "advise_min_context", min_context, CONTEXT_STEP_TOKENS, f"tokens, such as {MIN_CONTEXT_TOKENS} or 32768"
     )
@@ -106,7 +97,7 @@ def wish(
         tokens,
         tuple(dict.fromkeys(names)),
         main or None,
-        _parse_min_tok_s(min_tok_s, roles),
+        _parse_min_tok_s(given.get("min_tok_s"), roles),
         tuple(dict.fromkeys(counts)),
     )
 

@@ -7,11 +7,12 @@ shape and position of each tensor (https://github.com/huggingface/safetensors, "
 
 from __future__ import annotations
 
+import contextlib
 import math
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ...system.records import parse_json
 from ...text import printable, shown
@@ -84,21 +85,31 @@ def parse_header(raw: bytes, where: str) -> tuple[list[Header], int]:
     return headers, end
 
 
-def read_json(path: Path, remedy: str, most_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Read a JSON object of a checkpoint. Raises FactsError if it is missing (then with the remedy), too large, no
-    regular file, or no JSON object."""
+@contextlib.contextmanager
+def open_regular(path: Path) -> Iterator[BinaryIO]:
+    """Open a file of a checkpoint. Raises FactsError if it is no regular file or cannot be read."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise FactsError(f"{path} is no regular file. Remove it and fetch it again.")
         with path.open("rb") as file:
+            yield file
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise FactsError(f"{path} cannot be read: {error.strerror}. Make it readable for your user.") from error
+
+
+def read_json(path: Path, remedy: str, most_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Read a JSON object of a checkpoint. Raises FactsError if it is missing (then with the remedy), too large, no
+    regular file, or no JSON object."""
+    try:
+        with open_regular(path) as file:
             raw = file.read(most_bytes + 1)
         if len(raw) > most_bytes:
             raise FactsError(f"{path} has more than {most_bytes:,} bytes. It is not of a model; fetch it again.")
         document = parse_json(raw)
     except FileNotFoundError:
         raise FactsError(f"{path} is missing. {remedy}") from None
-    except OSError as error:
-        raise FactsError(f"{path} cannot be read: {error.strerror}. Make it readable for your user.") from error
     except FactsError:
         raise
     except (ValueError, MemoryError) as error:

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import math
+import os
 import re
-import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from .headers import (
     FactsError,
     Header,
     compute_bytes,
+    open_regular,
     parse_header,
     read_json,
 )
@@ -232,18 +233,12 @@ def _list_shards(directory: Path) -> list[Path]:
 def _read_headers(path: Path) -> Iterator[Header]:
     """Yield the tensors of one safetensors file. Raises FactsError if its size and header do not match."""
     remedy = "It is damaged or not yet complete; fetch it again."
-    try:
-        status = path.stat()
-        size = status.st_size
-        if not stat.S_ISREG(status.st_mode):
-            raise FactsError(f"{path} is no regular file. Remove it and fetch it again.")
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
-                raise FactsError(f"{path} does not begin with the length of a safetensors header. {remedy}")
-            raw = file.read(length)
-    except OSError as error:
-        raise FactsError(f"{path} cannot be read: {error.strerror}. Make it readable for your user.") from error
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+            raise FactsError(f"{path} does not begin with the length of a safetensors header. {remedy}")
+        raw = file.read(length)
     headers, end = parse_header(raw, str(path))
     if size != 8 + length + end:
         raise FactsError(f"{path} has {size:,} bytes, and its header says {8 + length + end:,}. {remedy}")

@@ -222,7 +222,6 @@ def activations(
         samples: whether the rank samples; only the last rank of a pipeline does (vLLM 0.19.0
             v1/worker/gpu_model_runner.py:5785).
         tokens: of one batch. Where a layer needs more for them than in the fitted runs, the difference is added.
-        tensor_parallel_size: over which the MLP is divided.
     """
     kept = model.multimodal and text_only and model.family == "gemma4"
     found = ACTIVATION_BYTES + (-GEMMA4_VIDEO_TOKENS * model.hidden_size * 2 if kept else 0)
@@ -234,14 +233,10 @@ def activations(
 
 
 def context(ranks: int, gpu_name: str = FITTED_GPU, nvlink: bool = False) -> Uncertain:
-    """Return the bytes of the CUDA context and NCCL's buffers on each GPU of an engine.
+    """Return the bytes of the CUDA context and NCCL's buffers on each GPU of an engine that has `ranks` of them.
 
-    vLLM takes its first snapshot after them (0.19.0 v1/worker/gpu_worker.py:277-283).
-
-    Args:
-        ranks: number of GPUs of the engine.
-        gpu_name: as NVML names it; on another GPU than that of the reference the range is wider.
-        nvlink: whether the GPUs are connected by it.
+    vLLM takes its first snapshot after them (0.19.0 v1/worker/gpu_worker.py:277-283). On another GPU than that of the
+    reference the range is wider.
     """
     found = CONTEXT_BYTES_ALONE
     if ranks > 1:
@@ -266,7 +261,6 @@ def graphs(
     a cost for each of its layers, and all share one pool that is as large as the largest batch needs.
 
     Args:
-        max_num_seqs, max_num_batched_tokens: as the release resolves them, see vllm_versions.
         in_budget: whether the release counts graphs inside of gpu_memory_utilization.
     """
     if arguments.enforce_eager:
@@ -296,14 +290,8 @@ def _widen(model: Model, figure: Uncertain) -> Uncertain:
 
 
 def observed(observations: Mapping[str, Any], engine: str) -> dict[str, int]:
-    """Return what an operator has observed of an engine: bytes by component.
-
-    Args:
-        observations: plan_observations.
-
-    Raises:
-        ObservationError: if a component is unknown or a value is no number of bytes.
-    """
+    """Return what plan_observations say of an engine: bytes by component. Raises ObservationError if a component is
+    unknown or a value is no number of bytes."""
     given = observations.get(engine, {})
     if not isinstance(given, Mapping):
         raise ObservationError(
