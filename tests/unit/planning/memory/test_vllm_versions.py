@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
+import checkpoints
 import pytest
 from ansible.module_utils.vllm_edge.planning import render
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, Plan
 from ansible.module_utils.vllm_edge.planning.memory import vllm_versions as versions
-from kv_models import full, gemma4, model
+from kv_models import full, model
 
 DENSE = model([full(0, 8, 128)])
 EXPERTS = replace(DENSE, experts=128)
@@ -73,18 +74,18 @@ def test_batches_in_flight(release: str, pipeline: int, scheduling: bool | None,
 @pytest.mark.parametrize(
     "name, release, arguments, expected",
     [
-        ("gemma-4-31B-it", "0.21.0", Arguments(), 2048),
-        ("gemma-4-31B-it", "0.22.0", Arguments(), 2496),
-        ("gemma-4-31B-it", "0.22.0", Arguments(language_model_only=True), 2496),
-        ("gemma-4-31B-it", "0.27.0", Arguments(language_model_only=True), 2048),
-        ("gemma-4-31B-it", "0.33.0", Arguments(max_num_batched_tokens=1024), 1024),
-        ("gemma-4-31B-it", "0.33.0", Arguments(max_num_seqs=2, max_model_len=512), 1024),
+        ("31b-bf16", "0.21.0", Arguments(), 2048),
+        ("31b-bf16", "0.22.0", Arguments(), 2496),
+        ("31b-bf16", "0.22.0", Arguments(language_model_only=True), 2496),
+        ("31b-bf16", "0.27.0", Arguments(language_model_only=True), 2048),
+        ("31b-bf16", "0.33.0", Arguments(max_num_batched_tokens=1024), 1024),
+        ("31b-bf16", "0.33.0", Arguments(max_num_seqs=2, max_model_len=512), 1024),
         # Its images may be cut: only Gemma 4 from 26B on attends within images in both directions.
-        ("gemma-4-E4B-it", "0.33.0", Arguments(), 2048),
+        ("e4b", "0.33.0", Arguments(), 2048),
     ],
 )
 def test_default_batched_tokens(name: str, release: str, arguments: Arguments, expected: int) -> None:
-    assert versions.max_num_batched_tokens(gemma4(name), arguments, release) == expected
+    assert versions.max_num_batched_tokens(checkpoints.model(name), arguments, release) == expected
 
 
 def test_defaults_of_a_request() -> None:
