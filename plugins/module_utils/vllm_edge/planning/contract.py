@@ -242,9 +242,8 @@ class Uncertain:
     low: float
     high: float
     source: str = ""
-    """Of a constant; empty for what is computed from constants."""
-    fitted: bool = False
-    """True if the figure was derived from measurements of the reference host: agreement with those proves nothing."""
+    """Of a constant; empty for what is computed from constants. It begins with `fitted` if the figure was derived from
+    measurements of the reference host: agreement with those proves nothing."""
 
     @property
     def bytes(self) -> int:

@@ -19,9 +19,8 @@ REACHED_BANDWIDTH = Uncertain(
     0.85,
     0.70,
     0.93,
-    "31B bf16 over 4 GPUs (14.8 tok/s, eager), 31B NVFP4 over 2 (15.1) and E4B (19 to 26) on the reference host, after "
-    "what follows is taken off",
-    fitted=True,
+    "fitted: 31B bf16 over 4 GPUs (14.8 tok/s, eager), 31B NVFP4 over 2 (15.1) and E4B (19 to 26) on the reference "
+    "host, after what follows is taken off",
 )
 ALL_REDUCE_S = Uncertain(
     30e-6, 25e-6, 35e-6, "NCCL between GPUs without NVLink or P2P, by latency alone: a token's payload is about 10 KB"

@@ -39,18 +39,16 @@ COMPILED_S = Uncertain(
     85,
     20,
     390,
-    "torch.compile, profiling, warm-up and CUDA graphs. Low: 7.5 s and 17 s of a small model with a compile cache "
-    "(vllm-project/vllm#20264). High: 166, 131 and 90 s of the cold boot; 43 and 210 s of another (#44881)",
-    fitted=True,
+    "fitted: torch.compile, profiling, warm-up and CUDA graphs. Low: 7.5 s and 17 s of a small model with a compile "
+    "cache (vllm-project/vllm#20264). High: 166, 131 and 90 s of the cold boot; 43 and 210 s of another (#44881)",
 )
 EAGER_S = Uncertain(20, 4, 60, "profiling and warm-up with enforce_eager; 4 s of Llama 3 8B (vllm-project/vllm#11005)")
 ANY_RATE = Uncertain(
     0.9e9,
     0.15e9,
     6.6e9,
-    "bytes of the checkpoint per second where the disk was not measured. Low: one hard disk. High: 65 GB in 9.86 s, "
-    "GPT-OSS 120B from the page cache (EuroEval/EuroEval#1120)",
-    fitted=True,
+    "fitted: bytes of the checkpoint per second where the disk was not measured. Low: one hard disk. High: 65 GB in "
+    "9.86 s, GPT-OSS 120B from the page cache (EuroEval/EuroEval#1120)",
 )
 REACHED = Uncertain(
     0.7,

@@ -66,7 +66,7 @@ def test_the_best_beats_both_profiles_of_the_reference() -> None:
     assert best.max_model_len > 16384 and best.waiting == 0
     # Both are in the list, so it is their figures that put them behind.
     for kind in (("31b-bf16", Shape(4)), ("31b-nvfp4", Shape(2))):
-        behind = next(profile for profile in found.profiles[1:] if profile.kind[0] == kind)
+        behind = next(profile for profile in found.profiles[1:] if profile.choice[0][:2] == kind)
         assert behind.main.fit.tok_s < best.fit.tok_s
     assert (best.fit.model, best.fit.shape) == ("31b-w4a16", Shape(4))
 
@@ -92,9 +92,9 @@ def test_every_profile_is_one() -> None:
         assert profile.gpus + profile.free_gpus == 4 and profile.free_gpus >= 0
         assert Counter(itertools.chain(*(engine.roles for engine in profile.engines))) == Counter(ROLES)
         assert all(engine.max_model_len >= 8192 and engine.at_once >= 1 for engine in profile.engines)
-        sides = [engine.fit.model for engine in profile.sides]
+        sides = [engine.fit.model for engine in profile.engines[1:]]
         assert set(sides) <= set(SMALL) and len(sides) == len(set(sides))
-    assert {len(profile.sides) for profile in profiles} == {0, 1, 2}
+    assert {len(profile.engines[1:]) for profile in profiles} == {0, 1, 2}
     # Of equal engines the KV cache as the checkpoint has it comes first, although FP8 would hold more.
     labels = [profile.label for profile in profiles]
     assert labels.index("31b-w4a16 tp4") < labels.index("31b-w4a16 tp4 kv=fp8")
@@ -130,7 +130,7 @@ def test_a_minimum_of_speed_makes_a_faster_model_the_main_engine() -> None:
     assert found.mains == ("26b-nvfp4",)
     assert min(profile.main.fit.tok_s for profile in found.profiles) >= 50
     # An engine beside the main one serves the last two roles, for which nothing was asked.
-    assert any(side.fit.tok_s < 60 for profile in found.profiles for side in profile.sides)
+    assert any(side.fit.tok_s < 60 for profile in found.profiles for side in profile.engines[1:])
     (slow,) = [rejection for rejection in found.rejections if rejection.verdict == "advise_min_tok_s 50"]
     assert slow.model == "31b-w4a16" and "estimated to give 42.4 tok/s" in slow.reason
     text = " ".join(" ".join(render.lines(found)).split())
@@ -238,7 +238,7 @@ def test_the_speed_of_many_requests_is_that_of_all_replicas() -> None:
 
 @pytest.mark.parametrize("sides", [0, 1])
 def test_the_chosen_one_fits_as_it_is_shown(sides: int) -> None:
-    choose = find_rank(three_gpus(), lambda profile: len(profile.sides) == sides)
+    choose = find_rank(three_gpus(), lambda profile: len(profile.engines[1:]) == sides)
     found = three_gpus(choose)
     profile, chosen = found.profiles[choose - 1], found.chosen
     assert chosen.plan.verdict is Verdict.FITS
@@ -255,7 +255,7 @@ def test_the_chosen_one_fits_as_it_is_shown(sides: int) -> None:
 
 def test_names_and_parsers_of_the_chosen_one() -> None:
     at = host(("31b-nvfp4", "e4b"), 3, engines={"other": {"model": "away"}, "31b-nvfp4-tp2": NVFP4_TP2})
-    rank = find_rank(advised(at), lambda profile: profile.kind == (("31b-nvfp4", Shape(2)), ("e4b", Shape(1))))
+    rank = find_rank(advised(at), lambda profile: profile.label == "31b-nvfp4 tp2 + e4b")
     chosen = advised(at, choose=rank).chosen
     assert list(chosen.serving_engines) == ["advised-31b-nvfp4", "advised-e4b"]
     assert [engine["port"] for engine in chosen.serving_engines.values()] == [8050, 8060]

@@ -183,10 +183,6 @@ class Profile:
         return self.engines[0]
 
     @property
-    def sides(self) -> tuple[Engine, ...]:
-        return self.engines[1:]
-
-    @property
     def gpus(self) -> int:
         return sum(engine.gpus for engine in self.engines)
 
@@ -195,13 +191,9 @@ class Profile:
         return " + ".join(engine.label for engine in self.engines)
 
     @property
-    def kind(self) -> tuple[tuple[str, Shape], ...]:
-        return tuple((engine.fit.model, engine.fit.shape) for engine in self.engines)
-
-    @property
     def others(self) -> tuple[Fit, ...]:
         """What runs beside the first replica of the main engine: its other replicas, and the other engines."""
-        return (*[self.main.fit] * (self.main.replicas - 1), *(side.fit for side in self.sides))
+        return (*[self.main.fit] * (self.main.replicas - 1), *(side.fit for side in self.engines[1:]))
 
     @property
     def choice(self) -> tuple[tuple[str, Shape, int, int], ...]:

@@ -21,19 +21,17 @@ ACTIVATION_BYTES = Uncertain(
     0.27 * GIB,
     0.15 * GIB,
     0.45 * GIB,
-    "what two runs of the reference host (31B NVFP4 over 2 GPUs, 31B bf16 over 4, vLLM 0.19.0) leave beside weights, "
-    "KV cache and logits; at max_num_batched_tokens 2048",
-    fitted=True,
+    "fitted: what two runs of the reference host (31B NVFP4 over 2 GPUs, 31B bf16 over 4, vLLM 0.19.0) leave beside "
+    "weights, KV cache and logits; at max_num_batched_tokens 2048",
 )
 SAMPLER_BYTES_PER_LOGIT = Uncertain(
     14.0,
     10.0,
     16.0,
-    "the slope between the same two runs, 0.875 GiB for 256 rows of 262,144 logits. The tensors that live at once in "
-    "vLLM 0.19.0 are the model's logits (2 B, bf16), their copy in fp32 (4 B, v1/sample/sampler.py:90), probabilities "
-    "(4 B, v1/sample/ops/topk_topp_sampler.py:112) and random numbers (4 B, ibid. random_sample): 14 B. A log of E4B "
-    "with 256 sequences on another GPU (vLLM 0.22.1) leaves 1.1 GiB for both, as these two give",
-    fitted=True,
+    "fitted: the slope between the same two runs, 0.875 GiB for 256 rows of 262,144 logits. The tensors that live at "
+    "once in vLLM 0.19.0 are the model's logits (2 B, bf16), their copy in fp32 (4 B, v1/sample/sampler.py:90), "
+    "probabilities (4 B, v1/sample/ops/topk_topp_sampler.py:112) and random numbers (4 B, ibid. random_sample): 14 B."
+    " A log of E4B with 256 sequences on another GPU (vLLM 0.22.1) leaves 1.1 GiB for both, as these two give",
 )
 ALLOCATOR_BYTES = Uncertain(
     0.06 * GIB,
@@ -53,16 +51,15 @@ CONTEXT_BYTES_ALONE = Uncertain(
     200 * MIB,
     150 * MIB,
     300 * MIB,
-    "CUDA of the reference host had 21.84 of 22.034 GiB free when an engine of one GPU began to count",
-    fitted=True,
+    "fitted: CUDA of the reference host had 21.84 of 22.034 GiB free when an engine of one GPU began to count",
 )
 CONTEXT_BYTES_PER_PEER = Uncertain(
     (391 - 200) * MIB / 3,
     0.0,
     100 * MIB,
-    "NVML's 21,149 MiB of 31B bf16 over 4 GPUs minus 0.92 of CUDA's 22,563 leave 391 MiB for context and NCCL, here "
-    "divided among three peers. Over two GPUs 105 MiB were left, less than one GPU alone takes: hence +-300 MiB",
-    fitted=True,
+    "fitted: NVML's 21,149 MiB of 31B bf16 over 4 GPUs minus 0.92 of CUDA's 22,563 leave 391 MiB for context and "
+    "NCCL, here divided among three peers. Over two GPUs 105 MiB were left, less than one GPU alone takes: hence "
+    "+-300 MiB",
 )
 CONTEXT_BYTES_ELSEWHERE = Uncertain(
     0.0,
@@ -102,9 +99,8 @@ GRAPH_BYTES_PER_LAYER_TENSOR_PARALLEL = Uncertain(
     0.222 * MIB,
     0.145 * MIB,
     0.26 * MIB,
-    "1.47 GiB in the reference's log of 31B NVFP4 over 2 GPUs with 256 sequences: 51 + 35 sizes, 60 layers, less the "
-    "pool",
-    fitted=True,
+    "fitted: 1.47 GiB in the reference's log of 31B NVFP4 over 2 GPUs with 256 sequences: 51 + 35 sizes, 60 layers, "
+    "less the pool",
 )
 GRAPH_ESTIMATE_RATIO = Uncertain(
     1.16,
@@ -116,10 +112,9 @@ GRAPHS_SEEN_ALONE = Uncertain(
     0.08,
     0.0,
     1.0,
-    "NVML on the reference host, vLLM 0.19.0, one GPU, leaves about 0 MiB for graphs of E4B and 98 MiB of E2B, where "
-    "the log of another host has 0.71 GiB for E4B (0.22.1). What differs is not known; later releases keep "
-    "graphs in the share",
-    fitted=True,
+    "fitted: NVML on the reference host, vLLM 0.19.0, one GPU, leaves about 0 MiB for graphs of E4B and 98 MiB of "
+    "E2B, where the log of another host has 0.71 GiB for E4B (0.22.1). What differs is not known; later releases keep"
+    " graphs in the share",
 )
 
 LATENT_WORKSPACE_TOKENS = 64 * 1024
