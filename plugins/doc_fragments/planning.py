@@ -8,8 +8,7 @@ class ModuleDocFragment:
     DOCUMENTATION = r"""
 options:
   models:
-    description: Models by name, as in C(vllm_models). Each has C(repo), C(dir) and C(revision), and may have C(facts)
-      and C(engine_defaults).
+    description: Models by name, as in C(vllm_models).
     type: dict
     required: true
   gpus:
@@ -20,19 +19,18 @@ options:
     required: true
     suboptions:
       name:
-        description: Name of the GPU as NVML reports it, or a short one such as V(H100). Restrictions and speed are only
-          predicted for GPUs whose name the planner knows.
+        description: Name as NVML reports it, or a short one such as V(H100). Restrictions and speed are only predicted
+          for GPUs whose name the planner knows.
         type: str
       cuda_total_bytes:
-        description: Memory that CUDA reports for the GPU, in bytes. This is NVML's total minus the reserved memory.
+        description: Memory that CUDA reports, in bytes, which is NVML's total minus the reserved memory.
         type: int
       nvml_total_mib:
-        description: Total memory as nvidia-smi prints it, in MiB. Used if O(gpus[].cuda_total_bytes) is not set. If the
-          planner knows a GPU with this total, it uses the memory that CUDA reports for that GPU.
+        description: Total memory as nvidia-smi prints it, in MiB, if O(gpus[].cuda_total_bytes) is not set. Of a known
+          GPU with this total the planner uses what CUDA reports.
         type: int
       nvml_reserved_mib:
-        description: Memory that NVML reports as reserved, in MiB. It is subtracted from O(gpus[].nvml_total_mib) if
-          the planner does not know CUDA's total.
+        description: Memory that NVML reports as reserved, in MiB, if the planner does not know CUDA's total.
         type: int
       free_bytes:
         description: Memory that is free now, in bytes. If it is not set, the GPU is assumed to be empty.
@@ -57,11 +55,10 @@ options:
     type: dict
     default: {}
   observations:
-    description:
-      - Measured values that replace the predicted ones, as C(plan_observations). A mapping from the name of an engine
-        to a mapping with C(weights_bytes), C(overhead_bytes), C(context_bytes) and C(graphs_bytes), in bytes.
-      - M(edge.vllm_edge.serving_advise) applies them to engines with the same model and parallelism, and
-        C(overhead_bytes) and C(graphs_bytes) only if C(max_num_seqs) and C(max_num_batched_tokens) are the same, too.
+    description: Measured values that replace the predicted ones, as C(plan_observations), by name of the engine
+      C(weights_bytes), C(overhead_bytes), C(context_bytes) and C(graphs_bytes). M(edge.vllm_edge.serving_advise)
+      applies them to engines with the same model and parallelism, the second and the last only if C(max_num_seqs) and
+      C(max_num_batched_tokens) are the same, too.
     type: dict
     default: {}
   margin_mib:

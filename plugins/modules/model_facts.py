@@ -22,8 +22,8 @@ options:
     type: str
     required: true
   path:
-    description: Directory with C(config.json) and safetensors files, or with C(config.json) and only the index of the
-      safetensors files, from which shapes are inferred. If it is not set, they are read from the hub.
+    description: Directory with C(config.json) and safetensors files, or only their index, from which shapes are
+      inferred. If it is not set, they are read from the hub.
     type: path
   revision:
     description: Commit, branch or tag; with O(path) it is only recorded. An empty value means V(main) at a hub.
@@ -34,17 +34,14 @@ options:
     type: str
     default: https://huggingface.co
   token:
-    description: Token for gated or private repositories. It is only sent to O(endpoint), which must be an https address
-      or this machine itself.
+    description: Token for gated repositories, sent only to O(endpoint), which must be https or this machine itself.
     type: str
   origin:
-    description: Where the facts come from, for the record. If it is empty, the commit at the hub is recorded, or
-      V(its files) for a directory.
+    description: Where the facts come from, for the record; by default the commit at the hub, or V(its files).
     type: str
     default: ""
   recorded:
-    description: Records of the inventory by repository, with which RV(changes) are compared; otherwise with those that
-      the project ships.
+    description: Records of the inventory by repository, which RV(changes) prefers to those that the project ships.
     type: dict
     default: {}
 """

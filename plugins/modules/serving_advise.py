@@ -8,37 +8,31 @@ module: serving_advise
 short_description: Find and rank the profiles that fit on a host
 version_added: "0.1.0"
 description:
-  - Plans a main engine with the largest model that fits, for every number of GPUs, every dtype of the KV cache and
-    several context lengths, with every number of replicas of it, and engines with smaller models on the remaining GPUs.
-    Ranks the profiles whose engines all start.
+  - Plans as M(edge.vllm_edge.serving_plan) does a main engine with the largest model that fits, for every number of
+    GPUs, every dtype of the KV cache, several context lengths and every number of replicas, and engines with smaller
+    models on the remaining GPUs, never two on one. Ranks the profiles whose engines all start.
   - Renders the chosen profile, whose name is C(advised), as entries of C(serving_engines) and C(serving_profiles).
-  - Uses the same calculation as M(edge.vllm_edge.serving_plan). It needs no host, no GPU and no network.
-  - Profiles with two engines on the same GPU are not considered.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
   - edge.vllm_edge.planning
 options:
   roles:
-    description: >-
-      Names that the profile has to serve, as in C(serving_roles). If there are further engines, the main engine serves
-      the first two names.
+    description: C(serving_roles). If there are further engines, the main engine serves the first two.
     type: list
     elements: str
     required: true
   engines:
-    description: >-
-      C(serving_engines) of the inventory, each with C(engine_defaults) of its model. New engines get those of theirs;
-      chat template and parsers that it has no defaults for are those of an engine whose model is of the same family.
+    description: C(serving_engines), each with C(engine_defaults) of its model. Chat template and parsers of new engines
+      that their model has no defaults for are those of an engine here whose model is of the same family.
     type: dict
     default: {}
   by:
     description: >-
-      What to rank the profiles by, as in C(advise_by). V(tok_s) is the estimated speed of the main engine, V(context)
-      is its context length in tokens, and V(free_gpus) is the number of GPUs without an engine. V(together) is the
-      estimated speed of eight requests for each of its roles together, shared out to its replicas, after profiles whose
-      KV cache has neither the model's own dtype nor the checkpoint's scales are put last. Profiles that are equal in
-      this are ranked by speed, KV cache and context length of the main engine, then by the other engines, the free GPUs
-      and the number of concurrent requests.
+      What to rank the profiles by, as C(advise_by). V(tok_s) is the estimated speed of the main engine, V(context) its
+      context length, V(free_gpus) the number of GPUs without an engine, V(together) the estimated speed of eight
+      requests for each of its roles together, shared out to its replicas; profiles whose KV cache has neither the
+      model's own dtype nor the checkpoint's scales then come last. Equal ones are ranked by speed, KV cache and context
+      of the main engine, then by the other engines, the free GPUs and the number of concurrent requests.
     type: raw
     default: tok_s
   choose:
@@ -76,10 +70,6 @@ EXAMPLES = r"""
     engines: "{{ serving_expanded.engines }}"
   register: advice
   delegate_to: localhost
-
-- name: Print the advice
-  edge.vllm_edge.show:
-    lines: "{{ advice.lines }}"
 """
 
 RETURN = r"""
@@ -116,39 +106,24 @@ pasted:
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.planning import inputs
 from ..module_utils.vllm_edge.planning.advice import model, render, search
-from ..module_utils.vllm_edge.planning.checkpoint import families
 from ..module_utils.vllm_edge.planning.contract import Model
 from ..module_utils.vllm_edge.planning.memory import vllm_versions
 
 
 def advise(options: dict[str, Any], warn: Callable[[str], None]) -> dict[str, Any]:
     """Return the result of the module. Raises ValueError with the problem and its remedy."""
-    asked = search.wish(
-        options["models"],
-        by=options["by"],
-        choose=options["choose"],
-        min_context=options["min_context"],
-        models=options["only"],
-        main=options["main"],
-        min_tok_s=options["min_tok_s"],
-        max_num_seqs=options["max_num_seqs"],
-        roles=options["roles"],
-    )
+    asked = search.wish(options["models"], options["roles"], options)
     models: dict[str, Model] = {}
     unreadable: dict[str, str] = {}
     for name in asked.models or options["models"]:
         try:
-            root = Path(options["weights_root"])
-            models[name] = inputs.model_of(name, options["models"][name], root, options["facts"], options["recorded"])
-            if warning := families.warn_of_code(models[name].facts):
-                warn(warning)
+            models[name] = inputs.read_model(name, options, warn)
         except ValueError as error:
             unreadable[name] = str(error)
     if fallback := vllm_versions.describe_fallback(options["vllm_version"]):

@@ -8,10 +8,9 @@ module: serving_observations
 short_description: Record the measured GPU memory of engines on the host
 version_added: "0.1.0"
 description:
-  - Keeps in O(path) what vLLM's log and NVML show of engines that were started with C(gpu_memory_utilization). An
-    observation is valid for one image, one model of GPU and the arguments that affect memory.
-  - M(edge.vllm_edge.serving_plan) uses the observations that are valid, in place of its predictions.
-  - Without O(status) it only returns which engines have a valid observation.
+  - Keeps in O(path) what vLLM's log and NVML show of engines that were started with C(gpu_memory_utilization), for
+    M(edge.vllm_edge.serving_plan). An observation is valid for one image, one model of GPU and the arguments that
+    affect memory. Without O(status) the module only returns which engines have a valid one.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
@@ -45,8 +44,7 @@ options:
     description: Output of C(vllm-edge status --format json). Required to measure the engines in O(observe).
     type: dict
   planned:
-    description: The engines that were planned for the measurement, as M(edge.vllm_edge.serving_plan) returns them.
-      RV(lines) compares them with the measurement.
+    description: The engines as M(edge.vllm_edge.serving_plan) returns them, with which RV(lines) compares.
     type: list
     elements: dict
     default: []
@@ -97,25 +95,21 @@ from ..module_utils.vllm_edge.text import table
 
 PARTS = {"weights_bytes": "weights", "overhead_bytes": "activations, sampler, memory outside of torch"}
 PARTS |= {"context_bytes": "CUDA context, NCCL", "graphs_bytes": "CUDA graphs", "kv_cache_bytes": "KV cache"}
-TOTAL = "NVML"
+PARTS |= {"total_bytes": "NVML"}
 
 
 def compare(observed: Sequence[observations.Observation], planned: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a table of what was planned and measured of the engines, for their fullest GPU, in MiB."""
     gpus = {str(plan["engine"]): plan["gpus"] for plan in planned if plan.get("gpus")}
-    rows = []
-    for item in observed:
-        measured = {**item.components, "kv_cache_bytes": item.kv_cache_bytes}
-        for part, words in PARTS.items():
-            if part in measured and item.engine in gpus:
-                expected = max(gpu[part] for gpu in gpus[item.engine])
-                rows.append((item.engine, words, expected / MIB, measured[part] / MIB))
-        if item.engine in gpus:
-            most = max(gpu["total_bytes"] for gpu in gpus[item.engine])
-            rows.append((item.engine, TOTAL, most / MIB, float(max(item.nvml_mib.values(), default=0))))
-    cells = [[name, words, f"{was:,.0f}", f"{now:,.0f}", f"{now - was:+,.0f}"] for name, words, was, now in rows]
+    cells = []
+    for item in (item for item in observed if item.engine in gpus):
+        total = max(item.nvml_mib.values(), default=0) * MIB
+        measured = {**item.components, "kv_cache_bytes": item.kv_cache_bytes, "total_bytes": total}
+        for part in (part for part in PARTS if part in measured):
+            was, now = max(gpu[part] for gpu in gpus[item.engine]) / MIB, measured[part] / MIB
+            cells.append([item.engine, PARTS[part], f"{was:,.0f}", f"{now:,.0f}", f"{now - was:+,.0f}"])
     headings = ["calibration", "MiB", "planned", "measured", "difference"]
-    return [*table(headings, cells, frozenset({2, 3, 4})), ""] if rows else []
+    return [*table(headings, cells, frozenset({2, 3, 4})), ""] if cells else []
 
 
 def list_yaml(valid: Mapping[str, observations.Observation]) -> Iterator[str]:
@@ -144,7 +138,8 @@ def main() -> None:
     host = observations.Host(
         given["image_id"], given["models"], tuple(str(gpu.get("name") or "") for gpu in given["gpus"])
     )
-    running = {engine["engine"]: engine for engine in (given["status"] or {}).get("engines", [])}
+    status = given["status"] or {"engines": [], "gpus": []}
+    running = {engine["engine"]: engine for engine in status["engines"]}
     try:
         before = observations.read(path)
         new = []
@@ -152,8 +147,7 @@ def main() -> None:
             if given["status"] and engine["name"] in given["observe"]:
                 if engine["name"] not in running:
                     raise ObservationError(f"Engine {engine['name']} is not on this host, so nothing was measured.")
-                status = running[engine["name"]]
-                new.append(observations.observe(engine, status, given["status"]["gpus"], host))
+                new.append(observations.observe(engine, running[engine["name"]], status["gpus"], host))
         after = observations.replace_matching(before, new)
         changed = after != before
         if changed and not module.check_mode:

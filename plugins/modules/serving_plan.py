@@ -8,10 +8,9 @@ module: serving_plan
 short_description: Predict the GPU memory that the engines of a profile need
 version_added: "0.1.0"
 description:
-  - Predicts for each engine whether it starts, and if not, why and what to change. Also predicts the memory that it
-    needs on each of its GPUs, the maximum context length and the speed.
-  - Computes from C(config.json), from the headers of the safetensors files, from the arguments of the engines and from
-    known properties of the vLLM release. It needs no host, no GPU and no network.
+  - Predicts for each engine whether it starts, and if not, why and what to change, its memory on each of its GPUs, the
+    maximum context length and the speed, from C(config.json), the headers of the safetensors files, the arguments and
+    the vLLM release. It needs no host, no GPU and no network.
   - Fails only if O(profile) cannot be planned at all, for example because nothing is known about a model.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
@@ -43,9 +42,8 @@ options:
     type: str
     default: ""
   drift_tolerances:
-    description: >-
-      Maximum difference between measurement and plan for each component. A mapping with any of C(weights_mib),
-      C(graphs_mib), C(kv_cache_mib), C(kv_cache_tokens), C(kv_blocks) and C(total_mib) that replaces the defaults.
+    description: Maximum difference between measurement and plan by component, any of C(weights_mib), C(graphs_mib),
+      C(kv_cache_mib), C(kv_cache_tokens), C(kv_blocks) and C(total_mib).
     type: dict
     default: {}
   on_drift:
@@ -65,24 +63,12 @@ EXAMPLES = r"""
   edge.vllm_edge.serving_plan:
     profile:
       name: bf16-tp4
-      engines:
-        - name: 31b-bf16-tp4
-          model: 31b-bf16
-          tensor_parallel_size: 4
-          gpus: [0, 1, 2, 3]
-          max_model_len: 16384
-          max_num_seqs: 8
-          gpu_memory_utilization: 0.92
-          enforce_eager: true
+      engines: [{name: 31b, model: 31b-bf16, tensor_parallel_size: 4, gpus: [0, 1, 2, 3], max_model_len: 16384}]
     models: "{{ vllm_models }}"
     gpus: "{{ [{'name': 'NVIDIA L4', 'cuda_total_bytes': 23659151360}] * 4 }}"
     vllm_version: 0.32.0
   register: plan
   delegate_to: localhost
-
-- name: Print the plan
-  edge.vllm_edge.show:
-    lines: "{{ plan.lines }}"
 """
 
 RETURN = r"""
@@ -94,29 +80,27 @@ engines:
   description:
     - The engines in the order in which they were given, each with the name C(engine) and a C(verdict), V(fits),
       V(oom_weights), V(no_kv), V(kv_below_max_model_len), V(not_free), V(oom_warmup), V(unsupported_shape),
-      V(unsupported_engine) or V(cannot_say). With the last one, an argument of the engine is not counted. C(reason)
-      is one sentence with the figure or the argument that decided, C(fix) the nearest setting with which the engine
-      fits, written as in C(serving_engines), or empty.
+      V(unsupported_engine) or V(cannot_say), where an argument is not counted. C(reason) is one sentence with what
+      decided, C(fix) the nearest setting with which the engine fits, written as in C(serving_engines), or empty.
     - "Of the KV cache: C(kv_cache_dtype), C(kv_blocks), C(kv_cache_tokens) as vLLM prints it (C(GPU KV cache size)),
       C(max_concurrency), the number of requests of C(max_model_len) tokens that fit into it, and C(max_context), the
       tokens of the longest request that does, at most the model's own maximum."
     - "Of the speed, in tokens per second with C(low), C(mid) and C(high), V(null) if the bandwidth of the GPU is not
       known: C(decode_tok_s) of one sequence at short context, with the C(ceiling) that the memory bandwidth sets, and
-      C(decode_together_tok_s) of several requests added up, with their number C(requests) and the C(context_tokens) of
-      each; V(null) also if the engine takes one request at a time."
+      C(decode_together_tok_s) of several C(requests) with C(context_tokens) each, added up; V(null) also if the engine
+      takes one request at a time."
     - "C(gpus), what the engine needs on each of its GPUs, by C(slot), in bytes: C(weights_bytes) as vLLM logs them,
       C(overhead_bytes) (the peak of the activations, growth outside of PyTorch, and the C(warm_up_bytes) of the
       sampler), C(context_bytes) of CUDA and NCCL, C(graphs_bytes), C(kv_cache_bytes), the C(total_bytes) that NVML is
       expected to show, and the C(free_bytes) that stay, negative if the engine does not fit. C(uncertainty_mib) is by
       how many MiB what is beside the KV cache may be less, and more."
     - C(settings), what the plan adds to the engine, with keys as in C(serving_engines). C(kv_cache_memory_bytes) and
-      C(gpu_memory_utilization) are added if the engine sets neither of them; the latter is then the fraction of the
-      memory that has to be free for the plan. C(vram_budget_mib) is added if the engine does not set it. C(plan)
-      contains the predictions that measurements are compared with.
-    - C(derived_kv_cache_memory_bytes), which leaves (or would leave) O(margin_mib) free on each GPU; C(advice) for a
-      configuration that is valid but could be better, each with a reference; C(facts_source), where the facts about
-      the checkpoint come from; C(observed), the figures that were taken from O(observations); C(inherited), the
-      arguments that the engine has from its model, by the variable that states them.
+      C(gpu_memory_utilization), then what has to be free for the plan, if the engine sets neither of them;
+      C(vram_budget_mib) if the engine does not set it; C(plan), the predictions that measurements are compared with.
+    - C(derived_kv_cache_memory_bytes), which leaves (or would leave) O(margin_mib) free on each GPU; C(advice), what
+      could be better, each with a reference; C(facts_source), where the facts about the checkpoint come from;
+      C(observed), the figures that were taken from O(observations); C(inherited), the arguments that the engine has
+      from its model, by the variable that states them.
   type: list
   elements: dict
   returned: with O(profile)
@@ -130,7 +114,7 @@ memory_warnings:
   elements: str
   returned: with O(profile)
 lines:
-  description: The plan as lines for the terminal, each at most 100 columns wide.
+  description: The plan as lines for the terminal, each at most 100 columns wide; RV(legend) explains their letters.
   type: list
   elements: str
   returned: with O(profile)
@@ -140,8 +124,7 @@ refusals:
   elements: str
   returned: with O(profile)
 plans:
-  description: >-
-    All of the above, by name of the profile. If a profile cannot be planned, its C(verdict) is V(null) and its
+  description: All of the above, by name of the profile. If one cannot be planned, its C(verdict) is V(null) and its
     C(refusals) contain the reason.
   type: dict
   returned: with O(profiles)
@@ -166,7 +149,6 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.inventory.replicas import find_inherited
 from ..module_utils.vllm_edge.planning import drift, feasibility, inputs, observations, planner, render
-from ..module_utils.vllm_edge.planning.checkpoint import families
 from ..module_utils.vllm_edge.planning.contract import Model, Plan
 from ..module_utils.vllm_edge.planning.memory import vllm_versions
 
@@ -180,17 +162,8 @@ def describe_plan(plan: Plan, tolerances: Mapping[str, float], on_drift: drift.O
 
 def describe_error(name: str, version: str, error: str) -> dict[str, Any]:
     """Return the result for one of several profiles that cannot be planned, with the same keys."""
-    head = f"profile {name}, vLLM {version}: cannot be planned"
-    return {
-        "profile": name,
-        "vllm_version": version,
-        "verdict": None,
-        "engines": [],
-        "budgets_mib": {},
-        "memory_warnings": [],
-        "lines": [head, "", *render.wrap(error)],
-        "refusals": [error],
-    }
+    lines = [f"profile {name}, vLLM {version}: cannot be planned", "", *render.wrap(error)]
+    return render.document(Plan(name, version, (), {})) | {"verdict": None, "lines": lines, "refusals": [error]}
 
 
 def main() -> None:
@@ -216,8 +189,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     options = module.params
-    root, version = Path(options["weights_root"]), options["vllm_version"]
-    models: dict[str, Model] = {}
+    version, models = options["vllm_version"], dict[str, Model]()
     if fallback := vllm_versions.describe_fallback(version):
         module.warn(fallback)
     plans: dict[str, Plan | None] = {}
@@ -225,11 +197,7 @@ def main() -> None:
     def plan_profile(name: str, engines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for model in dict.fromkeys(str(engine.get("model")) for engine in engines):
             if model in options["models"] and model not in models:
-                models[model] = inputs.model_of(
-                    model, options["models"][model], root, options["facts"], options["recorded"]
-                )
-                if warning := families.warn_of_code(models[model].facts):
-                    module.warn(warning)
+                models[model] = inputs.read_model(model, options, module.warn)
         host = observations.Host(options["image_id"], options["models"], tuple(gpu.name for gpu in gpus))
         observed, ignored = observations.merge(options["observations"], known, engines, host)
         for sentence in ignored:

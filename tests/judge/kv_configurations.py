@@ -11,7 +11,7 @@ import random
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from ansible.module_utils.vllm_edge.planning.memory import kv_cache
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "planning"))
 
-from kv_models import ORACLE, full, gemma4_layers, model, sliding
+import checkpoints
+from kv_models import full, model, sliding
 
 SEED = 20261121
 PER_SHAPE = 24
@@ -73,11 +74,13 @@ def configurations() -> tuple[Configuration, ...]:
 
 def shapes(generator: random.Random) -> Iterator[tuple[str, list[DecoderLayer], int]]:
     """Family, layers and longest request of each shape."""
-    for facts in ORACLE["models"].values():
-        yield "Gemma 4", gemma4_layers(facts), facts["max_position_embeddings"]
+    for name in ("31b-bf16", "26b-bf16", "e4b", "e2b"):
+        gemma = checkpoints.model(name)
+        yield "Gemma 4", list(gemma.layers), gemma.max_position_embeddings
         # The same with another window, for what is rounded.
-        other = {**facts, "sliding_window": generator.choice(WINDOWS)}
-        yield "Gemma 4", gemma4_layers(other), facts["max_position_embeddings"]
+        window = generator.choice(WINDOWS)
+        other = [replace(layer, window_tokens=layer.window_tokens and window) for layer in gemma.layers]
+        yield "Gemma 4", other, gemma.max_position_embeddings
     # layers, KV heads, head size, window of 1b, 4b, 12b and 27b: one layer of six has full attention.
     for count, heads, size, window in ((26, 1, 256, 512), (34, 4, 256, 1024), (48, 8, 256, 1024), (62, 16, 128, 1024)):
         layers = [_layer(index, heads, size, None if index % 6 == 5 else window) for index in range(count)]

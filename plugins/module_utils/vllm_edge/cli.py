@@ -343,9 +343,9 @@ MODEL = option("--model", required=True, metavar="MODEL", help=_MODEL)
     anywhere=True,
 )
 def _run_plan(options: Options, paths: HostPaths) -> int:
-    from .planning.command import run_plan
+    from .planning import command as planning
 
-    return run_plan(options)
+    return planning.run("plan", options)
 
 
 @command(
@@ -363,9 +363,9 @@ def _run_plan(options: Options, paths: HostPaths) -> int:
     anywhere=True,
 )
 def _run_advise(options: Options, paths: HostPaths) -> int:
-    from .planning.command import run_advise
+    from .planning import command as planning
 
-    return run_advise(options)
+    return planning.run("advise", options)
 
 
 @command(
@@ -377,9 +377,9 @@ def _run_advise(options: Options, paths: HostPaths) -> int:
     anywhere=True,
 )
 def _run_facts(options: Options, paths: HostPaths) -> int:
-    from .planning.command import run_facts
+    from .planning import command as planning
 
-    return run_facts(options)
+    return planning.run("facts", options)
 
 
 @command(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ PLAN = test_plan_render.engine(gpus=(gpu(0), gpu(1)), pinned=True, kv_blocks=3_9
 LIMITS = drift.tolerances({}, 300)
 EXPECTED = drift.expectation(PLAN, "0.32.0", LIMITS, "warn")
 LOGGED = {"model_gib": 16.21, "graphs_gib": 1.47, "kv_cache_gib": 2.39, "kv_cache_tokens": 14_982, "kv_blocks": 3_917}
+Row = Mapping[str, Any]
 UUIDS = ("GPU-a", "GPU-b")
 ENGINE = CONFIG | {"engine": "31b", "tensor_parallel_size": 2}
 
@@ -56,21 +58,33 @@ def test_bounds_of_an_unknown_architecture_are_no_drift(pinned: bool) -> None:
     assert more == dict.fromkeys(("weights_mib", "total_mib", *(() if pinned else ("kv_cache_mib",))), 1500)
 
 
+def compare(
+    *engines: tuple[str, tuple[str, ...], Any, dict[str, Any]], boards: Sequence[Row] = (), phase: str = "serving"
+) -> list[Row]:
+    """Engines by name, GPUs, plan and what they logged."""
+    configs, states = [], {}
+    for name, uuids, plan, logged in engines:
+        changed = {"engine": name, "gpus": uuids, "plan": plan, "tensor_parallel_size": len(uuids)}
+        configs.append(parse_engine(json.dumps(CONFIG | changed), "engine.json"))
+        states[name] = EngineState(name, phase, "", input_hash=CONFIG["input_hash"], log_facts=logged)
+    return drift.compare(configs, states, boards)
+
+
 def rows(
     logged: dict[str, Any] | None = None, measured: tuple[int | None, ...] = (21_950, 22_050), **expected: Any
-) -> dict[tuple[str, str], drift.Row]:
+) -> dict[tuple[str, str], Row]:
     boards = [{"uuid": uuid, "engine_mib": mib} for uuid, mib in zip(UUIDS, measured, strict=True)]
-    found = drift.compare([("31b", UUIDS, {**EXPECTED, **expected}, {**LOGGED, **(logged or {})})], boards)
-    return {(row.what, row.component): row for row in found}
+    found = compare(("31b", UUIDS, {**EXPECTED, **expected}, {**LOGGED, **(logged or {})}), boards=boards)
+    return {(row["what"], row["component"]): row for row in found}
 
 
 def test_what_vllm_logs_and_nvml_shows_is_held_against_the_plan() -> None:
     found = rows()
     of_engine = ("weights_mib", "graphs_mib", "kv_cache_mib", "kv_cache_tokens", "kv_blocks")
     keys = [*(("31b", name) for name in of_engine), ("GPU-a", "total_mib"), ("GPU-b", "total_mib")]
-    assert {key: row.within for key, row in found.items()} == dict.fromkeys(keys, True)
-    assert found["31b", "kv_cache_mib"].measured == pytest.approx(2.39 * 1024)
-    assert drift.sentences(row.as_dict() for row in found.values()) == []
+    assert {key: row["within"] for key, row in found.items()} == dict.fromkeys(keys, True)
+    assert found["31b", "kv_cache_mib"]["measured"] == pytest.approx(2.39 * 1024)
+    assert drift.sentences(found.values()) == []
 
 
 @pytest.mark.parametrize(
@@ -89,20 +103,17 @@ def test_one_component_that_drifts_is_named(
     logged: dict[str, Any], measured: tuple[int, int], key: tuple[str, str]
 ) -> None:
     found = rows(logged, measured)
-    assert [place for place, row in found.items() if row.within is False] == [key]
-    (said,) = drift.sentences(row.as_dict() for row in found.values())
-    assert key[0] in said and f"planned {found[key].planned:,.0f}" in said
+    assert [place for place, row in found.items() if row["within"] is False] == [key]
+    (said,) = drift.sentences(found.values())
+    assert key[0] in said and f"planned {found[key]['planned']:,.0f}" in said
 
 
 def test_what_nobody_told_is_neither_right_nor_wrong() -> None:
-    found = rows({}, (None, 22_000))
-    assert found["GPU-a", "total_mib"].within is None
-    silent = drift.compare([("31b", UUIDS, EXPECTED, {})], [])
-    assert {row.within for row in silent} == {None}
-    assert drift.sentences(row.as_dict() for row in silent) == []
+    silent = compare(("31b", UUIDS, EXPECTED, {}))
+    assert len(silent) == 7 and {row["within"] for row in silent} == {None} and drift.sentences(silent) == []
     eager = drift.expectation(dataclasses.replace(PLAN, gpus=(gpu(0, 0), gpu(1, 0))), "0.32.0", LIMITS, "warn")
     without = {key: value for key, value in LOGGED.items() if key != "graphs_gib"}
-    assert "graphs_mib" not in [row.component for row in drift.compare([("31b", UUIDS, eager, without)], [])]
+    assert "graphs_mib" not in [row["component"] for row in compare(("31b", UUIDS, eager, without))]
 
 
 @pytest.mark.parametrize(
@@ -110,21 +121,19 @@ def test_what_nobody_told_is_neither_right_nor_wrong() -> None:
     [("serving", True), ("not-answering", True), ("stopped", False), ("failed", False), ("loading-weights", False)],
 )
 def test_a_gpu_whose_engine_is_away_is_not_held_against_the_plan(phase: str, judged: bool) -> None:
-    config = parse_engine(json.dumps(ENGINE | {"plan": EXPECTED, "gpus": list(UUIDS)}), "engine.json")
-    state = EngineState("31b", phase, "2026-11-22T00:00:00Z", input_hash=ENGINE["input_hash"], log_facts=LOGGED)
     boards = [{"uuid": uuid, "engine_mib": 0} for uuid in UUIDS]
-    found = drift.compare_engines([config], {"31b": state}, boards)
-    assert [row.within for row in found if row.component == "total_mib"] == [False if judged else None] * 2
-    assert [row.within for row in found if row.component == "weights_mib"] == [True]
+    found = compare(("31b", UUIDS, EXPECTED, LOGGED), boards=boards, phase=phase)
+    assert [row["within"] for row in found if row["component"] == "total_mib"] == [False if judged else None] * 2
+    assert [row["within"] for row in found if row["component"] == "weights_mib"] == [True]
 
 
 def test_engines_on_one_gpu_are_added_up_and_one_without_a_plan_makes_its_gpu_unknown() -> None:
     small = {**EXPECTED, "gpus": [{**EXPECTED["gpus"][0], "total_mib": 5_000}]}
-    both = drift.compare([("31b", UUIDS, EXPECTED, {}), ("small", ("GPU-b",), small, {})], [])
-    totals = {row.what: (row.planned, row.tolerance) for row in both if row.component == "total_mib"}
+    both = compare(("31b", UUIDS, EXPECTED, {}), ("small", ("GPU-b",), small, {}))
+    totals = {row["what"]: (row["planned"], row["tolerance"]) for row in both if row["component"] == "total_mib"}
     assert totals == {"GPU-a": (21_989, 1_068), "GPU-b": (26_989, 2_136)}
-    mixed = drift.compare([("31b", UUIDS, EXPECTED, {}), ("other", ("GPU-b",), None, {})], [])
-    assert [row.what for row in mixed if row.component == "total_mib"] == ["GPU-a"]
+    mixed = compare(("31b", UUIDS, EXPECTED, {}), ("other", ("GPU-b",), None, {}))
+    assert [row["what"] for row in mixed if row["component"] == "total_mib"] == ["GPU-a"]
 
 
 def test_a_share_of_the_gpu_leaves_the_kv_cache_to_the_other_components() -> None:
@@ -145,7 +154,7 @@ def test_tolerances_of_an_operator() -> None:
 
 def test_the_table() -> None:
     gpus = [{"uuid": "GPU-a", "index": 0}, {"uuid": "GPU-b", "index": 1}]
-    lines = render_drift_table([row.as_dict() for row in rows({"graphs_gib": 0.5}, (None, 22_000)).values()], gpus)
+    lines = render_drift_table(list(rows({"graphs_gib": 0.5}, (None, 22_000)).values()), gpus)
     assert max(map(len, lines)) <= 100
     assert [line.split()[-1] for line in lines[2:]] == ["within", "DRIFT", *["within"] * 3, "told", "within"]
     assert lines[-1].startswith("GPU 1") and "+11" in lines[-1]

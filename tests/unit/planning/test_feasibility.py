@@ -8,25 +8,38 @@ from typing import Any
 
 import published
 import pytest
-from ansible.module_utils.vllm_edge.gpu.models import GPU_MODELS
 from ansible.module_utils.vllm_edge.planning import feasibility
-from ansible.module_utils.vllm_edge.planning.contract import Arguments
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Model, Quantization
+from ansible.module_utils.vllm_edge.planning.memory.vllm_versions import behaviour
 from checkpoints import DEFAULT, L4, model
 
-QWEN3_VL = "Qwen/Qwen3-VL-30B-A3B-Instruct"
+QWEN3_VL, GPT_OSS = "Qwen/Qwen3-VL-30B-A3B-Instruct", "openai/gpt-oss-20b"
+
+EXPERTS = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
 
 
-def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any) -> feasibility.Case:
-    arguments = {key: more.pop(key) for key in list(more) if key in {f.name for f in dataclasses.fields(Arguments)}}
+def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any) -> feasibility.Engine:
+    """An engine on one GPU, of which arguments and fields of the model differ."""
+    arguments, changes = (
+        {key: more[key] for key in more if key in {field.name for field in dataclasses.fields(kind)}}
+        for kind in (Arguments, Model)
+    )
     found = published.first_layers(name) if name in published.CONFIGS else model(name)
-    return feasibility.Case(
-        dataclasses.replace(found, architecture=more.pop("architecture", found.architecture)),
-        Arguments(**arguments),
-        feasibility.parse_release(version),
-        dataclasses.replace(L4, name=gpu),
-        GPU_MODELS.get(gpu),
-        more.pop("kv_cache", "bfloat16"),
-        **more,
+    return feasibility.Engine(
+        name="engine",
+        arguments=Arguments(**arguments),
+        slots=(0,),
+        model=dataclasses.replace(found, **changes),
+        extra_args=more.get("extra_args", ()),
+        tool_call_parser=more.get("tool_call_parser", ""),
+        environment={},
+        observed={},
+        kv_cache_dtype=more.get("kv_cache", "bfloat16"),
+        margin_bytes=0,
+        others=frozenset(),
+        gpus=[dataclasses.replace(L4, name=gpu)],
+        free=[L4.cuda_total_bytes],
+        release=behaviour(version),
     )
 
 
@@ -43,7 +56,19 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         ("31b-nvfp4", {"version": "0.19.0", "tensor_parallel_size": 4, "kv_cache": "fp8"}, ""),
         # 2112 is 33 x 64: what Marlin takes in FP4, and would not in integers.
         ("26b-nvfp4", {"version": "0.19.0"}, ""),
+        ("31b-bf16", {"tensor_parallel_size": 3}, "query heads 32 is not divisible"),
+        (
+            "26b-nvfp4",
+            {"version": "0.19.0", "tensor_parallel_size": 2},
+            "intermediate size 2112 over tensor_parallel_size",
+        ),
+        ("26b-nvfp4", EXPERTS | {"version": "0.19.0"}, "is 1056, which Marlin"),
+        # Later releases pad the tiles.
+        ("26b-nvfp4", {"tensor_parallel_size": 2}, ""),
         ("31b-bf16", {"gpu": "GPU nobody has written down", "kv_cache": "fp8"}, ""),
+        # MXFP4 over four GPUs: 2880 / 4 is no multiple of 32, and vLLM pads it, but no integers.
+        (GPT_OSS, {"tensor_parallel_size": 4}, ""),
+        (GPT_OSS, {"tensor_parallel_size": 4, "quantization": Quantization("awq", 4, 32)}, "is 720, which Marlin"),
         (QWEN3_VL, {"version": "0.21.0", "pipeline_parallel_size": 2}, "start_layer"),
         (QWEN3_VL, {"version": "0.21.0"}, ""),
         (QWEN3_VL, {"version": "0.22.0", "pipeline_parallel_size": 2}, ""),
@@ -88,5 +113,5 @@ def test_an_architecture_that_the_release_lacks_is_refused_by_name(architecture:
     ],
 )
 def test_advice_is_for_those_whom_it_concerns(name: str, more: dict[str, Any], said: str) -> None:
-    found = feasibility.advice(case(name, **more))
+    found = [*feasibility.list_advice(case(name, **more))]
     assert bool(found) == bool(said) and (not said or any(said in sentence for sentence in found))

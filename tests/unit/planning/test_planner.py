@@ -224,22 +224,6 @@ def test_others_on_the_gpu_make_the_kv_cache_smaller() -> None:
     assert alone.settings["kv_cache_memory_bytes"] - shared.settings["kv_cache_memory_bytes"] == 4096 * MIB
 
 
-@pytest.mark.parametrize(
-    ("wanted", "version", "reason"),
-    [
-        (engine("31b-bf16", 3), DEFAULT, "query heads 32"),
-        (engine("26b-nvfp4", 2), REFERENCE, "intermediate size 2112 over tensor_parallel_size 2 is 1056"),
-        (engine("26b-nvfp4", 2, extra_args=["--enable-expert-parallel"]), REFERENCE, "is 1056, which Marlin"),
-        # Later releases pad the tiles.
-        (engine("26b-nvfp4", 2), DEFAULT, ""),
-    ],
-)
-def test_shapes_that_do_not_divide(wanted: Mapping[str, Any], version: str, reason: str) -> None:
-    found = plan_of(wanted, version)
-    assert found.verdict is (Verdict.UNSUPPORTED_SHAPE if reason else Verdict.FITS)
-    assert reason in found.reason[0].lower() + found.reason[1:]
-
-
 # -- releases, observations, derived sizes
 
 
@@ -301,17 +285,6 @@ def test_an_engine_for_text_only_has_the_memory_of_the_encoders_for_its_kv_cache
 def test_a_modality_that_is_left_keeps_the_encoders(limits: Any) -> None:
     assert not planner.arguments_of({"limit_mm_per_prompt": limits}).language_model_only
     assert planner.arguments_of({"limit_mm_per_prompt": TEXT_ONLY}).language_model_only
-
-
-@pytest.mark.parametrize("version", [REFERENCE, DEFAULT])
-@pytest.mark.parametrize("wanted", [NVFP4_TP2, BF16_TP4], ids=["nvfp4-tp2", "bf16-tp4"])
-def test_a_derived_kv_cache_leaves_the_margin_free(wanted: Mapping[str, Any], version: str) -> None:
-    derived = plan_of(wanted, version).derived_kv_cache_memory_bytes
-    assert derived % MIB == 0
-    pinned = plan_of({**wanted, "gpu_memory_utilization": None, "kv_cache_memory_bytes": derived}, version)
-    assert pinned.verdict is Verdict.FITS
-    assert 0 <= min(gpu.free_bytes for gpu in pinned.gpus) - 512 * MIB < MIB
-    assert pinned.derived_kv_cache_memory_bytes == derived
 
 
 def test_budgets_are_totals_and_the_tolerance() -> None:

@@ -79,5 +79,5 @@ def test_the_verdict_of_a_profile_is_the_worst() -> None:
 
 
 def test_every_name_is_an_option_of_the_recorded_release() -> None:
-    names = [*uncounted_arguments._MORE, *uncounted_arguments._OTHER, *uncounted_arguments._MODEL]
+    names = uncounted_arguments._ARGUMENTS
     assert [name for name in names if (found := find_option(name)) is None or found.name != name] == []

@@ -298,7 +298,7 @@ def collect(
         "engines": engines,
         "gateway": describe_gateway(paths, shown.get(GATEWAY_UNIT, {})),
         "gpus": boards,
-        "drift": [row.as_dict() for row in drift.compare_engines(configs, states, boards)],
+        "drift": drift.compare(configs, states, boards),
         "on_drift": drift.wanted(configs),
         "quality": read_quality(paths),
         "memory_warnings": feasibility.warn_of_measurement(configs, states, boards),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,29 +22,17 @@ from .advice import search
 from .checkpoint import families, hub, model_facts, recording
 from .checkpoint.headers import INDEX, MAX_HEADER_BYTES, FactsError, read_json
 from .contract import Facts, Gpu, Model, Plan, Verdict
-from .fixes import TENSOR_PARALLEL_SIZES
+from .fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES
 from .separate_process import read_apart
 
 FITS, DOES_NOT_FIT, CANNOT_SAY = 0, 1, 2
 """Exit status of `plan` and `advise`."""
-CONTEXT_STEP_TOKENS = 1024
 
 
-def run_plan(options: Namespace) -> int:
-    return _explain_errors(lambda: _plan(options))
-
-
-def run_advise(options: Namespace) -> int:
-    return _explain_errors(lambda: _advise(options))
-
-
-def run_facts(options: Namespace) -> int:
-    return _explain_errors(lambda: _print_facts(options))
-
-
-def _explain_errors(run: Callable[[], int]) -> int:
+def run(name: str, options: Namespace) -> int:
+    """Run the command `plan`, `advise` or `facts`, and return its exit status."""
     try:
-        return run()
+        return {"plan": _plan, "advise": _advise, "facts": _print_facts}[name](options)
     except advice_model.NothingFits as error:
         print(error, file=sys.stderr)
         return DOES_NOT_FIT
@@ -61,9 +49,7 @@ def _warn(sentence: str) -> None:
 def load_facts(source: str, options: Namespace) -> Facts:
     """Return the facts of a checkpoint from a directory, a file, the project's records or a hub.
 
-    Raises:
-        FactsError: nothing is there, or it is damaged.
-        WeightsError: the token's file cannot be used.
+    Raises FactsError if nothing is there, or it is damaged, and WeightsError if the token's file cannot be used.
     """
     path = Path(source).expanduser()
     if path.exists():
@@ -90,7 +76,6 @@ def _load_path(path: Path) -> Facts:
 
 
 def load_model(source: str, options: Namespace) -> Model:
-    """Interpret a checkpoint. Raises FactsError, UnknownArchitecture and WeightsError."""
     facts = load_facts(source, options)
     if warning := families.warn_of_code(facts):
         _warn(warning)
@@ -116,10 +101,8 @@ def find_gpus(options: Namespace) -> list[Gpu]:
 
 
 def plan_layouts(model: Model, gpus: Sequence[Gpu], options: Namespace) -> dict[str, Plan]:
-    """Plan a model as one engine over 1, 2, 4, ... GPUs, by the name of the layout.
-
-    Without --context each has the longest context that fits, as with vLLM's `max_model_len: auto`.
-    """
+    """Plan a model as one engine over 1, 2, 4, ... GPUs, by the name of the layout; without --context each with the
+    longest context that fits, as with vLLM's `max_model_len: auto`."""
     sizes = [options.tensor_parallel_size] if options.tensor_parallel_size else list(TENSOR_PARALLEL_SIZES)
     plans = {}
     for size in sizes:
@@ -131,14 +114,11 @@ def plan_layouts(model: Model, gpus: Sequence[Gpu], options: Namespace) -> dict[
             "tensor_parallel_size": size,
             "gpus": list(range(size)),
             "max_model_len": options.context or model.max_position_embeddings,
+            "limit_mm_per_prompt": dict.fromkeys(("image", "video", "audio"), 0) if options.text_only else {},
         }
-        for key in ("max_num_seqs", "kv_cache_dtype", "gpu_memory_utilization"):
+        for key in ("max_num_seqs", "kv_cache_dtype", "gpu_memory_utilization", "enforce_eager"):
             if getattr(options, key) is not None:
                 engine[key] = getattr(options, key)
-        if options.enforce_eager:
-            engine["enforce_eager"] = True
-        if options.text_only:
-            engine["limit_mm_per_prompt"] = {"image": 0, "video": 0, "audio": 0}
         plan = planner.plan(engine["name"], [engine], {"model": model}, gpus, options.vllm)
         longest = plan.engines[0].max_context // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS
         too_long = plan.verdict is Verdict.KV_BELOW_MAX_MODEL_LEN or (
@@ -185,16 +165,7 @@ def _advise(options: Namespace) -> int:
         model = load_model(source, options)
         models[model.facts.repo.rsplit("/", 1)[-1].lower()] = model
     roles = options.role or ["main"]
-    asked = search.wish(
-        models,
-        by=options.by,
-        choose=options.choose,
-        min_context=options.min_context,
-        main=options.main,
-        min_tok_s=options.min_tok_s,
-        max_num_seqs=options.max_num_seqs,
-        roles=roles,
-    )
+    asked = search.wish(models, roles, vars(options))
     found = search.advise(asked, advice_model.Host(models, find_gpus(options), options.vllm, roles))
     if options.format == "json":
         print(json.dumps(advice_render.document(found), indent=2))
@@ -208,6 +179,5 @@ def _print_facts(options: Namespace) -> int:
     if options.repo:
         facts = replace(facts, repo=options.repo)
     families.interpret(facts)
-    record: Mapping[str, Any] = recording.record(facts, recording.describe_origin(facts))
-    print(json.dumps(record, indent=2))
+    print(json.dumps(recording.record(facts, recording.describe_origin(facts)), indent=2))
     return 0

@@ -60,6 +60,10 @@ class Tensor:
     """How many there are in each of `layers`, or in all if there are no layers: experts of a layer, layers of a
     tower."""
 
+    @property
+    def total(self) -> int:
+        return self.count * (1 if self.layers is None else len(self.layers))
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -180,14 +184,11 @@ class Model:
     experts: int = 0
     experts_per_token: int = 0
     expert_intermediate_size: int = 0
-    rope_cache_sizes: tuple[int, ...] = ()
-    """Rotary dimensions of each cos/sin cache that vLLM keeps for the model. Each has max_position_embeddings rows,
-    unless `rope_cache_rows` says otherwise."""
+    rope_caches: tuple[tuple[int, int], ...] = ()
+    """Rotary dimension and rows of each cos/sin cache that vLLM keeps for the model."""
     per_layer_embedding_size: int = 0
     """Gemma 4's E models: width of the embedding that each layer gets from its own table; 0 for other models."""
     multimodal: bool = False
-    rope_cache_rows: tuple[int, ...] = ()
-    """Rows of each cache of `rope_cache_sizes`: more than max_position_embeddings if RoPE is scaled."""
     embeddings_on_every_stage: bool = False
     """Whether each stage of a pipeline has embeddings, head and last norm, used there or not."""
     rope_float32: bool = False
@@ -240,13 +241,22 @@ class Uncertain:
     value: float
     low: float
     high: float
-    source: str
-    fitted: bool = False
-    """True if the figure was derived from measurements of the reference host: agreement with those proves nothing."""
+    source: str = ""
+    """Of a constant; empty for what is computed from constants. It begins with `fitted` if the figure was derived from
+    measurements of the reference host: agreement with those proves nothing."""
 
     @property
     def bytes(self) -> int:
         return round(self.value)
+
+    def __add__(self, other: Uncertain | int) -> Uncertain:
+        """Return the sum; the ranges add up too."""
+        if isinstance(other, int):
+            other = Uncertain(other, other, other)
+        return Uncertain(self.value + other.value, self.low + other.low, self.high + other.high)
+
+    def __mul__(self, factor: float) -> Uncertain:
+        return Uncertain(self.value * factor, self.low * factor, self.high * factor)
 
 
 @dataclass(frozen=True)

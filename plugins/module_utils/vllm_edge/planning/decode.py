@@ -19,9 +19,8 @@ REACHED_BANDWIDTH = Uncertain(
     0.85,
     0.70,
     0.93,
-    "31B bf16 over 4 GPUs (14.8 tok/s, eager), 31B NVFP4 over 2 (15.1) and E4B (19 to 26) on the reference host, after "
-    "what follows is taken off",
-    fitted=True,
+    "fitted: 31B bf16 over 4 GPUs (14.8 tok/s, eager), 31B NVFP4 over 2 (15.1) and E4B (19 to 26) on the reference "
+    "host, after what follows is taken off",
 )
 ALL_REDUCE_S = Uncertain(
     30e-6, 25e-6, 35e-6, "NCCL between GPUs without NVLink or P2P, by latency alone: a token's payload is about 10 KB"
@@ -50,14 +49,7 @@ TOGETHER_CONTEXT_TOKENS = 1024
 
 
 def estimate(model: Model, arguments: Arguments, ranks: Sequence[RankWeights], gpu: GpuModel) -> Decode:
-    """Estimate tokens per second of one sequence at short context.
-
-    The ceiling is bandwidth divided by bytes read. Low, mid and high add communication, fixed work, the fixed cost of
-    experts and the launches of eager mode; the constants above give their sources.
-
-    Args:
-        ranks: the ranks of the pipeline, which work one after the other.
-    """
+    """Estimate tokens per second of one sequence. Ranks are those of a pipeline, which work one after the other."""
     read = sum(rank.read_bytes_per_token for rank in ranks)
     low, mid, high = _estimate_rates(model, arguments, read, gpu)
     return Decode(low=low, mid=mid, high=high, ceiling=gpu.bandwidth_bytes_per_s / read)
@@ -80,14 +72,11 @@ def estimate_together(
     possible. Arithmetic is not counted, so the estimate is for tens of requests, not for hundreds.
 
     Args:
-        ranks: the ranks of the pipeline, which work one after the other.
-        kv_cache_dtype: as resolved for the engine, such as `bfloat16` or `fp8`.
-        most_requests: how many the engine may run at once.
+        most_requests: how many the engine may run at once. If it is fewer than `wanted_requests`, it counts.
         context_tokens: tokens that each request has in the KV cache.
-        wanted_requests: how many requests there are.
 
     Returns:
-        The estimate for `wanted_requests` or `most_requests`, whichever is fewer; None if it is fewer than two.
+        The estimate; None for fewer than two requests.
     """
     requests = min(wanted_requests, most_requests)
     if requests < 2:
@@ -105,17 +94,17 @@ def estimate_together(
 def _estimate_rates(model: Model, arguments: Arguments, read: int, gpu: GpuModel) -> tuple[float, float, float]:
     """Return steps per second, low, mid and high, of an engine that reads so many bytes in a step."""
     reduces = ALL_REDUCES_PER_LAYER * len(model.layers) if arguments.tensor_parallel_size > 1 else 0
-    fixed = [FIXED_S, *([EXPERTS_S] if model.experts else [])]
+    fixed = FIXED_S + EXPERTS_S if model.experts else FIXED_S
     if arguments.enforce_eager:
-        fixed.append(EAGER_EXPERTS_S if model.experts else EAGER_S)
+        fixed += EAGER_EXPERTS_S if model.experts else EAGER_S
 
     def rate(bandwidth: float, reduce_s: float, fixed_s: float) -> float:
         return 1 / (read / (gpu.bandwidth_bytes_per_s * bandwidth) + reduces * reduce_s + fixed_s)
 
     return (
-        rate(REACHED_BANDWIDTH.low, ALL_REDUCE_S.high, sum(part.high for part in fixed)),
-        rate(REACHED_BANDWIDTH.value, ALL_REDUCE_S.value, sum(part.value for part in fixed)),
-        rate(REACHED_BANDWIDTH.high, ALL_REDUCE_S.low, sum(part.low for part in fixed)),
+        rate(REACHED_BANDWIDTH.low, ALL_REDUCE_S.high, fixed.high),
+        rate(REACHED_BANDWIDTH.value, ALL_REDUCE_S.value, fixed.value),
+        rate(REACHED_BANDWIDTH.high, ALL_REDUCE_S.low, fixed.low),
     )
 
 

@@ -10,8 +10,8 @@ of the engines. No line of vLLM reports activations and the CUDA context alone: 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any, Literal
 
 from ..engine.config import EngineConfig
@@ -59,37 +59,9 @@ COUNTED = frozenset({"kv_cache_tokens", "kv_blocks"})
 """Components of the whole engine that are counts. All others are MiB on one GPU."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One component of an engine, or the total of a GPU."""
-
-    what: str
-    """Name of the engine, or UUID of the GPU."""
-    component: str
-    """A key of TOLERANCES."""
-    planned: float
-    measured: float | None
-    """None if nothing reports it."""
-    tolerance: float
-
-    @property
-    def within(self) -> bool | None:
-        return None if self.measured is None else abs(self.measured - self.planned) <= self.tolerance
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "within": self.within}
-
-
 def tolerances(given: Mapping[str, Any], tolerance_mib: int) -> dict[str, float]:
-    """Return plan_drift_tolerances merged into the defaults.
-
-    Args:
-        given: the operator's values.
-        tolerance_mib: plan_tolerance_mib, the default of total_mib.
-
-    Raises:
-        ValueError: if a component is unknown, or a value is no number from 0.
-    """
+    """Return plan_drift_tolerances merged into the defaults, of which plan_tolerance_mib is that of total_mib. Raises
+    ValueError if a component is unknown, or a value is no number from 0."""
     found = {**TOLERANCES, "total_mib": float(tolerance_mib)}
     for name, value in given.items():
         if name not in TOLERANCES:
@@ -110,12 +82,7 @@ def expectation(
     memory_threshold_percent: int = THRESHOLD_PERCENT,
 ) -> dict[str, Any]:
     """Return what goes from the plan of an engine into its engine.json: whole MiB, one entry for each of its GPUs in
-    order.
-
-    Args:
-        limits: tolerances by component.
-        memory_threshold_percent: above which `vllm-edge status` warns, see `feasibility`.
-    """
+    order. `limits` are tolerances by component."""
     # The error of the graphs is also an error of the total. Whether the total is too large is checked by the budget.
     graphs_mib = max((gpu.graphs_bytes for gpu in plan.gpus), default=0) / MIB
     share = {"total_mib": limits["total_mib"] + math.ceil(min(limits["graphs_mib"], graphs_mib))}
@@ -152,82 +119,70 @@ def expectation(
 
 
 def compare(
-    engines: Iterable[tuple[str, Sequence[str], Mapping[str, Any] | None, Mapping[str, Any]]],
-    gpus: Sequence[Mapping[str, Any]],
-) -> list[Row]:
-    """Compare every component of engines that have a plan, then the GPUs that only such engines use.
-
-    Args:
-        engines: for each engine its name, the UUIDs of its GPUs, the expectation in its engine.json, and vLLM's own
-            figures.
-        gpus: rows of the module vram_budget.
-    """
-    rows: list[Row] = []
-    planned: dict[str, float] = {}
-    tolerated: dict[str, float] = {}
-    unplanned: set[str] = set()
-    for name, uuids, expected, logged in engines:
-        parts = list((expected or {}).get("gpus") or [])
-        if expected is None or len(parts) != len(uuids):
-            unplanned.update(uuids)
-            continue
-        rows += _compare_logged(name, expected, logged)
-        for uuid, part in zip(uuids, parts, strict=True):
-            planned[uuid] = planned.get(uuid, 0.0) + float(part["total_mib"])
-            tolerated[uuid] = tolerated.get(uuid, 0.0) + float(expected["tolerances"]["total_mib"])
-    seen = {str(gpu["uuid"]): gpu for gpu in gpus}
-    for uuid, total in planned.items():
-        if uuid in unplanned:
-            continue
-        value = (seen.get(uuid) or {}).get("engine_mib")
-        rows.append(Row(uuid, "total_mib", total, None if value is None else float(value), tolerated[uuid]))
-    return rows
-
-
-def _compare_logged(name: str, expected: Mapping[str, Any], logged: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield the components that vLLM itself reports of an engine."""
-    first = {**expected["gpus"][0], **{component: expected[component] for component in COUNTED}}
-    for component, (figure, factor) in LOGGED.items():
-        if component == "graphs_mib" and not first[component] and figure not in logged:
-            continue  # with enforce_eager there are no graphs, and no line says so
-        value = logged.get(figure)
-        measured = None if value is None else float(value) * factor
-        limit = float(expected["tolerances"].get(component, TOLERANCES[component]))
-        yield Row(name, component, float(first[component]), measured, limit)
-
-
-def compare_engines(
-    configs: Iterable[EngineConfig], states: Mapping[str, EngineState | None], gpus: Sequence[Mapping[str, Any]]
-) -> list[Row]:
-    """Compare the engines of this host, from its own files.
+    configs: Iterable[EngineConfig], states: Mapping[str, EngineState | None], gpus: Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Compare every component of this host's engines that have a plan, then the GPUs that only such engines use.
 
     What an engine logged counts only if it ran with the wanted inputs. What was measured on a GPU counts unless one of
     its engines is known not to run.
 
     Args:
-        configs: the configurations of the engines.
         states: the supervisor's record by engine, or None.
         gpus: rows of the VRAM evaluation.
+
+    Returns:
+        Rows with `what`, the name of an engine or the UUID of a GPU, `component`, a key of TOLERANCES, `planned`,
+        `measured`, `tolerance`, and whether it is `within`; `measured` and `within` are None if nothing reports it.
     """
-    engines = [(config, states.get(config.engine)) for config in configs]
-    whole = (Phase.SERVING, Phase.UNHEALTHY)
-    away = {uuid for config, state in engines if state and state.phase not in whole for uuid in config.gpus}
-    return compare(
-        (
-            (
-                config.engine,
-                config.gpus,
-                config.plan,
-                state.log_facts if state is not None and state.input_hash == config.input_hash else {},
-            )
-            for config, state in engines
-        ),
-        [gpu for gpu in gpus if gpu["uuid"] not in away],
-    )
+    rows: list[dict[str, Any]] = []
+    planned: dict[str, float] = {}
+    tolerated: dict[str, float] = {}
+    unplanned: set[str] = set()
+    away: set[str] = set()
+    for config in configs:
+        state, expected = states.get(config.engine), config.plan
+        if state and state.phase not in (Phase.SERVING, Phase.UNHEALTHY):
+            away.update(config.gpus)
+        if expected is None or len(expected["gpus"]) != len(config.gpus):
+            unplanned.update(config.gpus)
+            continue
+        logged = state.log_facts if state is not None and state.input_hash == config.input_hash else {}
+        rows += _compare_logged(config.engine, expected, logged)
+        for uuid, part in zip(config.gpus, expected["gpus"], strict=True):
+            planned[uuid] = planned.get(uuid, 0.0) + float(part["total_mib"])
+            tolerated[uuid] = tolerated.get(uuid, 0.0) + float(expected["tolerances"]["total_mib"])
+    seen = {str(gpu["uuid"]): gpu.get("engine_mib") for gpu in gpus if gpu["uuid"] not in away}
+    return rows + [
+        _build_row(uuid, "total_mib", total, seen.get(uuid), tolerated[uuid])
+        for uuid, total in planned.items()
+        if uuid not in unplanned
+    ]
+
+
+def _build_row(what: str, component: str, planned: float, measured: float | None, tolerance: float) -> dict[str, Any]:
+    return {
+        "what": what,
+        "component": component,
+        "planned": planned,
+        "measured": None if measured is None else float(measured),
+        "tolerance": tolerance,
+        "within": None if measured is None else abs(measured - planned) <= tolerance,
+    }
+
+
+def _compare_logged(name: str, expected: Mapping[str, Any], logged: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the components that vLLM itself reports of an engine."""
+    first = {**expected["gpus"][0], **{component: expected[component] for component in COUNTED}}
+    for component, (figure, factor) in LOGGED.items():
+        if component == "graphs_mib" and not first[component] and figure not in logged:
+            continue  # with enforce_eager there are no graphs, and no line says so
+        measured = logged[figure] * factor if logged.get(figure) is not None else None
+        limit = float(expected["tolerances"].get(component, TOLERANCES[component]))
+        yield _build_row(name, component, float(first[component]), measured, limit)
 
 
 def wanted(configs: Iterable[EngineConfig]) -> OnDrift:
-    """Return plan_drift of a generation, which all its planned engines carry; `ignore` if none was planned."""
+    # All planned engines of a generation carry the same.
     return next((config.plan["on_drift"] for config in configs if config.plan), "ignore")
 
 
@@ -251,7 +206,7 @@ def sentences(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 def _describe_load(load: LoadTime | None) -> dict[str, Any]:
     if load is None:
         return {"load_s": None}
-    band, other = ({"low": part.low, "mid": part.mid, "high": part.high} for part in (load, load.other))
+    band, other = {"low": load.low, "mid": load.mid, "high": load.high}, asdict(load.other)
     return {"load_s": band, "load_other_s": other, "load_read_bytes": load.read_bytes}
 
 

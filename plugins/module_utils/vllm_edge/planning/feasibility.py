@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..engine.config import EngineConfig
 from ..engine.state import EngineState
-from ..gpu.models import GpuModel
+from ..gpu.models import GPU_MODELS, GpuModel
 from .checkpoint.model_classes import ADDED, GONE
 from .contract import Arguments, EnginePlan, Gpu, Model, Verdict
 from .memory.vllm_versions import (
@@ -22,6 +22,8 @@ from .memory.vllm_versions import (
     ALSO_FLOAT32,
     BFLOAT16_SINCE,
     WITHOUT_FLOAT16,
+    Behaviour,
+    behaviour,
     derive_limit,
     is_longer_allowed,
     list_supported,
@@ -51,173 +53,177 @@ MANY_SEQUENCES = 128
 
 
 @dataclass(frozen=True)
-class Case:
-    model: Model
+class Engine:
+    """An engine of the inventory in the planner's types, and the GPUs as it finds them when it starts."""
+
+    name: str
     arguments: Arguments
-    release: tuple[int, int]
-    gpu: Gpu
-    gpu_model: GpuModel | None
+    slots: tuple[int, ...]
+    model: Model
+    extra_args: tuple[str, ...]
+    tool_call_parser: str
+    environment: Mapping[str, Any]
+    """extra_env."""
+    observed: Mapping[str, int]
     kv_cache_dtype: str
-    extra_args: tuple[str, ...] = ()
-    tool_call_parser: str = ""
-    environment: Mapping[str, Any] = field(default_factory=dict)
+    margin_bytes: int
+    others: frozenset[int]
+    """Slots of the profile's other engines."""
+    gpus: Sequence[Gpu]
+    """All GPUs of the host, by slot."""
+    free: Sequence[int]
+    """Bytes that are free on each GPU, by slot."""
+    release: Behaviour
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        return [(slot, number // self.arguments.tensor_parallel_size) for number, slot in enumerate(self.slots)]
+
+    @property
+    def vllm(self) -> tuple[int, int]:
+        return self.release.number
+
+    @property
+    def gpu(self) -> Gpu:
+        return self.gpus[self.slots[0]]
+
+    @property
+    def gpu_model(self) -> GpuModel | None:
+        return GPU_MODELS.get(self.gpu.name)
+
+    @property
+    def has_nvlink(self) -> bool:
+        return len(self.slots) > 1 and self.gpu_model is not None and self.gpu_model.nvlink
 
 
 @dataclass(frozen=True)
 class Finding:
-    verdict: Verdict
     reason: str
     fix: str
+    verdict: Verdict = Verdict.UNSUPPORTED_ENGINE
     after_load: bool = False
     """True if vLLM finds out only after it has loaded the weights; an engine that does not fit fails before that."""
 
 
-Rule = Callable[[Case], Iterator[Finding]]
-Hint = Callable[[Case], Iterator[str]]
+Rule = Callable[[Engine], Iterator[Finding]]
 
 
-def parse_release(version: str) -> tuple[int, int]:
-    """Return major and minor number of a version as `vllm_versions.behaviour` takes it. Raises ValueError."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found is None:
-        raise ValueError(f"{version!r} is no release of vLLM")
-    return int(found[1]), int(found[2])
-
-
-def findings(case: Case) -> list[Finding]:
-    """Return everything that keeps the engine from running, in the order in which vLLM finds out."""
+def findings(engine: Engine) -> list[Finding]:
+    """Return what keeps the engine from running, in the order in which vLLM finds out."""
     order = list(Verdict)
-    found = [finding for rule in RULES for finding in rule(case)]
+    found = [finding for rule in RULES for finding in rule(engine)]
     return sorted(found, key=lambda finding: (finding.after_load, order.index(finding.verdict)))
 
 
-def advice(case: Case) -> list[str]:
-    return [sentence for hint in HINTS for sentence in hint(case)]
-
-
-def _check_model_class(case: Case) -> Iterator[Finding]:
-    name = case.model.architecture
+def _check_model_class(engine: Engine) -> Iterator[Finding]:
+    name = engine.model.architecture
     events = sorted(
-        (parse_release(release), has)
+        (behaviour(release).number, has)
         for has, table in ((True, ADDED), (False, GONE))
         for release, names in table.items()
         if name in names.split()
     )
-    before, after = ([each for each in events if (each[0] <= case.release) is past] for past in (True, False))
+    before, after = ([each for each in events if (each[0] <= engine.vllm) is past] for past in (True, False))
     if before[-1][1] if before else not after or not after[0][1]:
         return
     came, went = _said(after[0][0]) if after else "", _said(before[-1][0]) if before else ""
     fix = f"vllm_image_base with vLLM {came}.0 or newer" if came else f"vllm_image_base with vLLM before {went}.0"
     told = f"the release that has it is {came}.0" if came else f"it was removed in {went}.0"
     yield Finding(
-        Verdict.UNSUPPORTED_ENGINE,
-        f"vLLM {_said(case.release)} does not know {name}; {told} (vLLM model_executor/models/registry.py)",
+        f"vLLM {_said(engine.vllm)} does not know {name}; {told} (vLLM model_executor/models/registry.py)",
         fix,
     )
 
 
-def _check_pipeline(case: Case) -> Iterator[Finding]:
-    """Yield a finding for models with pipeline parallelism in a release that crashes."""
-    stages = case.arguments.pipeline_parallel_size
-    if case.model.family == "qwen3_vl_moe" and stages > 1 and case.release < QWEN3_VL_PIPELINE_SINCE:
+def _check_pipeline(engine: Engine) -> Iterator[Finding]:
+    stages, family = engine.arguments.pipeline_parallel_size, engine.model.family
+    if family == "qwen3_vl_moe" and stages > 1 and engine.vllm < QWEN3_VL_PIPELINE_SINCE:
         yield Finding(
-            Verdict.UNSUPPORTED_ENGINE,
-            f"Qwen3-VL-MoE over pipeline_parallel_size {stages} crashes in vLLM {_said(case.release)}, whose "
+            f"Qwen3-VL-MoE over pipeline_parallel_size {stages} crashes in vLLM {_said(engine.vllm)}, whose "
             f"qwen3_vl_moe.py asks its language model for start_layer, which that lacks",
             "vllm_image_base with vLLM 0.22.0 or newer, or tensor_parallel_size in place of pipeline_parallel_size",
         )
-    if case.model.family == "gemma4" and case.arguments.pipeline_parallel_size > 1 and case.release < PIPELINE_FIXED:
+    if family == "gemma4" and stages > 1 and engine.vllm < PIPELINE_FIXED:
         yield Finding(
-            Verdict.UNSUPPORTED_ENGINE,
-            f"Gemma 4 over pipeline_parallel_size {case.arguments.pipeline_parallel_size} crashes in vLLM "
-            f"{_said(case.release)}, whose IntermediateTensors lacks what gemma4.py calls (vllm-project/vllm#40786)",
+            f"Gemma 4 over pipeline_parallel_size {stages} crashes in vLLM {_said(engine.vllm)}, whose "
+            f"IntermediateTensors lacks what gemma4.py calls (vllm-project/vllm#40786)",
             "vllm_image_base with vLLM 0.21.0 or newer, or tensor_parallel_size in place of pipeline_parallel_size",
             after_load=True,
         )
 
 
-def _check_drafters(case: Case) -> Iterator[Finding]:
-    """Yield a finding for speculative decoding with Gemma 4 in a release without its drafters."""
-    if case.model.family == "gemma4" and _is_speculative(case) and case.release < DRAFTERS_SINCE:
+def _check_drafters(engine: Engine) -> Iterator[Finding]:
+    if engine.model.family == "gemma4" and _is_speculative(engine) and engine.vllm < DRAFTERS_SINCE:
         yield Finding(
-            Verdict.UNSUPPORTED_ENGINE,
-            f"vLLM {_said(case.release)} has no drafters for Gemma 4; they came with 0.21.0 (vllm-project/vllm#41745)",
+            f"vLLM {_said(engine.vllm)} has no drafters for Gemma 4; they came with 0.21.0 (vllm-project/vllm#41745)",
             "extra_args without --speculative-config, or vllm_image_base with vLLM 0.21.0 or newer",
         )
 
 
-def _check_max_model_len(case: Case) -> Iterator[Finding]:
-    limit, wanted = derive_limit(case.model, case.release), case.arguments.max_model_len or 0
-    if wanted > limit and not is_longer_allowed(case.environment):
+def _check_max_model_len(engine: Engine) -> Iterator[Finding]:
+    limit, wanted = derive_limit(engine.model, engine.vllm), engine.arguments.max_model_len or 0
+    if wanted > limit and not is_longer_allowed(engine.environment):
         yield Finding(
-            Verdict.UNSUPPORTED_ENGINE,
             f"max_model_len {wanted:,} is more than the {limit:,} tokens that vLLM derives from "
-            f"max_position_embeddings {case.model.max_position_embeddings:,} of the model and its RoPE (vLLM "
+            f"max_position_embeddings {engine.model.max_position_embeddings:,} of the model and its RoPE (vLLM "
             f"config/model.py, _get_and_verify_max_len)",
             f"max_model_len: {limit}",
         )
 
 
-def _capability(case: Case) -> Iterator[Finding]:
-    """Yield findings for dtypes that the GPU's compute capability does not support."""
-    if case.gpu_model is None:
+def _check_capability(engine: Engine) -> Iterator[Finding]:
+    if engine.gpu_model is None:
         return
-    has = case.gpu_model.compute_capability
-    method = case.model.quantization.method
-    needs = {"modelopt": (8, 9) if case.release < (0, 28) else (8, 0), "modelopt_fp4": (7, 5)}.get(method)
+    has = engine.gpu_model.compute_capability
+    method = engine.model.quantization.method
+    needs = {"modelopt": (8, 9) if engine.vllm < (0, 28) else (8, 0), "modelopt_fp4": (7, 5)}.get(method)
     if needs and has < needs:
         yield Finding(
-            Verdict.UNSUPPORTED_ENGINE,
-            f"{method} needs compute capability {_said(needs)} and {case.gpu.name} has {_said(has)} "
+            f"{method} needs compute capability {_said(needs)} and {engine.gpu.name} has {_said(has)} "
             f"(vLLM model_executor/layers/quantization/modelopt.py, get_min_capability)",
             "",
         )
-    if case.model.dtype == "bfloat16" and has < BFLOAT16_SINCE:
+    if engine.model.dtype == "bfloat16" and has < BFLOAT16_SINCE:
         yield Finding(
-            Verdict.UNSUPPORTED_ENGINE,
-            f"bfloat16 needs compute capability 8.0 and {case.gpu.name} has {_said(has)} (vLLM platforms/cuda.py, "
+            f"bfloat16 needs compute capability 8.0 and {engine.gpu.name} has {_said(has)} (vLLM platforms/cuda.py, "
             f"check_if_supports_dtype)",
-            _suggest_dtype(case),
+            _suggest_dtype(engine),
         )
-    if case.kv_cache_dtype.startswith("fp8") and has < (8, 9):
+    if engine.kv_cache_dtype.startswith("fp8") and has < (8, 9):
         yield Finding(
-            Verdict.UNSUPPORTED_ENGINE,
-            f"an FP8 KV cache needs compute capability 8.9 and {case.gpu.name} has {_said(has)} "
+            f"an FP8 KV cache needs compute capability 8.9 and {engine.gpu.name} has {_said(has)} "
             f"(Triton has no fp8e4nv below it)",
             # vLLM has no KV cache named float32: that is `auto`, unless the checkpoint makes FP8 of it.
-            f"kv_cache_dtype: {case.model.dtype if case.model.dtype != 'float32' else 'auto'}",
+            f"kv_cache_dtype: {engine.model.dtype if engine.model.dtype != 'float32' else 'auto'}",
         )
 
 
-def _check_dtype(case: Case) -> Iterator[Finding]:
-    """Yield findings for a dtype that vLLM refuses for the family or the quantization, whatever the GPU."""
-    dtype, method = case.model.dtype, case.model.quantization.method
-    if dtype == "float16" and case.model.family in WITHOUT_FLOAT16:
+def _check_dtype(engine: Engine) -> Iterator[Finding]:
+    dtype, method = engine.model.dtype, engine.model.quantization.method
+    if dtype == "float16" and engine.model.family in WITHOUT_FLOAT16:
         yield Finding(
-            Verdict.UNSUPPORTED_ENGINE,
-            f"vLLM refuses dtype float16 for {case.model.family}, which is numerically unstable in it (vLLM "
+            f"vLLM refuses dtype float16 for {engine.model.family}, which is numerically unstable in it (vLLM "
             f"config/model.py, _check_valid_dtype)",
-            _suggest_dtype(case),
+            _suggest_dtype(engine),
         )
     if dtype == "float32" and method not in ALSO_FLOAT32:
         yield Finding(
-            Verdict.UNSUPPORTED_ENGINE,
             f"the quantization {method} does not compute in dtype float32 (vLLM config/vllm.py, "
             f"_get_quantization_config)",
-            _suggest_dtype(case),
+            _suggest_dtype(engine),
         )
 
 
-def _suggest_dtype(case: Case) -> str:
-    supported = list_supported(case.model, case.gpu_model.compute_capability if case.gpu_model else None)
+def _suggest_dtype(engine: Engine) -> str:
+    supported = list_supported(engine.model, engine.gpu_model.compute_capability if engine.gpu_model else None)
     return f"dtype: {supported[0]}" if supported else ""
 
 
-def _check_divisibility(case: Case) -> Iterator[Finding]:
-    size, model = case.arguments.tensor_parallel_size, case.model
+def _check_divisibility(engine: Engine) -> Iterator[Finding]:
+    size, model = engine.arguments.tensor_parallel_size, engine.model
     kv_heads = sorted({layer.kv_heads for layer in model.layers})
     uneven = [heads for heads in kv_heads if heads % size and size % heads]
-    whole_experts = case.arguments.enable_expert_parallel
+    whole_experts = engine.arguments.enable_expert_parallel
     parts = [
         ("query heads", (model.query_heads,)),
         ("intermediate size", model.intermediate_sizes),
@@ -227,11 +233,11 @@ def _check_divisibility(case: Case) -> Iterator[Finding]:
         for value in values:
             if value % size:
                 yield _build_misfit(
-                    case, f"{what} {value} is not divisible by tensor_parallel_size {size}", "config/model.py"
+                    engine, f"{what} {value} is not divisible by tensor_parallel_size {size}", "config/model.py"
                 )
     if uneven:
         yield _build_misfit(
-            case,
+            engine,
             f"KV heads {uneven[0]} and tensor_parallel_size {size}: neither divides the other",
             "model_executor/models, the assertion in each attention",
         )
@@ -251,29 +257,29 @@ MARLIN_MOE = (
 )
 
 
-def _check_marlin(case: Case) -> Iterator[Finding]:
+def _check_marlin(engine: Engine) -> Iterator[Finding]:
     """Yield findings for 4-bit weights, which run through Marlin on GPUs without FP4 units."""
-    quantization, size = case.model.quantization, case.arguments.tensor_parallel_size
+    quantization, size = engine.model.quantization, engine.arguments.tensor_parallel_size
     # MXFP4 is padded to what its kernel divides (fused_moe/oracle/mxfp4.py).
     if (
         quantization.weight_bits != 4
         or quantization.method == "mxfp4"
-        or (case.gpu_model and case.gpu_model.compute_capability >= (10, 0))
+        or (engine.gpu_model and engine.gpu_model.compute_capability >= (10, 0))
     ):
         return
     group = max(quantization.group_size or 1, 1)
-    pads = case.release >= TILE_PADDING_SINCE
-    for what, whole, tile, (kernel, where, fix) in _list_inputs(case):
+    pads = engine.vllm >= TILE_PADDING_SINCE
+    for what, whole, tile, (kernel, where, fix) in _list_inputs(engine):
         part, rest = divmod(whole, size)
         if rest == 0 and (part % group or (not pads and part % tile)):
             rule = f"groups of {group}" if pads else f"{max(tile, group)}"
             reason = f"{what} over tensor_parallel_size {size} is {part}, which {kernel} cannot divide by {rule}"
-            yield _build_misfit(case, reason, where, fix)
+            yield _build_misfit(engine, reason, where, fix)
 
 
-def _list_inputs(case: Case) -> Iterator[tuple[str, int, int, tuple[str, str, str]]]:
+def _list_inputs(engine: Engine) -> Iterator[tuple[str, int, int, tuple[str, str, str]]]:
     """Yield name, size, tile and kernel of the inputs of packed layers that tensor parallelism divides."""
-    model = case.model
+    model = engine.model
     packed = {part.kind for part in model.components if part.tensor.dtype in PACKED_DTYPES}
     tile = MARLIN_INPUT_FP4 if _is_fp4(model) else MARLIN_INPUT
     if "mlp" in packed:
@@ -282,13 +288,13 @@ def _list_inputs(case: Case) -> Iterator[tuple[str, int, int, tuple[str, str, st
     if "attention" in packed:
         for size in sorted({layer.head_size * model.query_heads for layer in model.layers}):
             yield f"size of all query heads {size}", size, tile, MARLIN_LINEAR
-    if "experts" in packed and not case.arguments.enable_expert_parallel:
+    if "experts" in packed and not engine.arguments.enable_expert_parallel:
         size = model.expert_intermediate_size
         yield f"intermediate size {size} of an expert", size, MARLIN_EXPERTS, MARLIN_MOE
 
 
-def _build_misfit(case: Case, reason: str, where: str, fix: str = "") -> Finding:
-    return Finding(Verdict.UNSUPPORTED_SHAPE, f"{reason} (vLLM {_said(case.release)} {where})", fix)
+def _build_misfit(engine: Engine, reason: str, where: str, fix: str = "") -> Finding:
+    return Finding(f"{reason} (vLLM {_said(engine.vllm)} {where})", fix, Verdict.UNSUPPORTED_SHAPE)
 
 
 RULES: Sequence[Rule] = (
@@ -297,83 +303,52 @@ RULES: Sequence[Rule] = (
     _check_drafters,
     _check_max_model_len,
     _check_dtype,
-    _capability,
+    _check_capability,
     _check_divisibility,
     _check_marlin,
 )
 
 
-def _advise_on_per_layer_pipeline(case: Case) -> Iterator[str]:
-    if case.model.per_layer_embedding_size and case.arguments.pipeline_parallel_size > 1:
+def list_advice(engine: Engine) -> Iterator[str]:
+    """Yield what could be better, or what to know of the engine, apart from its memory."""
+    model, arguments, gpu = engine.model, engine.arguments, engine.gpu_model
+    size, limit = arguments.tensor_parallel_size, derive_limit(model, engine.vllm)
+    if model.per_layer_embedding_size and arguments.pipeline_parallel_size > 1:
         yield (
             "a pipeline of a model with per-layer embeddings was questioned in the review of vllm-project/vllm#40786; "
             "try it before you rely on it"
         )
-
-
-def _advise_on_longer_requests(case: Case) -> Iterator[str]:
-    limit = derive_limit(case.model, case.release)
-    if (case.arguments.max_model_len or 0) > limit:
+    if (arguments.max_model_len or 0) > limit:
         yield (
             f"{ALLOW_LONGER} lets requests be longer than the {limit:,} tokens of the model; what lies beyond them may "
             f"come out as noise, or end the engine (vLLM config/model.py, _get_and_verify_max_len)"
         )
-
-
-def _advise_on_fp4(case: Case) -> Iterator[str]:
-    gpu = case.gpu_model
-    if gpu and gpu.compute_capability < (10, 0) and _is_fp4(case.model):
+    if gpu and gpu.compute_capability < (10, 0) and _is_fp4(model):
         yield (
-            f"{case.gpu.name} has no FP4 units: the weights stay in FP4 and are multiplied in bf16 through Marlin, "
+            f"{engine.gpu.name} has no FP4 units: the weights stay in FP4 and are multiplied in bf16 through Marlin, "
             f"which saves memory and reading, no arithmetic (vLLM quantization/utils/marlin_utils_fp4.py)"
         )
-
-
-def _advise_on_all_reduce(case: Case) -> Iterator[str]:
-    size = case.arguments.tensor_parallel_size
-    if size > 2 and case.gpu_model and not case.gpu_model.nvlink:
+    if size > 2 and gpu and not gpu.nvlink:
         yield (
             f"vLLM's custom all-reduce is off for {size} GPUs without NVLink, NCCL takes its place (vLLM 0.19.0 "
             f"distributed/device_communicators/custom_all_reduce.py:153)"
         )
-
-
-def _advise_on_eager(case: Case) -> Iterator[str]:
-    if not case.arguments.enforce_eager:
-        return
-    if case.model.experts:
+    if arguments.enforce_eager and model.experts:
         yield "enforce_eager costs a mixture of experts most of its speed: 18 instead of 127 tok/s on an RTX 5090"
-    fills = case.arguments.kv_cache_memory_bytes is None
-    if case.release >= (0, 20) and fills and (case.arguments.max_num_seqs or 256) >= MANY_SEQUENCES:
+    fills = arguments.kv_cache_memory_bytes is None and (arguments.max_num_seqs or 256) >= MANY_SEQUENCES
+    if arguments.enforce_eager and engine.vllm >= (0, 20) and fills:
         yield (
             "enforce_eager leaves nothing out of the budget for graphs since vLLM 0.20, so the KV cache takes it all, "
             "and the sampler's warm-up was seen to fail on an L4 with 256 sequences; set max_num_seqs to what is needed"
         )
-
-
-def _advise_on_drafter(case: Case) -> Iterator[str]:
-    if _is_speculative(case):
-        tools = ", and see first that tool calls come through it whole" if case.tool_call_parser else ""
+    if _is_speculative(engine):
+        tools = ", and see first that tool calls come through it whole" if engine.tool_call_parser else ""
         yield f"the drafter of --speculative-config is not in this plan; leave it memory, measure its acceptance{tools}"
-
-
-def _advise_on_experts(case: Case) -> Iterator[str]:
-    if case.model.experts:
+    if model.experts:
         yield (
-            f"all {case.model.experts} experts are in memory, of which a token reads {case.model.experts_per_token}: "
+            f"all {model.experts} experts are in memory, of which a token reads {model.experts_per_token}: "
             f"plan on the whole size"
         )
-
-
-HINTS: Sequence[Hint] = (
-    _advise_on_per_layer_pipeline,
-    _advise_on_longer_requests,
-    _advise_on_fp4,
-    _advise_on_all_reduce,
-    _advise_on_eager,
-    _advise_on_drafter,
-    _advise_on_experts,
-)
 
 
 def advise_on_context(max_model_len: int, max_concurrency: float) -> list[str]:
@@ -395,12 +370,11 @@ def advise_on_context(max_model_len: int, max_concurrency: float) -> list[str]:
     return []
 
 
-def _is_speculative(case: Case) -> bool:
-    return any(re.match(r"(--speculative[-_]config|-sc)\b", item) for item in case.extra_args)
+def _is_speculative(engine: Engine) -> bool:
+    return any(re.match(r"(--speculative[-_]config|-sc)\b", item) for item in engine.extra_args)
 
 
 def _is_fp4(model: Model) -> bool:
-    """Return whether the weights are NVFP4 by ModelOpt, or a format of that name by compressed-tensors."""
     return model.quantization.method == "modelopt_fp4" or "nvfp4" in str(model.facts.quantization.get("format")).lower()
 
 
@@ -428,9 +402,7 @@ def check_threshold(percent: int) -> int:
 def warn_of_plan(engines: Iterable[EnginePlan], gpus: Sequence[Gpu], experts: Iterable[str], percent: int) -> list[str]:
     """Return one sentence for each GPU on which the planned engines hold more than the threshold besides KV caches.
 
-    Args:
-        experts: the names of the engines whose model is a mixture of experts.
-        percent: memory_threshold_percent.
+    `experts` are the names of the engines whose model is a mixture of experts.
     """
     held = dict.fromkeys(range(len(gpus)), 0)
     names: dict[int, list[str]] = {slot: [] for slot in held}
@@ -456,12 +428,7 @@ def warn_of_measurement(
     """Return one sentence for each GPU that holds more than the threshold besides the KV caches of its engines.
 
     The size of a KV cache is what vLLM logged, otherwise what the plan gave it; a GPU with an engine of which neither
-    is known is not judged. The threshold is the one of the engines' plans.
-
-    Args:
-        configs: the configurations of the engines.
-        states: the supervisor's record by engine, or None.
-        gpus: rows of the VRAM evaluation.
+    is known is not judged. The threshold is the one of the engines' plans; `gpus` are rows of the VRAM evaluation.
     """
     caches: dict[str, float | None] = {}
     percent = THRESHOLD_PERCENT
@@ -488,7 +455,6 @@ def _list_caches_mib(config: EngineConfig, state: EngineState | None) -> list[fl
 
 
 def _describe(gpu: str, held_mib: float, total_mib: float, percent: int, verb: str) -> str:
-    """Return the sentence about one GPU; empty if it is below the threshold."""
     if total_mib <= 0 or held_mib * 100 <= percent * total_mib:
         return ""
     return (

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from . import feasibility
 from .contract import Verdict
+from .feasibility import Engine
 from .memory.vllm_versions import derive_limit, is_longer_allowed, max_model_len, max_num_seqs
-from .outcome import Engine, Outcome, compute_outcome, derive_kv_cache_bytes
+from .outcome import Outcome, compute_outcome, derive_kv_cache_bytes
 
 CONTEXT_STEP_TOKENS = 1024
 """A suggested context is a multiple of this."""
@@ -20,7 +20,7 @@ TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 
 def find_nearest_fix(engine: Engine, outcome: Outcome) -> str:
     """Return the first change with which the engine fits, in the order in which an operator loses least."""
-    limit = derive_limit(engine.model, feasibility.parse_release(engine.release.version))
+    limit = derive_limit(engine.model, engine.release.number)
     if (engine.arguments.max_model_len or 0) > limit and not is_longer_allowed(engine.environment):
         return _find_allowed_context(engine, limit)
     for change, changed in _list_changes(engine, outcome):
@@ -68,7 +68,7 @@ def _list_changes(engine: Engine, outcome: Outcome) -> Iterator[tuple[str, Engin
 
 
 def _find_shorter_context(outcome: Outcome) -> int:
-    """Return the longest max_model_len that fits, in whole steps if possible; 0 if a shorter one would not help."""
+    """Return the longest max_model_len that fits; 0 if a shorter one would not help."""
     if outcome.kv is None or outcome.verdict is not Verdict.KV_BELOW_MAX_MODEL_LEN:
         return 0
     longest = outcome.kv.max_context_tokens

@@ -48,15 +48,11 @@ def facts_of(
 ) -> Facts:
     """Return the facts of the checkpoint of an entry of vllm_models.
 
-    Files below weights_root are preferred, unless `facts` of the entry, or the argument `facts` if it has none, is
-    `recorded`.
+    Files below weights_root are preferred, unless `facts` of the entry, or the argument if it has none, is `recorded`.
+    Raises FactsError if the files are damaged, or there are none and nothing is recorded.
 
     Args:
-        facts: `files` or `recorded`.
         records: plan_recorded_facts, the inventory's own records by repository.
-
-    Raises:
-        FactsError: if the files are damaged, or there are none and nothing is recorded.
     """
     repo = str(model.get("repo", ""))
     directory = weights_root / str(model.get("dir", ""))
@@ -75,21 +71,26 @@ def facts_of(
     return recorded
 
 
-def model_of(
-    name: str, model: Mapping[str, Any], weights_root: Path, facts: str, records: Mapping[str, Any] | None = None
-) -> Model:
-    """Interpret the checkpoint of an entry of vllm_models. Raises as `facts_of` and `families.interpret` do."""
-    return families.interpret(facts_of(name, model, weights_root, facts, records))
+def read_model(name: str, options: Mapping[str, Any], warn: Callable[[str], None]) -> Model:
+    """Interpret the checkpoint of a key of vllm_models. Raises as `facts_of` and `families.interpret` do.
+
+    Args:
+        options: those of SPEC.
+        warn: called with a sentence if the checkpoint brings code of its own.
+    """
+    root = Path(options["weights_root"])
+    facts = facts_of(name, options["models"][name], root, options["facts"], options["recorded"])
+    model = families.interpret(facts)
+    if warning := families.warn_of_code(facts):
+        warn(warning)
+    return model
 
 
 def build_gpu(slot: int, given: Mapping[str, Any], warn: Callable[[str], None]) -> Gpu:
-    """Return a GPU with CUDA's total.
+    """Return a GPU with CUDA's total. Raises ValueError if neither cuda_total_bytes nor nvml_total_mib is given.
 
     Args:
         warn: called with a sentence if the total has to be estimated.
-
-    Raises:
-        ValueError: if neither cuda_total_bytes nor nvml_total_mib is given.
     """
     written = given.get("name") or ""
     name = models.find_by_short_name(written) or written

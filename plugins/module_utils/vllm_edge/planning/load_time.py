@@ -39,18 +39,16 @@ COMPILED_S = Uncertain(
     85,
     20,
     390,
-    "torch.compile, profiling, warm-up and CUDA graphs. Low: 7.5 s and 17 s of a small model with a compile cache "
-    "(vllm-project/vllm#20264). High: 166, 131 and 90 s of the cold boot; 43 and 210 s of another (#44881)",
-    fitted=True,
+    "fitted: torch.compile, profiling, warm-up and CUDA graphs. Low: 7.5 s and 17 s of a small model with a compile "
+    "cache (vllm-project/vllm#20264). High: 166, 131 and 90 s of the cold boot; 43 and 210 s of another (#44881)",
 )
 EAGER_S = Uncertain(20, 4, 60, "profiling and warm-up with enforce_eager; 4 s of Llama 3 8B (vllm-project/vllm#11005)")
 ANY_RATE = Uncertain(
     0.9e9,
     0.15e9,
     6.6e9,
-    "bytes of the checkpoint per second where the disk was not measured. Low: one hard disk. High: 65 GB in 9.86 s, "
-    "GPT-OSS 120B from the page cache (EuroEval/EuroEval#1120)",
-    fitted=True,
+    "fitted: bytes of the checkpoint per second where the disk was not measured. Low: one hard disk. High: 65 GB in "
+    "9.86 s, GPT-OSS 120B from the page cache (EuroEval/EuroEval#1120)",
 )
 REACHED = Uncertain(
     0.7,
@@ -66,26 +64,20 @@ GRACE_S = 15.0
 
 
 @dataclass(frozen=True)
-class Expected:
+class Expected(Seconds):
     """The seconds that the next load of an engine will take on this host."""
 
-    low: float
-    mid: float
-    high: float
     basis: str
     """From what it follows, as text for people."""
 
 
 def plan_load(model: Model, arguments: Arguments) -> LoadTime | None:
-    """Return the time of a load from a disk that nobody measured; None if the files' sizes are not known.
-
-    All ranks read the same files, so their bytes are read once.
-    """
+    """Return the time of a load from a disk that nobody measured; None if the files' sizes are not known."""
     read_bytes = checkpoint_bytes(model.facts)
     if not read_bytes:
         return None
-    work = EAGER_S if arguments.enforce_eager else COMPILED_S
-    other = Seconds(START_S.low + work.low, START_S.value + work.value, START_S.high + work.high)
+    work = START_S + (EAGER_S if arguments.enforce_eager else COMPILED_S)
+    other = Seconds(work.low, work.value, work.high)
     return LoadTime(**vars(_add_reading(other, read_bytes, ANY_RATE)), read_bytes=read_bytes, other=other)
 
 
@@ -123,7 +115,6 @@ def expect(config: EngineConfig, loads: Sequence[Load], disk_bytes_per_s: float 
 
 
 def _plan_with_disk(plan: Mapping[str, object], disk_bytes_per_s: float | None) -> Expected | None:
-    """Return the time of the plan in engine.json, with the disk's rate in place of any rate."""
     band, other, read_bytes = plan.get("load_s"), plan.get("load_other_s"), plan.get("load_read_bytes")
     if not isinstance(band, Mapping):
         return None
@@ -140,10 +131,7 @@ def _plan_with_disk(plan: Mapping[str, object], disk_bytes_per_s: float | None) 
 def find_slow_load(
     config: EngineConfig, load: Load, earlier: Sequence[Load], disk_bytes_per_s: float | None
 ) -> str | None:
-    """Return a sentence if a load took longer than expected, which says in which phase; else None.
-
-    A load that was faster than expected is no finding: nobody has to do anything about it.
-    """
+    """Return a sentence if a load took longer than expected, which says in which phase; else None."""
     expected = expect(config, earlier, disk_bytes_per_s)
     if expected is None or load.seconds <= expected.high:
         return None
@@ -156,13 +144,10 @@ def find_slow_load(
 
 def _describe_longest(load: Load, earlier: Sequence[Load]) -> Iterator[str]:
     """Yield the phase that lengthened the load most, if the phases are known."""
-    usual = {
-        phase: median(each.phases.get(phase, 0.0) for each in earlier if each.phases)
-        for phase in load.phases
-        if any(each.phases for each in earlier)
-    }
     if not load.phases:
         return
+    known = [each.phases for each in earlier if each.phases]
+    usual = {phase: median(each.get(phase, 0.0) for each in known) for phase in load.phases} if known else {}
     phase = max(load.phases, key=lambda name: load.phases[name] - usual.get(name, 0.0))
     words = WORDS[Phase(phase)] if phase in list(Phase) else phase
     more = f", usually {usual[phase]:.0f} s" if phase in usual else ""
@@ -172,11 +157,8 @@ def _describe_longest(load: Load, earlier: Sequence[Load]) -> Iterator[str]:
 def find_disk_rate(paths: HostPaths, config: EngineConfig, until: str = "9") -> float | None:
     """Return what the disk of an engine's weights delivers to a sequential reader, in bytes per second.
 
-    Loads of any engine whose weights came from the same directory's disk tell most; otherwise what was measured counts.
-    None if neither is known.
-
-    Args:
-        until: loads that ended then or later do not count
+    Loads of any engine whose weights are in the same directory tell most; otherwise what was measured counts. None if
+    neither is known. Loads that ended at `until` or later do not count.
     """
     directory = Path(config.weights_path).parent
     rates = [
@@ -193,15 +175,11 @@ def find_disk_rate(paths: HostPaths, config: EngineConfig, until: str = "9") -> 
 
 
 def expect_load(paths: HostPaths, config: EngineConfig) -> Expected | None:
-    """Return how long the next load of an engine of this host will take; None if that cannot be said."""
     return expect(config, read_loads(paths.engine_loads(config.engine)), find_disk_rate(paths, config))
 
 
 def warn_of_load(paths: HostPaths, config: EngineConfig, state: EngineState | None) -> str | None:
-    """Return a sentence if the last load of an engine took longer than was expected before it; else None.
-
-    It counts only if it is the load of the container that runs.
-    """
+    """Return a sentence if the load of the container that runs took longer than was expected before it; else None."""
     loads = read_loads(paths.engine_loads(config.engine))
     if state is None or state.load_seconds is None or state.input_hash != config.input_hash or not loads:
         return None
@@ -212,5 +190,4 @@ def warn_of_load(paths: HostPaths, config: EngineConfig, state: EngineState | No
 
 
 def longest_load_s(paths: HostPaths, configs: Iterable[EngineConfig]) -> float:
-    """Return the highest seconds that a load of these engines is expected to take; 0 if nothing is known."""
     return max((found.high for config in configs if (found := expect_load(paths, config)) is not None), default=0.0)

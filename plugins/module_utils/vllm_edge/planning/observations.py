@@ -61,7 +61,6 @@ class Host:
     """The names of the GPUs, by slot."""
 
     def describe_arguments(self, engine: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of an engine of the inventory that an observation depends on."""
         given = {key: engine[key] for key in sorted(AFFECTING & engine.keys()) if engine[key] is not None}
         return {"model": str(self.models.get(str(engine.get("model")), {}).get("repo", "")), **given}
 
@@ -88,10 +87,7 @@ class Host:
 
 
 def read(path: Path) -> list[Observation]:
-    """Return the observations of a host; none if nothing was observed yet.
-
-    Raises ObservationError if the file cannot be used.
-    """
+    """Return the observations of a host; none if nothing was observed yet. Raises ObservationError."""
     try:
         return [read_record(Observation, item) for item in json.loads(path.read_text(encoding="utf-8"))["observations"]]
     except FileNotFoundError:
@@ -107,7 +103,6 @@ def render(observations: Iterable[Observation]) -> str:
 
 
 def replace_matching(known: Iterable[Observation], new: Sequence[Observation]) -> list[Observation]:
-    """Return the observations with new ones, which replace those of the same image, GPU and arguments."""
     keys = [(item.image_id, item.gpu, item.arguments) for item in new]
     return [item for item in known if (item.image_id, item.gpu, item.arguments) not in keys] + list(new)
 
@@ -115,15 +110,10 @@ def replace_matching(known: Iterable[Observation], new: Sequence[Observation]) -
 def merge(
     given: Mapping[str, Any], known: Sequence[Observation], engines: Iterable[Mapping[str, Any]], host: Host
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return what a plan uses: plan_observations, completed by what the host has measured, and what it ignores.
+    """Return the observations that a plan uses, and one sentence for each engine of which only invalid ones are there.
 
     Args:
-        given: plan_observations, which takes precedence component by component.
-        known: the observations of the host.
-        engines: the engines of the profile.
-
-    Returns:
-        The observations by engine, and one sentence for each engine of which only invalid ones are there.
+        given: plan_observations, which takes precedence component by component over what the host has measured.
     """
     merged, ignored = dict(given), []
     for engine in engines:
@@ -151,7 +141,6 @@ def derive(
     beyond everything else if that is more: libraries also allocate after profiling.
 
     Args:
-        engine: its name, for messages.
         log: the figures of its log, as engine/startup.py reads them.
         nvml: the rows of the VRAM evaluation for its GPUs.
         alone: whether it shares its GPUs with no other engine; otherwise no context_bytes can be derived.
@@ -182,15 +171,13 @@ def derive(
 def observe(
     engine: Mapping[str, Any], status: Mapping[str, Any], boards: Iterable[Mapping[str, Any]], host: Host
 ) -> Observation:
-    """Return the observation of an engine that serves.
+    """Return the observation of an engine that serves. Raises ObservationError if it runs another image, or its log
+    lacks a figure.
 
     Args:
         engine: the engine in the inventory.
         status: the engine in `vllm-edge status --format json`.
         boards: `gpus` there.
-
-    Raises:
-        ObservationError: if it runs another image, or its log lacks a figure.
     """
     name = str(engine["name"])
     if status["container_image_id"] != host.image_id:

@@ -14,7 +14,7 @@ from ..text import shown
 from . import decode, feasibility
 from .checkpoint.inferred import is_approximate
 from .contract import Arguments, EnginePlan, Gpu, Model, Plan, Verdict
-from .feasibility import THRESHOLD_PERCENT, check_threshold, warn_of_plan
+from .feasibility import THRESHOLD_PERCENT, Engine, check_threshold, warn_of_plan
 from .fixes import find_nearest_fix
 from .load_time import plan_load
 from .memory import overhead
@@ -30,7 +30,7 @@ from .memory.vllm_versions import (
     resolve_model_dtype,
     set_gpu_defaults,
 )
-from .outcome import Engine, Outcome, compute_outcome, compute_requested_bytes, derive_kv_cache_bytes, mib, to_sentence
+from .outcome import Outcome, compute_outcome, compute_requested_bytes, derive_kv_cache_bytes, mib, to_sentence
 from .uncounted_arguments import find_uncounted, judge, judge_generic
 
 MARGIN_MIB = 512
@@ -62,15 +62,10 @@ def plan(
         engines: as in serving_engines, each with its `name`.
         models: interpreted checkpoints, by key of vllm_models.
         gpus: the n-th is slot n.
-        observations: plan_observations, what an operator measured of an engine, which replaces the prediction.
-        margin_mib: plan_margin_mib.
+        observations: plan_observations, which replace predictions.
         tolerance_mib: plan_tolerance_mib, which is added to each budget.
-        memory_threshold_percent: see `feasibility.THRESHOLD_PERCENT`.
 
-    Raises:
-        PlanError: if an engine names an unknown model or slot, or the number of its GPUs is wrong.
-        vllm_versions.UnknownVersion: if the release is not known.
-        overhead.ObservationError: if an observation cannot be used.
+    Raises PlanError, vllm_versions.UnknownVersion and overhead.ObservationError.
     """
     release = behaviour(vllm_version)
     given = observations or {}
@@ -147,7 +142,6 @@ def _parse_engine(
     release: Behaviour,
     margin_bytes: int,
 ) -> Engine:
-    """Convert an engine of the inventory. Raises PlanError and ObservationError."""
     name = str(engine.get("name", ""))
     where = f"serving_engines.{name}"
     if engine.get("model") not in models:
@@ -164,10 +158,11 @@ def _parse_engine(
         )
     arguments = set_gpu_defaults(arguments, gpus[slots[0]])
     found = GPU_MODELS.get(gpus[slots[0]].name)
+    capability = found and found.compute_capability
     model = models[str(engine["model"])]
-    model = replace(model, dtype=resolve_model_dtype(model, arguments.dtype, found and found.compute_capability))
+    model = replace(model, dtype=resolve_model_dtype(model, arguments.dtype, capability))
     kv_cache_dtype = resolve_dtype(model, arguments, release.version)
-    block_size = choose_block_size(model, kv_cache_dtype, found and found.compute_capability)
+    block_size = choose_block_size(model, kv_cache_dtype, capability)
     arguments = replace(arguments, default_block_size=block_size)
     return Engine(
         name,
@@ -217,8 +212,7 @@ def _compute_budget_mib(outcome: Outcome, gpus: Sequence[Gpu], tolerance_mib: in
 
 def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
     kv, fits = outcome.kv, outcome.verdict is Verdict.FITS
-    gpu_model = GPU_MODELS.get(engine.gpus[engine.slots[0]].name)
-    advice = [to_sentence(finding.reason)[:-1] for finding in outcome.later] + feasibility.advice(engine.build_case())
+    advice = [to_sentence(finding.reason)[:-1] for finding in outcome.later] + [*feasibility.list_advice(engine)]
     if is_approximate(engine.model.facts.source):
         advice.insert(0, f"this plan is {engine.model.facts.source.removeprefix('recorded: ')}")
     if fits and kv is not None:
@@ -226,11 +220,11 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         advice += _check_highest(engine, outcome)
     weights = tuple(rank.loaded for rank in outcome.ranks)
     together = None
-    if kv and weights and gpu_model:
+    if kv and weights and engine.gpu_model:
         fit = kv.tokens // decode.TOGETHER_CONTEXT_TOKENS
         sequences = max_num_seqs(engine.model, engine.arguments, engine.release.version)
         together = decode.estimate_together(
-            engine.model, engine.arguments, weights, gpu_model, engine.kv_cache_dtype, min(fit, sequences)
+            engine.model, engine.arguments, weights, engine.gpu_model, engine.kv_cache_dtype, min(fit, sequences)
         )
     uncertainty = _compute_uncertainty(outcome)
     advice += _describe_extrapolation(engine, uncertainty)
@@ -244,8 +238,8 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         kv_cache_tokens=kv.tokens if kv else 0,
         max_concurrency=kv.max_concurrency if kv else 0.0,
         max_context=kv.max_context_tokens if kv else 0,
-        decode_tok_s=decode.estimate(engine.model, engine.arguments, weights, gpu_model)
-        if weights and gpu_model
+        decode_tok_s=decode.estimate(engine.model, engine.arguments, weights, engine.gpu_model)
+        if weights and engine.gpu_model
         else None,
         decode_together_tok_s=together,
         gpus=outcome.gpus,
@@ -273,20 +267,22 @@ def _describe_extrapolation(engine: Engine, uncertainty_mib: tuple[int, int]) ->
     """Return advice with the uncertainty in MiB if the engine lies outside of what the figures were fitted on."""
     if not any(uncertainty_mib):
         return []
-    gpu, version = engine.gpus[engine.slots[0]], engine.release.version
-    outside = overhead.describe_extrapolation(
-        gpu.name,
-        engine.has_nvlink,
-        engine.model,
-        max_num_seqs(engine.model, engine.arguments, version),
-        max_num_batched_tokens(engine.model, engine.arguments, version),
-    )
-    if not outside:
+    gpu, model, version = engine.gpu, engine.model, engine.release.version
+    sequences = max_num_seqs(model, engine.arguments, version)
+    tokens = max_num_batched_tokens(model, engine.arguments, version)
+    outside = [
+        gpu.name or "a GPU whose name is not known" if gpu.name != overhead.FITTED_GPU else "",
+        "NVLink" if engine.has_nvlink else "",
+        f"max_num_seqs {sequences:,}" if sequences > overhead.FITTED_SEQUENCES else "",
+        f"max_num_batched_tokens {tokens:,}" if tokens > overhead.FITTED_TOKENS else "",
+        f"hidden size {model.hidden_size:,}" if model.hidden_size > overhead.FITTED_HIDDEN_SIZE else "",
+    ]
+    if not any(outside):
         return []
     found = [
         f"what is beside the KV cache is uncertain by {uncertainty_mib[0]:,} MiB less to {uncertainty_mib[1]:,} MiB "
-        f"more per GPU: its figures were fitted on an L4 with smaller batches, and this engine has {outside}; measure "
-        f"it with playbooks/calibrate.yml"
+        f"more per GPU: its figures were fitted on an L4 with smaller batches, and this engine has "
+        f"{', '.join(filter(None, outside))}; measure it with playbooks/calibrate.yml"
     ]
     unstated = engine.arguments.max_num_seqs is None or engine.arguments.max_num_batched_tokens is None
     if not gpu.name and gpu.cuda_total_bytes >= LARGE_GPU_GIB * 2**30 and unstated:
@@ -303,8 +299,8 @@ def _check_highest(engine: Engine, outcome: Outcome) -> list[str]:
     for placed, (_, number) in zip(outcome.gpus, engine.places, strict=True):
         rank = outcome.ranks[number]
         # vLLM takes what it counts itself out of its share, which only makes the KV cache smaller.
-        counted = [] if pinned else [rank.weights, rank.overhead, *([rank.graphs] if rank.graphs_kept.value else [])]
-        more = sum(part.high - part.value for part in rank.parts if part not in counted)
+        beyond = rank.parts if pinned else (rank.context, *(() if rank.graphs_kept.value else (rank.graphs,)))
+        more = sum(part.high - part.value for part in beyond)
         short = max(short, math.ceil(more) - placed.free_bytes)
     if short <= 0:
         return []

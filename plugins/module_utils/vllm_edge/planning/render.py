@@ -7,7 +7,6 @@ import dataclasses
 import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from enum import StrEnum
 from typing import Any
 
 from ..text import WIDTH, table
@@ -26,7 +25,8 @@ HEADINGS = ("weights", "activ.", "warm-up", "context", "graphs", "KV", "free")
 
 
 def document(plan: Plan) -> dict[str, Any]:
-    found: dict[str, Any] = _plain(dataclasses.asdict(plan))
+    """Return the plan as JSON has it."""
+    found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(plan)))
     return found | {"verdict": plan.verdict.value}
 
 
@@ -37,11 +37,7 @@ NOTE = (
 
 
 def overview(plans: Mapping[str, Plan | None], why: Mapping[str, Sequence[str]], note: str = NOTE) -> list[str]:
-    """Return a table with one line for each profile, and why some do not start, as text of at most WIDTH columns.
-
-    Args:
-        plans: by name of the profile; None is a profile that cannot be planned.
-    """
+    """Return a table with one line for each profile, and why some do not start; None is one that cannot be planned."""
     rows = [[name, *(_summarize(plan) if plan else ("cannot be planned", *["-"] * 4))] for name, plan in plans.items()]
     lines = table(["profile", "verdict", "tok/s", "context", "at once", "free MiB"], rows, frozenset({2, 3, 4, 5}))
     lines += [""]
@@ -63,7 +59,6 @@ def _summarize(plan: Plan) -> tuple[str, ...]:
 
 
 def lines(plan: Plan) -> list[str]:
-    """Return the plan as text of at most WIDTH columns."""
     result = [f"profile {plan.profile}, vLLM {plan.vllm_version}: {plan.verdict.value}"]
     if fallback := describe_fallback(plan.vllm_version):
         result += _wrapped("", fallback)
@@ -83,7 +78,6 @@ def legend() -> list[str]:
 
 
 def refusals(plan: Plan) -> list[str]:
-    """Return one line for each engine that will not start: verdict, reason, fix."""
     return [
         f"{engine.engine}: {engine.verdict.value}. {engine.reason}{f' Set {engine.fix}.' if engine.fix else ''}"
         for engine in plan.engines
@@ -92,13 +86,10 @@ def refusals(plan: Plan) -> list[str]:
 
 
 def bar(parts: Mapping[str, int], capacity_bytes: int, width: int = BAR_WIDTH) -> str:
-    """Return a bar of letters to scale.
+    """Return a bar of letters to scale, from bytes by letter.
 
     Each part is as long as its share of the GPU, or of all that is needed if that is more. A part that is not 0 has at
     least one cell. If the bar is too full, `|` marks the end of the GPU.
-
-    Args:
-        parts: bytes by letter, in order.
     """
     needed = sum(parts.values())
     whole = max(capacity_bytes, needed)
@@ -137,22 +128,20 @@ def _engine(engine: EnginePlan) -> Iterator[str]:
             f"{engine.kv_cache_dtype}, {engine.kv_blocks:,} blocks; vLLM's log counts them as "
             f"{engine.kv_cache_tokens:,} tokens",
         )
-    speed = engine.decode_tok_s
-    if speed is not None and engine.verdict is Verdict.FITS:
+    fits = engine.verdict is Verdict.FITS
+    if fits and (speed := engine.decode_tok_s):
         yield from _wrapped(
             "  speed: ",
             f"{speed.mid:.1f} tok/s (estimate: {speed.low:.1f} to {speed.high:.1f}, ceiling {speed.ceiling:.1f})"
             f"{describe_together(engine)}",
         )
-    load = engine.load_s
-    if load is not None and engine.verdict is Verdict.FITS:
+    if fits and (load := engine.load_s):
         yield from _wrapped(
             "  load: ",
             f"{load.low:.0f} to {load.high:.0f} s, probably {load.mid:.0f}, to read {load.read_bytes / 1e9:.1f} GB and "
             f"start (estimate; the disk's read rate is not known)",
         )
-    if engine.derived_kv_cache_memory_bytes:
-        pinned = engine.derived_kv_cache_memory_bytes
+    if pinned := engine.derived_kv_cache_memory_bytes:
         leaves = "leaves" if "kv_cache_memory_bytes" in engine.settings else "would leave"
         yield from _wrapped(
             "  pinned: ", f"kv_cache_memory_bytes: {pinned} ({pinned // MIB:,} MiB) {leaves} plan_margin_mib free"
@@ -171,7 +160,6 @@ def _engine(engine: EnginePlan) -> Iterator[str]:
 
 
 def describe_together(engine: EnginePlan) -> str:
-    """Return the estimate for several requests at once, to follow that for one; empty if there is none."""
     several = engine.decode_together_tok_s
     if several is None:
         return ""
@@ -182,22 +170,17 @@ def describe_together(engine: EnginePlan) -> str:
 
 
 def _render_gpu(gpu: GpuPlan) -> str:
-    parts = _parts(gpu)
-    cells = bar(parts, gpu.total_bytes + gpu.free_bytes)
-    figures = [round(parts[letter] / MIB) for letter in "WASCGK"] + [gpu.free_bytes // MIB]
-    return f"[{cells}] " + "".join(f"{figure:>8,}" for figure in figures)
-
-
-def _parts(gpu: GpuPlan) -> dict[str, int]:
-    """Return bytes by letter; what the sampler's warm-up needs is part of the activations' peak."""
-    return {
+    parts = {
         "W": gpu.weights_bytes,
-        "A": gpu.overhead_bytes - gpu.warm_up_bytes,
+        "A": gpu.overhead_bytes - gpu.warm_up_bytes,  # the warm-up is part of the activations' peak
         "S": gpu.warm_up_bytes,
         "C": gpu.context_bytes,
         "G": gpu.graphs_bytes,
         "K": gpu.kv_cache_bytes,
     }
+    cells = bar(parts, gpu.total_bytes + gpu.free_bytes)
+    figures = [*(round(size / MIB) for size in parts.values()), gpu.free_bytes // MIB]
+    return f"[{cells}] " + "".join(f"{figure:>8,}" for figure in figures)
 
 
 def _wrapped(head: str, text: str) -> list[str]:
@@ -207,13 +190,3 @@ def _wrapped(head: str, text: str) -> list[str]:
 
 def wrap(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, StrEnum):
-        return value.value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
-    return value

@@ -18,8 +18,8 @@ from typing import Any
 from ..names import ENGINE_USER
 from ..system.records import parse_json
 from .checkpoint.headers import FactsError
-from .checkpoint.model_facts import expand_ranges, ranges
-from .contract import Facts, Tensor
+from .checkpoint.model_facts import dump_tensors, load_tensors
+from .contract import Facts
 
 MEMORY_BYTES = 2 * 2**30
 """Address space of the process: Python and the hub's client need a part of it."""
@@ -28,15 +28,11 @@ ANSWER_BYTES = 16 * 2**20
 
 
 def read_apart(what: str, read: Callable[[], Facts], drop_root: bool = True) -> Facts:
-    """Return what `read` returns in a child process.
+    """Return what `read` returns in a child process. Raises FactsError if `read` did, or the child ran into a limit.
 
     Args:
         what: the directory or repository, for messages
-        read: reads the facts; raises FactsError
         drop_root: whether the child becomes the engines' user, if this process is root and the host has that user
-
-    Raises:
-        FactsError: `read` raised it, or the child ran into a limit
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -87,11 +83,7 @@ def _limit(drop_root: bool) -> None:
 def _answer(what: str, read: Callable[[], Facts]) -> bytes:
     try:
         facts = read()
-        tensors = [
-            (tensor.name, tensor.dtype, tensor.shape, tensor.layers and ranges(tensor.layers), tensor.count)
-            for tensor in facts.tensors
-        ]
-        answer: dict[str, Any] = {**vars(facts), "tensors": tensors}
+        answer: dict[str, Any] = {**vars(facts), "tensors": dump_tensors(facts.tensors)}
     except FactsError as error:
         answer = {"error": str(error)}
     except Exception as error:  # whatever it is, it is about the checkpoint, and a sentence instead of a traceback
@@ -102,8 +94,4 @@ def _answer(what: str, read: Callable[[], Facts]) -> bytes:
 def _parse(answer: dict[str, Any]) -> Facts:
     if "error" in answer:
         raise FactsError(answer["error"])
-    tensors = tuple(
-        Tensor(name, dtype, tuple(shape), tuple(expand_ranges(layers)) if layers else None, count)
-        for name, dtype, shape, layers, count in answer.pop("tensors")
-    )
-    return Facts(tensors=tensors, **answer)
+    return Facts(tensors=load_tensors(answer.pop("tensors")), **answer)

@@ -15,7 +15,8 @@ from typing import Any
 from ..inventory.engine_arguments import parse_arguments
 from ..text import printable, shown
 from .contract import Model, Verdict
-from .outcome import Engine, Outcome, to_sentence
+from .feasibility import Engine
+from .outcome import Outcome, to_sentence
 
 
 class Effect(StrEnum):
@@ -26,69 +27,67 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True)
 class Uncounted:
-    key: str
-    """`extra_args` or `extra_env`."""
-    text: str
-    """As the operator wrote it, shortened."""
     effect: Effect
     what: str
     measured: frozenset[str] = frozenset()
     """The observations that contain it; empty if it changes the KV cache too."""
+    key: str = "extra_args"
+    text: str = ""
+    """As the operator wrote it, shortened."""
 
 
 _LOADED = frozenset({"weights_bytes", "overhead_bytes"})
 _GRAPHS = frozenset({"graphs_bytes"})
+_CONNECTOR = Uncounted(Effect.MORE, "buffers of the connector, which may also lay out the KV cache in another way")
+_CONFIG = Uncounted(Effect.MODEL, "values of config.json")
+_TASK = Uncounted(Effect.MODEL, "the task, so that there may be no KV cache")
 
-_MORE: Mapping[str, tuple[str, frozenset[str]]] = {
-    "--enable-lora": ("the adapters' weights, on every GPU", _LOADED | _GRAPHS),
+_ARGUMENTS: Mapping[str, Uncounted] = {
+    "--enable-lora": Uncounted(Effect.MORE, "the adapters' weights, on every GPU", _LOADED | _GRAPHS),
     **dict.fromkeys(
         ("--speculative-config", "--spec-method", "--spec-model", "--spec-tokens"),
-        ("weights and KV cache of the drafter, and larger batches", frozenset[str]()),
+        Uncounted(Effect.MORE, "weights and KV cache of the drafter, and larger batches"),
     ),
-    **dict.fromkeys(
-        ("--kv-transfer-config", "--ec-transfer-config", "--kv-offloading-size"),
-        ("buffers of the connector, which may also lay out the KV cache in another way", frozenset[str]()),
+    **dict.fromkeys(("--kv-transfer-config", "--ec-transfer-config", "--kv-offloading-size"), _CONNECTOR),
+    "--enable-dbo": Uncounted(Effect.MORE, "buffers of a second batch", _LOADED | _GRAPHS),
+    "--enable-eplb": Uncounted(Effect.MORE, "redundant experts and their buffers", _LOADED),
+    "--enable-sleep-mode": Uncounted(
+        Effect.MORE, "the allocator that can free the weights", _LOADED | {"context_bytes"}
     ),
-    "--enable-dbo": ("buffers of a second batch", _LOADED | _GRAPHS),
-    "--enable-eplb": ("redundant experts and their buffers", _LOADED),
-    "--enable-sleep-mode": ("the allocator that can free the weights", _LOADED | {"context_bytes"}),
-    "--enable-return-routed-experts": ("a buffer for the experts of each token", _LOADED),
-    "--mm-ipc-gpu-memory-gb": ("a buffer for images and videos", _LOADED),
-}
-_OTHER: Mapping[str, tuple[str, frozenset[str]]] = {
+    "--enable-return-routed-experts": Uncounted(Effect.MORE, "a buffer for the experts of each token", _LOADED),
+    "--mm-ipc-gpu-memory-gb": Uncounted(Effect.MORE, "a buffer for images and videos", _LOADED),
     **dict.fromkeys(
-        ("--quantization", "--quantization-config"), ("the weights that vLLM quantizes while it loads them", _LOADED)
+        ("--quantization", "--quantization-config"),
+        Uncounted(Effect.OTHER, "the weights that vLLM quantizes while it loads them", _LOADED),
     ),
     **dict.fromkeys(
         ("--cpu-offload-gb", "--cpu-offload-params", "--offload-backend", "--offload-group-size", "--offload-params"),
-        ("the weights that stay in the host's memory, and buffers for them", _LOADED),
+        Uncounted(Effect.OTHER, "the weights that stay in the host's memory, and buffers for them", _LOADED),
     ),
     **dict.fromkeys(
         (
             *("--compilation-config", "--cudagraph-capture-sizes", "--max-cudagraph-capture-size"),
             "--optimization-level",
         ),
-        ("the CUDA graphs", _GRAPHS | _LOADED),
+        Uncounted(Effect.OTHER, "the CUDA graphs", _GRAPHS | _LOADED),
     ),
-    "--performance-mode": ("vLLM's defaults of max_num_seqs and max_num_batched_tokens", frozenset()),
-    "--mm-encoder-tp-mode": ("the copies of the vision tower", _LOADED),
-    "--skip-mm-profiling": ("the activations of the vision tower, which vLLM then leaves out", _LOADED),
+    "--performance-mode": Uncounted(Effect.OTHER, "vLLM's defaults of max_num_seqs and max_num_batched_tokens"),
+    "--mm-encoder-tp-mode": Uncounted(Effect.OTHER, "the copies of the vision tower", _LOADED),
+    "--skip-mm-profiling": Uncounted(
+        Effect.OTHER, "the activations of the vision tower, which vLLM then leaves out", _LOADED
+    ),
     **dict.fromkeys(
         (
             *("--decode-context-parallel-size", "--prefill-context-parallel-size", "--disable-hybrid-kv-cache-manager"),
             *("--kv-cache-dtype-skip-layers", "--kv-sharing-fast-prefill", "--num-gpu-blocks-override"),
             *("--attention-backend", "--enable-mamba-shared-prefix-checkpoint"),
         ),
-        ("the KV cache", frozenset()),
+        Uncounted(Effect.OTHER, "the KV cache"),
     ),
-}
-_MODEL: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("--hf-overrides", "--hf-config-path", "--model-class-overrides", "--diffusion-config"), "values of config.json"
-    ),
-    **dict.fromkeys(("--runner", "--convert", "--mm-encoder-only"), "the task, so that there may be no KV cache"),
-    "--model-impl": "the implementation of the model",
-    "--disable-sliding-window": "KV cache and longest request",
+    **dict.fromkeys(("--hf-overrides", "--hf-config-path", "--model-class-overrides", "--diffusion-config"), _CONFIG),
+    **dict.fromkeys(("--runner", "--convert", "--mm-encoder-only"), _TASK),
+    "--model-impl": Uncounted(Effect.MODEL, "the implementation of the model"),
+    "--disable-sliding-window": Uncounted(Effect.MODEL, "KV cache and longest request"),
 }
 _VARIABLES: Mapping[str, str] = {
     "VLLM_PP_LAYER_PARTITION": "the layers of each rank",
@@ -112,15 +111,10 @@ def find_uncounted(model: Model, extra_args: Sequence[str], environment: Mapping
         )
         if switched_off or neutral or (name == "--quantization" and _is_own_quantization(model, value)):
             continue
-        text = shown(argument.text)
-        if name in _MORE:
-            yield Uncounted("extra_args", text, Effect.MORE, *_MORE[name])
-        elif name in _OTHER:
-            yield Uncounted("extra_args", text, Effect.OTHER, *_OTHER[name])
-        elif name in _MODEL:
-            yield Uncounted("extra_args", text, Effect.MODEL, _MODEL[name])
+        if name in _ARGUMENTS:
+            yield replace(_ARGUMENTS[name], text=shown(argument.text))
     for name in sorted(_VARIABLES.keys() & environment.keys()):
-        yield Uncounted("extra_env", name, Effect.OTHER, _VARIABLES[name])
+        yield Uncounted(Effect.OTHER, _VARIABLES[name], key="extra_env", text=name)
 
 
 def _is_own_quantization(model: Model, value: str) -> bool:

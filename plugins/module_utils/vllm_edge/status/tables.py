@@ -171,7 +171,7 @@ def render_gpu_table(gpus: Sequence[Row]) -> list[str]:
 
 
 def render_drift_table(rows: Sequence[Row], gpus: Sequence[Row]) -> list[str]:
-    """Return a line for each `planning.drift.Row.as_dict`."""
+    """Return a line for each row of `planning.drift.compare`."""
     index = {gpu["uuid"]: gpu["index"] for gpu in gpus}
     cells = []
     for row in rows:

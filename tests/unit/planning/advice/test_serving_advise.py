@@ -53,7 +53,6 @@ def test_neither_a_model_of_which_nothing_is_known_nor_a_release_that_nobody_exa
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"min_tok_s": {"clerk": 5}}, "'advise_min_tok_s.clerk' is no role of serving_roles"),
         ({"max_num_seqs": [8, "many"]}, "advise_max_num_seqs: 'many' is not a number of requests"),
         ({"vllm_version": "0.18.0"}, "0.19 to 0.33"),
         ({"gpus": [{"nvml_total_mib": 49140}]}, "set gpu_name to the name that nvidia-smi prints"),

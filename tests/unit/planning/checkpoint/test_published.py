@@ -13,13 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import checkpoints
 import published
 import pytest
-from ansible.module_utils.vllm_edge.planning import feasibility
 from ansible.module_utils.vllm_edge.planning.checkpoint import families, inferred, model_facts
 from ansible.module_utils.vllm_edge.planning.checkpoint.headers import FactsError
-from ansible.module_utils.vllm_edge.planning.contract import Arguments, Quantization, Sharding, Verdict
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Sharding
 from ansible.module_utils.vllm_edge.planning.memory import weights
 
 SCOUT = "meta-llama/Llama-4-Scout-17B-16E-Instruct"
@@ -27,17 +25,6 @@ MAVERICK = "meta-llama/Llama-4-Maverick-17B-128E-Instruct"
 JUDGED: Mapping[str, Any] = json.loads((Path(__file__).parents[1] / "judged.json").read_text())
 KEYS = ("name", "tensor_parallel_size", "pipeline_rank", "expert_parallel")
 ANSWERS = {tuple(each[key] for key in KEYS): each for each in JUDGED["answers"]}
-
-
-# gpt-oss in MXFP4 over four GPUs: 2880 / 4 is no multiple of 32, and vLLM pads it.
-def test_mxfp4_is_padded_where_other_formats_are_refused() -> None:
-    four = Arguments(tensor_parallel_size=4)
-    model = published.first_layers("openai/gpt-oss-20b")
-    case = feasibility.Case(model, four, (0, 32), checkpoints.L4, None, "bfloat16")
-    assert feasibility.findings(case) == []
-    integers = replace(case.model, quantization=Quantization("awq", 4, 32))
-    found = feasibility.findings(replace(case, model=integers))
-    assert [finding.verdict for finding in found] == [Verdict.UNSUPPORTED_SHAPE]
 
 
 def test_every_published_checkpoint_was_judged() -> None:

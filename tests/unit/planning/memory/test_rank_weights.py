@@ -79,37 +79,11 @@ def test_load_and_what_a_token_reads_are_as_modelled(repo: str) -> None:
         assert found.read_bytes_per_token / 1e9 == pytest.approx(read, abs=0.03 if "FP8" in repo else 0.011), size
 
 
-@pytest.mark.parametrize("repo", {**PARAMETERS, **LOAD_GIB})
-def test_kinds_add_up(repo: str) -> None:
-    found = model(repo)
-    for arguments in ({}, {"tensor_parallel_size": 4}, {"pipeline_parallel_size": 2}):
-        for rank in ranks(found, **arguments):
-            assert sum(rank.by_kind.values()) == rank.bytes
-            assert 0 < rank.read_bytes_per_token < rank.bytes
-
-
 def test_language_model_only_leaves_the_towers_out() -> None:
     found = model("google/gemma-4-31B-it")
     saved = one(found).bytes - one(found, language_model_only=True).bytes
     assert saved == 2 * (569_550_384 + 6_193_152)
     assert one(found, language_model_only=True).read_bytes_per_token == one(found).read_bytes_per_token
-
-
-def test_kv_heads_are_replicated_where_there_are_fewer_than_ranks() -> None:
-    found = model("google/gemma-4-26B-A4B-it")
-    full = 5 * (2 * 2816 * 1024) * 2  # K, and V as its copy
-    two, four = (one(found, tensor_parallel_size=size).by_kind["attention"] for size in (2, 4))
-    assert two - 2 * four == -full // 2
-
-
-def test_a_vocabulary_is_padded() -> None:
-    facts = recorded("Qwen/Qwen3-8B")
-    tensors = tuple(
-        replace(tensor, shape=(151937, 4096)) if tensor.shape == (151936, 4096) else tensor for tensor in facts.tensors
-    )
-    odd = families.interpret(replace(facts, config={**facts.config, "vocab_size": 151937}, tensors=tensors))
-    even = one(model("Qwen/Qwen3-8B")).by_kind["embeddings"]
-    assert one(odd).by_kind["embeddings"] - even == 2 * 64 * 4096 * 2
 
 
 def test_weights_are_kept_in_the_models_dtype_and_scales_in_theirs() -> None:
@@ -133,12 +107,6 @@ def test_layers_that_share_a_cache_have_no_k_and_v_from_0_30_on() -> None:
     before, after = (one(found, version).by_kind["attention"] for version in ("0.28.0", "0.30.0"))
     assert before - after == (15 * 2 * 512 + 3 * 2 * 1024) * 2560 * 2
     assert one(model("google/gemma-4-31B-it"), "0.30.0") == one(model("google/gemma-4-31B-it"), "0.28.0")
-
-
-def test_towers_are_on_the_first_stage_only_from_0_33_on() -> None:
-    found = model("google/gemma-4-31B-it")
-    assert ["towers" in rank.by_kind for rank in ranks(found, "0.32.0", pipeline_parallel_size=2)] == [True, True]
-    assert ["towers" in rank.by_kind for rank in ranks(found, "0.33.0", pipeline_parallel_size=2)] == [True, False]
 
 
 # -- pipeline parallelism

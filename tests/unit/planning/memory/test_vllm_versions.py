@@ -5,28 +5,24 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
+import checkpoints
 import pytest
 from ansible.module_utils.vllm_edge.planning import render
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, Plan
 from ansible.module_utils.vllm_edge.planning.memory import vllm_versions as versions
-from kv_models import full, gemma4, model
+from kv_models import full, model
 
 DENSE = model([full(0, 8, 128)])
 EXPERTS = replace(DENSE, experts=128)
 
 
 @pytest.mark.parametrize(
-    "release, graphs, rule",
-    [
-        ("0.19.0", False, versions.TokenRule.BLOCKS_PER_GROUP),
-        ("0.20.0", True, versions.TokenRule.BLOCKS_PER_GROUP),
-        ("0.21.0", True, versions.TokenRule.CONCURRENCY),
-        ("0.33.0", True, versions.TokenRule.CONCURRENCY),
-    ],
+    ("release", "graphs", "concurrency"),
+    [("0.19.0", False, False), ("0.20.0", True, False), ("0.21.0", True, True), ("0.33.0", True, True)],
 )
-def test_behaviour(release: str, graphs: bool, rule: versions.TokenRule) -> None:
+def test_behaviour(release: str, graphs: bool, concurrency: bool) -> None:
     found = versions.behaviour(release)
-    assert (found.version, found.graphs_in_budget, found.token_rule) == (release, graphs, rule)
+    assert (found.version, found.graphs_in_budget, found.tokens_by_concurrency) == (release, graphs, concurrency)
     for end in ("", ".4", ".0+cpu", ".0rc1", ".0.post1", ".0.dev3+gabc"):
         other = versions.behaviour(release.removesuffix(".0") + end)
         assert replace(other, version=release) == found, end
@@ -40,7 +36,8 @@ def test_an_unknown_release_is_refused_with_what_is_known(version: str) -> None:
 
 @pytest.mark.parametrize("version", ["0.34.0", "1.0.0", "0.34.0rc1"])
 def test_a_release_after_the_last_examined_is_planned_like_that_and_says_so(version: str) -> None:
-    assert replace(versions.behaviour(version), version="0.33.0") == versions.behaviour("0.33.0")
+    last = versions.behaviour("0.33.0")
+    assert replace(versions.behaviour(version), version=last.version, number=last.number) == last
     told = versions.describe_fallback(version)
     assert f"how vLLM {version} uses memory" in told and "a plan for 0.33, the last release" in told
     assert told in " ".join(render.lines(Plan("any", version, (), {})))
@@ -51,10 +48,9 @@ def test_every_change_is_known_and_changes_something() -> None:
     names = {field.name for field in fields(versions.Behaviour)}
     assert [change.since for change in versions.CHANGES] == sorted(change.since for change in versions.CHANGES)
     for change in versions.CHANGES:
-        assert versions.FIRST <= change.since <= versions.LAST and set(change.sets) <= names and change.source
-        if change.since > versions.FIRST:
-            before = versions.behaviour(f"0.{change.since[1] - 1}")
-            assert all(getattr(before, name) != value for name, value in change.sets.items())
+        assert versions.FIRST < change.since <= versions.LAST and set(change.sets) <= names and change.source
+        before = versions.behaviour(f"0.{change.since[1] - 1}")
+        assert all(getattr(before, name) != value for name, value in change.sets.items())
 
 
 @pytest.mark.parametrize(
@@ -78,18 +74,18 @@ def test_batches_in_flight(release: str, pipeline: int, scheduling: bool | None,
 @pytest.mark.parametrize(
     "name, release, arguments, expected",
     [
-        ("gemma-4-31B-it", "0.21.0", Arguments(), 2048),
-        ("gemma-4-31B-it", "0.22.0", Arguments(), 2496),
-        ("gemma-4-31B-it", "0.22.0", Arguments(language_model_only=True), 2496),
-        ("gemma-4-31B-it", "0.27.0", Arguments(language_model_only=True), 2048),
-        ("gemma-4-31B-it", "0.33.0", Arguments(max_num_batched_tokens=1024), 1024),
-        ("gemma-4-31B-it", "0.33.0", Arguments(max_num_seqs=2, max_model_len=512), 1024),
+        ("31b-bf16", "0.21.0", Arguments(), 2048),
+        ("31b-bf16", "0.22.0", Arguments(), 2496),
+        ("31b-bf16", "0.22.0", Arguments(language_model_only=True), 2496),
+        ("31b-bf16", "0.27.0", Arguments(language_model_only=True), 2048),
+        ("31b-bf16", "0.33.0", Arguments(max_num_batched_tokens=1024), 1024),
+        ("31b-bf16", "0.33.0", Arguments(max_num_seqs=2, max_model_len=512), 1024),
         # Its images may be cut: only Gemma 4 from 26B on attends within images in both directions.
-        ("gemma-4-E4B-it", "0.33.0", Arguments(), 2048),
+        ("e4b", "0.33.0", Arguments(), 2048),
     ],
 )
 def test_default_batched_tokens(name: str, release: str, arguments: Arguments, expected: int) -> None:
-    assert versions.max_num_batched_tokens(gemma4(name), arguments, release) == expected
+    assert versions.max_num_batched_tokens(checkpoints.model(name), arguments, release) == expected
 
 
 def test_defaults_of_a_request() -> None:

@@ -22,11 +22,8 @@ DIALECT = ("chat_template", "tool_call_parser", "reasoning_parser")
 def build_arguments(
     model: str, shape: Shape, kv_cache_dtype: str, max_model_len: int, max_num_seqs: int, host: Host
 ) -> dict[str, Any]:
-    """Return an engine as in serving_engines, without what depends on the host's GPUs.
-
-    Args:
-        kv_cache_dtype: as written in the inventory; `auto` is left out unless the model's engines have another default.
-    """
+    """Return an engine as in serving_engines, without what depends on the host's GPUs. A kv_cache_dtype `auto` is left
+    out unless the model's engines have another default."""
     unsaid = kv_cache_dtype == "auto" and "kv_cache_dtype" not in add_defaults({"model": model}, host.inventory)
     stages = {"pipeline_parallel_size": shape.pipeline_parallel_size} if shape.pipeline_parallel_size > 1 else {}
     return {
@@ -40,16 +37,11 @@ def build_arguments(
 
 
 def match_observed(engine: Mapping[str, Any], host: Host) -> tuple[str, dict[str, int]]:
-    """Find observations of an engine of the inventory that is like this one.
+    """Return the name of an engine of the inventory that is like this one, and its observations that apply; an empty
+    name and none if there is none. Raises ObservationError if an observation cannot be used.
 
     Weights and the CUDA context are the same if model and parallelism are; activations and graphs only if the batch is
     the same too.
-
-    Returns:
-        The name of that engine and the figures that apply, or an empty name and no figures.
-
-    Raises:
-        ObservationError: if an observation cannot be used.
     """
     for name, known in host.engines.items():
         figures = overhead.observed(host.observations, name)
@@ -110,7 +102,7 @@ def describe_choice(asked: Wish, host: Host, profile: Profile) -> Chosen:
 
 def assign_slots(profile: Profile, gpus: Sequence[Gpu]) -> list[tuple[int, ...]]:
     """Return the slots of each engine: the lowest free ones of its kind of GPU."""
-    left = {gpu: [slot for slot, other in enumerate(gpus) if other == gpu] for gpu in dict.fromkeys(gpus)}
+    left = {gpu: [slot for slot, other in enumerate(gpus) if other == gpu] for gpu in gpus}
     taken = []
     for engine in profile.engines:
         slots, count = left[engine.fit.gpu], engine.gpus

@@ -107,7 +107,7 @@ class Fit:
 
     @property
     def tok_s(self) -> float:
-        """The estimate, rounded as it is shown: what is closer together than that counts as equal."""
+        # Rounded as it is shown: what is closer together than that counts as equal.
         return round(self.plan.decode_tok_s.mid, 1) if self.plan.decode_tok_s else 0.0
 
     @property
@@ -157,15 +157,10 @@ class Engine:
         each, more = divmod(TOGETHER_REQUESTS * len(self.roles), self.replicas)
         parts = [self._estimate(each + (number < more)) for number in range(self.replicas)]
         found = [part for part in parts if part]
-        return (
-            DecodeTogether(
-                sum(part.requests for part in found),
-                TOGETHER_CONTEXT_TOKENS,
-                *(round(sum(getattr(part, name) for part in found), 1) for name in ("low", "mid", "high")),
-            )
-            if found
-            else None
-        )
+        if not found:
+            return None
+        speeds = (round(sum(getattr(part, name) for part in found), 1) for name in ("low", "mid", "high"))
+        return DecodeTogether(sum(part.requests for part in found), TOGETHER_CONTEXT_TOKENS, *speeds)
 
     def _estimate(self, requests: int) -> DecodeTogether | None:
         """Return the speed of a replica with so many requests; that of one request is the usual estimate."""
@@ -188,28 +183,17 @@ class Profile:
         return self.engines[0]
 
     @property
-    def sides(self) -> tuple[Engine, ...]:
-        return self.engines[1:]
-
-    @property
     def gpus(self) -> int:
         return sum(engine.gpus for engine in self.engines)
 
     @property
     def label(self) -> str:
-        """Its name in the table. It leaves out the context, so profiles that differ only in that have the same
-        label."""
         return " + ".join(engine.label for engine in self.engines)
-
-    @property
-    def kind(self) -> tuple[tuple[str, Shape], ...]:
-        """Models and shapes, without the KV cache."""
-        return tuple((engine.fit.model, engine.fit.shape) for engine in self.engines)
 
     @property
     def others(self) -> tuple[Fit, ...]:
         """What runs beside the first replica of the main engine: its other replicas, and the other engines."""
-        return (*[self.main.fit] * (self.main.replicas - 1), *(side.fit for side in self.sides))
+        return (*[self.main.fit] * (self.main.replicas - 1), *(side.fit for side in self.engines[1:]))
 
     @property
     def choice(self) -> tuple[tuple[str, Shape, int, int], ...]:

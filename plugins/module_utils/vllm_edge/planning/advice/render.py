@@ -47,6 +47,7 @@ def document(advice: Advice) -> dict[str, Any]:
 def lines(advice: Advice) -> list[str]:
     """Return the advice as text of at most WIDTH columns."""
     count, host, chosen = len(advice.profiles), advice.host, advice.chosen
+    sequences = ", ".join(map(str, advice.wish.max_num_seqs))
     wanted = "".join(f", {least:g} tok/s or more for {role}" for role, least in advice.wish.min_tok_s.items())
     return [
         *render.wrap(
@@ -80,7 +81,7 @@ def lines(advice: Advice) -> list[str]:
         "",
         "rejected:",
         *(line for rejection in advice.rejections for line in render.wrap(f"  {rejection}", "    ")),
-        *render.wrap(f"  {NOT_CONSIDERED}, {_list_other_sequences(advice)}.", "    "),
+        *render.wrap(f"  {NOT_CONSIDERED}, max_num_seqs other than {sequences} (advise_max_num_seqs).", "    "),
     ]
 
 
@@ -128,10 +129,6 @@ COLUMNS = (4, 31, 9, 17, 8, 7)
 """Widths of rank, engines, GPUs, tok/s, context and at once; the verdict gets the rest."""
 
 
-def _list_other_sequences(advice: Advice) -> str:
-    return f"max_num_seqs other than {', '.join(map(str, advice.wish.max_num_seqs))} (advise_max_num_seqs)"
-
-
 def _render_table(advice: Advice) -> Iterator[str]:
     together = advice.wish.by is By.TOGETHER
     unit, digits = ("tok/s, together", 0) if together else ("tok/s, estimate", 1)
@@ -164,11 +161,8 @@ def _render_table(advice: Advice) -> Iterator[str]:
 
 
 def _format_columns(*cells: str) -> str:
-    left = (1,)
-    parts = [
-        cell.ljust(width) if number in left else cell.rjust(width)
-        for number, (cell, width) in enumerate(zip(cells, COLUMNS, strict=False))
-    ]
+    parts = [cell.rjust(width) for cell, width in zip(cells, COLUMNS, strict=False)]
+    parts[1] = cells[1].ljust(COLUMNS[1])
     return "  ".join([*parts, *cells[len(COLUMNS) :]])
 
 
@@ -220,12 +214,10 @@ def _collect_advice(engine: Engine, advice: Advice) -> list[str]:
 
 
 def _describe_figures(planned: EnginePlan) -> str:
-    speed = planned.decode_tok_s
-    fast = (
-        f"{speed.mid:.1f} tok/s (estimate: {speed.low:.1f} to {speed.high:.1f}){render.describe_together(planned)}, "
-        if speed
-        else ""
-    )
+    fast = ""
+    if speed := planned.decode_tok_s:
+        together = render.describe_together(planned)
+        fast = f"{speed.mid:.1f} tok/s (estimate: {speed.low:.1f} to {speed.high:.1f}){together}, "
     return (
         f"{fast}{planned.max_concurrency:.1f} requests of full context at once, KV cache {planned.kv_cache_dtype}. "
         f"{planned.reason}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 from collections import Counter
@@ -24,8 +25,8 @@ from .. import planner
 from ..contract import Gpu, Model, Verdict
 from ..decode import TOGETHER_CONTEXT_TOKENS, TOGETHER_REQUESTS, estimate_together
 from ..fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES
+from ..memory.kv_cache import Group, resolve_dtype
 from ..memory.kv_cache import groups as kv_groups
-from ..memory.kv_cache import resolve_dtype
 from ..memory.vllm_versions import count_batches_in_flight, max_num_batched_tokens
 from ..memory.weights import per_rank
 from .choice import build_arguments, describe_choice, match_observed
@@ -57,39 +58,24 @@ BITS_OF_TENSORS = {"U8": 2, "F4": 1, "I32": 8, "I64": 16}
 """How many 4-bit weights one element of a packed tensor holds, by the tensor's dtype."""
 
 
-def wish(
-    known_models: Iterable[str],
-    *,
-    by: Any = By.TOK_S,
-    choose: Any = 1,
-    min_context: Any = MIN_CONTEXT_TOKENS,
-    models: Any = (),
-    main: Any = None,
-    min_tok_s: Any = None,
-    max_num_seqs: Any = None,
-    roles: Sequence[str] = (),
-) -> Wish:
-    """Check the variables advise_*. Numbers may be text, because `-e` delivers text.
+def wish(known_models: Iterable[str], roles: Sequence[str], given: Mapping[str, Any]) -> Wish:
+    """Check the variables advise_*. Raises AdviceError if a value is wrong.
+
+    Without max_num_seqs it is MAX_NUM_SEQS, and for the ranking by the speed of several requests also their number.
 
     Args:
         known_models: keys of vllm_models.
-        by: advise_by, what the profiles are ranked by.
-        choose: advise_choose, a rank from 1 on.
-        min_context: advise_min_context, in tokens.
-        models: advise_models, one name or a list; empty means all.
-        main: advise_main, the model of the main engine, or None.
-        min_tok_s: advise_min_tok_s, one number for all roles or numbers by role, in tokens per second; or None.
-        max_num_seqs: advise_max_num_seqs, one number or several; None means MAX_NUM_SEQS, and for the ranking by the
-            speed of several requests also their number.
         roles: the roles that min_tok_s may name, and from which these requests come.
-
-    Raises:
-        AdviceError: if a value is wrong.
+        given: options of the module serving_advise; numbers may be text, because `-e` delivers text.
     """
+    by, main, max_num_seqs = given.get("by", By.TOK_S), given.get("main"), given.get("max_num_seqs")
+    models, min_context = given.get("only"), given.get("min_context", MIN_CONTEXT_TOKENS)
     known = sorted(known_models)
     if by not in tuple(By):
         raise AdviceError(f"advise_by: {describe_invalid_choice(by, [choice.value for choice in By])}")
-    chosen = _parse_number("advise_choose", choose, 1, "the rank of a profile in the table, 1 is the best")
+    chosen = _parse_number(
+        "advise_choose", given.get("choose", 1), 1, "the rank of a profile in the table, 1 is the best"
+    )
     tokens = _parse_number(
         "advise_min_context", min_context, CONTEXT_STEP_TOKENS, f"tokens, such as {MIN_CONTEXT_TOKENS} or 32768"
     )
@@ -111,17 +97,17 @@ def wish(
         tokens,
         tuple(dict.fromkeys(names)),
         main or None,
-        _parse_min_tok_s(min_tok_s, roles),
+        _parse_min_tok_s(given.get("min_tok_s"), roles),
         tuple(dict.fromkeys(counts)),
     )
 
 
 def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None) -> Advice:
-    """Return all feasible profiles of the host, ranked, and the chosen one.
+    """Return all feasible profiles of the host, ranked, and the chosen one. Raises as planner.plan does, and
+    AdviceError if no profile is feasible, the chosen rank does not exist, or the GPU's bandwidth is needed and unknown.
 
-    Raises:
-        AdviceError: if no profile is feasible, the chosen rank does not exist, or the ranking needs something that is
-            not known of the GPU. Errors of planner.plan are passed on.
+    Args:
+        unreadable: why models cannot be planned.
     """
     models = {name: model for name, model in host.models.items() if not asked.models or name in asked.models}
     fits, refused = _find_fits(asked, host, models)
@@ -149,16 +135,12 @@ def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None)
 
 
 def parameters(model: Model) -> int:
-    """Return the number of parameters of a checkpoint, whatever its precision.
-
-    A head that is not tied is left out, because not every checkpoint has one. Scales of quantized weights count too,
-    which is some per cent.
-    """
+    """Return the number of parameters of a checkpoint, whatever its precision, without a head that is not tied, because
+    not every checkpoint has one. Scales of quantized weights count too, which is some per cent."""
     packed = model.quantization.weight_bits == 4
     return sum(
         math.prod(component.tensor.shape)
-        * component.tensor.count
-        * len(component.tensor.layers or (0,))
+        * component.tensor.total
         * (BITS_OF_TENSORS.get(component.tensor.dtype, 1) if packed else 1)
         for component in model.components
         if not component.tensor.name.endswith("lm_head.weight")
@@ -197,12 +179,8 @@ def _find_fits(asked: Wish, host: Host, models: Mapping[str, Model]) -> tuple[li
             refused[name, f"advise_min_context {asked.min_context_tokens:,}"] = [("", said)]
             continue
         for gpu, count in Counter(host.gpus).items():
-            for shape in shapes(count):
-                for fit in (
-                    fit
-                    for sequences in asked.max_num_seqs
-                    for fit in _plan_fits(name, gpu, shape, sequences, asked, host)
-                ):
+            for shape, sequences in itertools.product(shapes(count), asked.max_num_seqs):
+                for fit in _plan_fits(name, gpu, shape, sequences, asked, host):
                     if fit.plan.verdict is Verdict.FITS:
                         found.append(fit)
                     else:
@@ -238,25 +216,24 @@ def _plan_fits(name: str, gpu: Gpu, shape: Shape, max_num_seqs: int, asked: Wish
             margin_mib=host.margin_mib,
             tolerance_mib=host.tolerance_mib,
         ).engines[0]
-        in_flight = count_batches_in_flight(model, arguments, host.vllm_version) * max_num_batched_tokens(
-            model, arguments, host.vllm_version
+        about = (model, arguments, host.vllm_version)
+        found = kv_groups(*about) if plan.verdict is Verdict.FITS else ()
+        blocks = functools.partial(
+            _count_blocks, found, count_batches_in_flight(*about) * max_num_batched_tokens(*about)
         )
-        found = kv_groups(model, arguments, host.vllm_version) if plan.verdict is Verdict.FITS else ()
-
-        def blocks(tokens: int, found: Any = found, in_flight: int = in_flight) -> int:
-            return sum(group.blocks(tokens, in_flight) for group in found)
-
-        most = min(max_num_seqs, plan.kv_cache_tokens // TOGETHER_CONTEXT_TOKENS)
-        ranks, card = per_rank(model, arguments, host.vllm_version), GPU_MODELS.get(gpu.name)
-
-        own = resolved == model.dtype or resolved == model.quantization.kv_cache_dtype
+        own = resolved in (model.dtype, model.quantization.kv_cache_dtype)
         fit = Fit(name, gpu, shape, dtype, plan, own, blocks, max_num_seqs, observed_as=observed_as)
-        if card:
-            given = (model, arguments, ranks, card, resolved, most, TOGETHER_CONTEXT_TOKENS)
+        if card := GPU_MODELS.get(gpu.name):
+            most = min(max_num_seqs, plan.kv_cache_tokens // TOGETHER_CONTEXT_TOKENS)
+            given = (model, arguments, per_rank(*about), card, resolved, most, TOGETHER_CONTEXT_TOKENS)
             fit = dataclasses.replace(fit, together=functools.partial(estimate_together, *given))
         yield fit
         if plan.verdict in WITHOUT_KV:
             return
+
+
+def _count_blocks(groups: Iterable[Group], in_flight_tokens: int, tokens: int) -> int:
+    return sum(group.blocks(tokens, in_flight_tokens) for group in groups)
 
 
 def _find_profiles(
@@ -305,16 +282,13 @@ def _select_best_sides(kind: Sequence[str], fits: Sequence[Fit]) -> list[Fit]:
     """
     fastest: dict[tuple[str, Gpu], Fit] = {}
     best = []
-    for fit in sorted((fit for fit in fits if fit.model in kind), key=_order_of_side):
+    mine = (fit for fit in fits if fit.model in kind)
+    for fit in sorted(mine, key=lambda fit: (fit.shape.gpus, -fit.tok_s, -fit.max_num_seqs)):
         known = fastest.get((fit.model, fit.gpu))
         if known is None or fit.tok_s > known.tok_s:
             fastest[fit.model, fit.gpu] = fit
             best.append(fit)
     return best
-
-
-def _order_of_side(fit: Fit) -> tuple[float, ...]:
-    return fit.shape.gpus, -fit.tok_s, -fit.max_num_seqs
 
 
 def _choose_sides(kinds: Sequence[Sequence[Fit]], left: Mapping[Gpu, int], most: int) -> Iterator[tuple[Fit, ...]]:
@@ -331,7 +305,7 @@ def _choose_sides(kinds: Sequence[Sequence[Fit]], left: Mapping[Gpu, int], most:
 
 
 def _distribute_roles(roles: Sequence[str], engines: int) -> list[tuple[str, ...]]:
-    """Distribute roles to the engines beside the main one: one each, and the rest to the last."""
+    # One each, and the rest to the last.
     return [(roles[number],) if number < engines - 1 else tuple(roles[number:]) for number in range(engines)]
 
 
@@ -438,7 +412,6 @@ def _describe_failure(asked: Wish, host: Host, rejections: Sequence[Rejection]) 
 
 
 def _parse_number(variable: str, value: Any, least: int, what: str) -> int:
-    """Parse a whole number, which may be text. Raises AdviceError."""
     text = str(value)
     if isinstance(value, bool) or not re.fullmatch(r"\d+", text) or int(text) < least:
         raise AdviceError(f"{variable}: {shown(value)} is not {what}; write a whole number from {least} on.")
@@ -446,7 +419,6 @@ def _parse_number(variable: str, value: Any, least: int, what: str) -> int:
 
 
 def _parse_min_tok_s(value: Any, roles: Sequence[str]) -> dict[str, float]:
-    """Parse advise_min_tok_s, whose numbers may be text. Raises AdviceError."""
     if value in (None, "", {}):
         return {}
     given = value if isinstance(value, Mapping) else dict.fromkeys(roles, value)

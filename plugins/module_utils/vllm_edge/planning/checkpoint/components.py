@@ -72,10 +72,7 @@ def build_components(
     Args:
         towers: how the vision and audio towers are distributed.
         tied: whether the head is the table of embeddings.
-        unknown: how tensors that no rule knows are distributed; None refuses them.
-
-    Raises:
-        FactsError: if a tensor is unknown.
+        unknown: how tensors that no rule knows are distributed; None refuses them by FactsError.
     """
     for tensor in model.facts.tensors:
         for single in _split_qkv(model, tensor):
@@ -108,7 +105,6 @@ def _split_by_kv_heads(model: Model, tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool, unknown: Sharding | None) -> Component:
-    """Determine what a tensor is for and how it is distributed. Raises FactsError if it is unknown."""
     if _NOT_LOADED.search(tensor.name):
         return Component(tensor, "other", Sharding.NOT_LOADED, read_per_token=0.0)
     if any(tower in tensor.name.split(".") for tower in _TOWERS):

@@ -9,7 +9,7 @@ is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,93 +21,44 @@ from .headers import LARGEST, FactsError
 from .inferred import EXPERT_KEYS
 from .quantization import read_quantization
 
-CONFIG_KEYS = frozenset(
-    {
-        "_sliding_window_pattern",
-        "attention_chunk_size",
-        "attention_k_eq_v",
-        "decoder_sparse_step",
-        "dtype",
-        "first_k_dense_replace",
-        "global_head_dim",
-        "head_dim",
-        "hidden_size",
-        "hidden_size_per_layer_input",
-        "index_topk",
-        "interleave_moe_layer_step",
-        "intermediate_size",
-        "intermediate_size_mlp",
-        "kv_lora_rank",
-        "layer_types",
-        "max_position_embeddings",
-        "max_window_layers",
-        "mlp_only_layers",
-        "moe_intermediate_size",
-        "moe_layer_freq",
-        "n_routed_experts",
-        "n_shared_experts",
-        "no_rope_layer_interval",
-        "no_rope_layers",
-        "num_attention_heads",
-        "num_experts",
-        "num_experts_per_tok",
-        "num_global_key_value_heads",
-        "num_hidden_layers",
-        "num_key_value_heads",
-        "num_kv_shared_layers",
-        "num_local_experts",
-        "original_max_position_embeddings",
-        "partial_rotary_factor",
-        "per_layer_config",
-        "q_lora_rank",
-        "qk_nope_head_dim",
-        "qk_rope_head_dim",
-        "rope_parameters",
-        "rope_scaling",
-        "rotary_dim",
-        "shared_expert_intermediate_size",
-        "sliding_window",
-        "sliding_window_pattern",
-        "tie_word_embeddings",
-        "top_k_experts",
-        "torch_dtype",
-        "use_bidirectional_attention",
-        "use_double_wide_mlp",
-        "use_sliding_window",
-        "v_head_dim",
-        "vision_feature_layer",
-        "vocab_size",
-    }
-)
-"""The keys of config.json that the planner reads, at its top and in its text_config. Recorded facts contain no
-others."""
-
-
-MAX_LAYERS = 10_000
-_POSITIVE = frozenset(
-    {"hidden_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "vocab_size"}
-)
-_BOOLEANS = frozenset({"attention_k_eq_v", "tie_word_embeddings", "use_double_wide_mlp", "use_sliding_window"})
-_OTHERS: Mapping[str, type] = {
-    "dtype": str,
-    "layer_types": list,
-    "mlp_only_layers": list,
-    "no_rope_layers": list,
-    "per_layer_config": dict,
-    "rope_parameters": dict,
-    "rope_scaling": dict,
-    "torch_dtype": str,
+CONFIG_KEYS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("hidden_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "vocab_size"), "positive"
+    ),
+    **dict.fromkeys(
+        (
+            *("_sliding_window_pattern", "attention_chunk_size", "decoder_sparse_step", "first_k_dense_replace"),
+            *("global_head_dim", "head_dim", "hidden_size_per_layer_input", "index_topk", "interleave_moe_layer_step"),
+            *("intermediate_size", "intermediate_size_mlp", "kv_lora_rank", "max_window_layers"),
+            *("moe_intermediate_size", "moe_layer_freq", "n_routed_experts", "n_shared_experts"),
+            *("no_rope_layer_interval", "num_experts", "num_experts_per_tok", "num_global_key_value_heads"),
+            *("num_key_value_heads", "num_kv_shared_layers", "num_local_experts", "original_max_position_embeddings"),
+            *("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "rotary_dim", "shared_expert_intermediate_size"),
+            *("sliding_window", "top_k_experts", "v_head_dim"),
+        ),
+        "size",
+    ),
+    **dict.fromkeys(
+        ("attention_k_eq_v", "tie_word_embeddings", "use_double_wide_mlp", "use_sliding_window"), "true or false"
+    ),
+    **dict.fromkeys(("dtype", "torch_dtype"), "text"),
+    "layer_types": "a list of texts",
+    **dict.fromkeys(("mlp_only_layers", "no_rope_layers"), "a list of whole numbers"),
+    **dict.fromkeys(("per_layer_config", "rope_parameters", "rope_scaling"), "an object"),
+    "partial_rotary_factor": "a number above 0, at most 1",
+    "sliding_window_pattern": "a whole number, or L and G",
+    "use_bidirectional_attention": "",
+    "vision_feature_layer": "the number of a layer, or a list of them",
 }
-_ELEMENTS: Mapping[str, type] = {"layer_types": str, "mlp_only_layers": int, "no_rope_layers": int}
+"""The keys of config.json that the planner reads, at its top and in its text_config, and what each is. Recorded facts
+contain no others."""
+MAX_LAYERS = 10_000
 
 
 def check_config(repo: str, config: Mapping[str, Any]) -> None:
-    """Refuse a config.json whose values have another type than the planner reads, or no sensible size.
-
-    Raises FactsError: a sentence about the first such value.
-    """
+    """Raise FactsError if a value of config.json has another type than the planner reads, or no sensible size."""
     for where, values in (("", config), ("text_config.", config.get("text_config") or {})):
-        for key in sorted(CONFIG_KEYS & values.keys()):
+        for key in sorted(CONFIG_KEYS.keys() & values.keys()):
             expected = _find_mistake(key, values[key])
             if expected:
                 raise FactsError(
@@ -118,35 +69,33 @@ def check_config(repo: str, config: Mapping[str, Any]) -> None:
 
 def _find_mistake(key: str, value: Any) -> str:
     """Return what is expected of the value of a key instead of this one; empty if it is right."""
-    if value is None or key == "use_bidirectional_attention":
+    form = CONFIG_KEYS[key]
+    if value is None or not form:
         return ""
     if key == "vision_feature_layer":
         layers = value if isinstance(value, list) and value else [value]
-        right = all(type(layer) is int and abs(layer) <= MAX_LAYERS for layer in layers)
-        return "" if right else "the number of a layer, or a list of them"
+        return "" if all(type(layer) is int and abs(layer) <= MAX_LAYERS for layer in layers) else form
     if key == "partial_rotary_factor":
-        return "" if type(value) in (int, float) and 0 < value <= 1 else "a number above 0, at most 1"
+        return "" if type(value) in (int, float) and 0 < value <= 1 else form
     if key == "sliding_window_pattern" and isinstance(value, str):
         # EXAONE's; its config.json has layer_types too, which decide.
-        return "" if re.fullmatch("[LG]{1,100}", value) else "a whole number, or L and G"
-    if key in _BOOLEANS:
-        return "" if isinstance(value, bool) else "true or false"
-    kind = _OTHERS.get(key)
-    if kind is None:
-        least, most = int(key in _POSITIVE), MAX_LAYERS if key.endswith("_layers") else LARGEST
+        return "" if re.fullmatch("[LG]{1,100}", value) else form
+    if form == "true or false":
+        return "" if isinstance(value, bool) else form
+    if form in ("positive", "size") or key == "sliding_window_pattern":
+        least, most = int(form == "positive"), MAX_LAYERS if key.endswith("_layers") else LARGEST
         right = type(value) is int and least <= value <= most
         return "" if right else f"a whole number from {least} to {most:,}"
-    if not isinstance(value, kind) or (isinstance(value, str | list | dict) and len(value) > MAX_LAYERS):
-        return f"{'text' if kind is str else 'a list' if kind is list else 'an object'} of at most {MAX_LAYERS:,}"
-    if isinstance(value, list) and not all(
-        isinstance(item, _ELEMENTS[key]) and not isinstance(item, bool) for item in value
-    ):
-        return f"a list of {'texts' if _ELEMENTS[key] is str else 'whole numbers'}"
+    kind = {"text": str, "an object": dict}.get(form, list)
+    if not isinstance(value, kind) or len(value) > MAX_LAYERS:
+        return f"{'a list' if kind is list else form} of at most {MAX_LAYERS:,}"
+    if kind is list:
+        element = str if form == "a list of texts" else int
+        return "" if all(isinstance(item, element) and not isinstance(item, bool) for item in value) else form
     return f"numbers from 0 to {LARGEST:,}, texts and objects of them" if _has_odd_number(value) else ""
 
 
 def _has_odd_number(value: Any) -> bool:
-    """Return whether a value has a number that is negative or too large in it."""
     if isinstance(value, dict):
         return any(map(_has_odd_number, value.values()))
     return isinstance(value, int | float) and not 0 <= value <= LARGEST
@@ -204,8 +153,8 @@ class _Family:
     """Sets of RoPE parameters: Gemma's sliding layers have another base than its full ones."""
     rope_float32: bool = False
     """Whether the RoPE caches are in float32 whatever the model's dtype is."""
-    tower_rope: tuple[int, int] | None = None
-    """Rotary dimension and rows of the tower's own RoPE cache, if it has one."""
+    tower_ropes: tuple[tuple[int, int], ...] = ()
+    """Rotary dimension and rows of the RoPE caches of the tower."""
     expert_size: str = "moe_intermediate_size"
     """The key of an expert's intermediate size. If it is intermediate_size, no layer has a dense MLP."""
     router_float32: bool = False
@@ -238,7 +187,7 @@ def _build_uniform_layers(config: _Config, by_type: bool = True) -> tuple[Decode
         kind = Attention.SLIDING if sliding else Attention.FULL
         return DecoderLayer(index, kind, config.kv_heads, config.head_size, window if sliding else None)
 
-    return tuple(layer(index) for index in config.layers)
+    return tuple(map(layer, config.layers))
 
 
 def _build_qwen_layers(config: _Config) -> tuple[DecoderLayer, ...]:
@@ -258,8 +207,7 @@ def _read_layer_types(config: _Config) -> list[str]:
         Attention.SLIDING if (index + 1) % pattern else Attention.FULL for index in config.layers
     ]
     known = (Attention.FULL, Attention.SLIDING)
-    unknown = set(types) - set(known)
-    if unknown or len(types) != len(config.layers):
+    if set(types) - set(known) or len(types) != len(config.layers):
         raise FactsError(
             f"{config.repo}: layer_types in config.json has {len(types)} entries {sorted(set(types))} for "
             f"{len(config.layers)} layers; the planner knows {' and '.join(known)}."
@@ -278,7 +226,7 @@ def _build_patterned_layers(config: _Config) -> tuple[DecoderLayer, ...]:
 
 
 def _build_exaone_layers(config: _Config) -> tuple[DecoderLayer, ...]:
-    """Return EXAONE 4's layers: the small model has no window, and only full attention."""
+    # The small model has no window, and only full attention.
     return _build_patterned_layers(config) if config.get("sliding_window") else _build_uniform_layers(config)
 
 
@@ -291,13 +239,12 @@ def _build_llama4_layers(config: _Config) -> tuple[DecoderLayer, ...]:
             f"{config.repo}: no_rope_layers in config.json has {len(ropes)} entries for {len(config.layers)} layers. "
             "Fetch it again."
         )
-    kinds = [Attention.CHUNKED if chunk and rope else Attention.FULL for rope in ropes]
-    return tuple(
-        DecoderLayer(
-            index, kinds[index], config.kv_heads, config.head_size, chunk if kinds[index] != "full_attention" else None
-        )
-        for index in config.layers
-    )
+
+    def layer(index: int) -> DecoderLayer:
+        kind, window = (Attention.CHUNKED, chunk) if chunk and ropes[index] else (Attention.FULL, None)
+        return DecoderLayer(index, kind, config.kv_heads, config.head_size, window)
+
+    return tuple(map(layer, config.layers))
 
 
 def _build_latent_layers(config: _Config) -> tuple[DecoderLayer, ...]:
@@ -452,7 +399,7 @@ FAMILIES: Mapping[str, _Family] = {
         {"decoder_sparse_step": 1},
         Sharding.SHARDED,
         every_stage=True,
-        tower_rope=(36, 8192),  # qwen3_vl.py: half of each head of 1152 / 16
+        tower_ropes=((36, 8192),),  # qwen3_vl.py: half of each head of 1152 / 16
     ),
     "Qwen2MoeForCausalLM": _Family("qwen2_moe", _build_qwen_layers, _QWEN2_MOE, every_stage=True),
     "MixtralForCausalLM": _Family(
@@ -469,7 +416,9 @@ FAMILIES: Mapping[str, _Family] = {
         _LLAMA4,
         Sharding.SHARDED,
         expert_size="intermediate_size",
-        tower_rope=(176, 577),  # mllama4.py: 44 complex numbers of 8 bytes for each of 24 x 24 patches and one class
+        tower_ropes=(
+            (176, 577),
+        ),  # mllama4.py: 44 complex numbers of 8 bytes for each of 24 x 24 patches and one class
     ),
     # deepseek_v2.py runs V2, V3, R1 and Kimi K2.
     "DeepseekV2ForCausalLM": _Family("deepseek", _build_latent_layers, _DEEPSEEK),
@@ -494,8 +443,7 @@ def interpret(facts: Facts) -> Model:
 
     Raises:
         UnknownArchitecture: if the architecture is not in FAMILIES, and its memory cannot be bounded either.
-        FactsError: if config.json lacks something or contradicts the tensors, or if a quantization or weight is
-            unknown.
+        FactsError: if config.json contradicts the tensors, or something in it or them is missing or unknown.
     """
     try:
         return _interpret(facts)
@@ -547,9 +495,6 @@ def _interpret(facts: Facts) -> Model:
     if latent:
         facts = replace(facts, tensors=tuple(drop_draft_layers(facts.tensors, len(layers))))
     experts, per_token, expert_size = _read_experts(config, family)
-    sizes, rows = _list_rope_caches(config, layers, family.ropes)
-    if family.tower_rope:
-        sizes, rows = (*sizes, family.tower_rope[0]), (*rows, family.tower_rope[1])
     model = Model(
         facts=facts,
         architecture=architecture,
@@ -566,10 +511,9 @@ def _interpret(facts: Facts) -> Model:
         experts=experts,
         experts_per_token=per_token,
         expert_intermediate_size=expert_size,
-        rope_cache_sizes=sizes,
+        rope_caches=(*_list_rope_caches(config, layers, family.ropes), *family.tower_ropes),
         per_layer_embedding_size=config.get("hidden_size_per_layer_input") or 0,
         multimodal=has_towers(facts.tensors) if family is GENERIC else family.towers is not Sharding.NOT_LOADED,
-        rope_cache_rows=rows,
         embeddings_on_every_stage=family.every_stage,
         rope_float32=family.rope_float32,
         router_float32=family.router_float32,
@@ -637,9 +581,7 @@ def _list_intermediate_sizes(config: _Config, experts: int, family: _Family) -> 
     return (base, 2 * base) if doubled else (base,)
 
 
-def _list_rope_caches(
-    config: _Config, layers: tuple[DecoderLayer, ...], ropes: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _list_rope_caches(config: _Config, layers: tuple[DecoderLayer, ...], ropes: int) -> Iterable[tuple[int, int]]:
     """Return rotary dimension and rows of each cos/sin cache.
 
     `get_rope` keeps one cache for each head size and set of parameters. `linear` has factor times as many rows, `yarn`
@@ -658,11 +600,10 @@ def _list_rope_caches(
         if not given and kind is Attention.FULL:
             parameters = legacy
         caches[kind, size] = _size_rope_cache(config, parameters, size)
-    return tuple(size for size, _ in caches.values()), tuple(rows for _, rows in caches.values())
+    return caches.values()
 
 
 def _size_rope_cache(config: _Config, parameters: Mapping[str, Any], head_size: int) -> tuple[int, int]:
-    """Return rotary dimension and rows of one cache."""
     rope = str(parameters.get("rope_type") or parameters.get("type") or "default")
     # `proportional` also stores the dimensions that it does not rotate (gemma4_rope.py).
     part = float(parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)

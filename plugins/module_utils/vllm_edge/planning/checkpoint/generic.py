@@ -48,10 +48,8 @@ def find_unbounded(config: Mapping[str, Any], tensors: Sequence[Tensor], quantiz
         if config.get(key) is None:
             return f"config.json lacks {key}"
     heads = config["num_attention_heads"]
-    size, kv_heads = (
-        config.get("head_dim") or config["hidden_size"] // heads,
-        config.get("num_key_value_heads") or heads,
-    )
+    size = config.get("head_dim") or config["hidden_size"] // heads
+    kv_heads = config.get("num_key_value_heads") or heads
     experts = any("experts" in tensor.name for tensor in tensors)
     if quantization.method == "mxfp4" or (
         experts and quantization.weight_bits == 4 and not config.get("moe_intermediate_size")
@@ -84,7 +82,6 @@ def count_layers(tensors: Sequence[Tensor]) -> int:
 
 
 def widen_for_groups(layer_types: Sequence[str] | None, window: int | None, head_size: int) -> int:
-    """Return the head size with which full attention takes no less than layers of which some have a window."""
     return int(head_size * GROUPS) if window or len(set(layer_types or ())) > 1 else head_size
 
 
@@ -93,7 +90,6 @@ def is_generic(source: str) -> bool:
 
 
 def describe_generic(architecture: str, source: str) -> str:
-    """Return the source of the facts of a generic plan, which marks it as approximate."""
     before = source.removeprefix("recorded: ").removeprefix(APPROXIMATE)
     return (
         f"{_MARK}because the planner does not know {architecture}: weights and KV cache are upper "
@@ -110,4 +106,4 @@ def bound_weights(most_bytes: float, whole_bytes: float, gpus: int) -> Uncertain
         whole_bytes: on a single GPU.
     """
     most = most_bytes * MOST_OF_WEIGHTS
-    return Uncertain(most, whole_bytes / gpus * LEAST_OF_WEIGHTS, most, "all tensors of the checkpoint, an upper bound")
+    return Uncertain(most, whole_bytes / gpus * LEAST_OF_WEIGHTS, most)

@@ -7,11 +7,12 @@ shape and position of each tensor (https://github.com/huggingface/safetensors, "
 
 from __future__ import annotations
 
+import contextlib
 import math
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ...system.records import parse_json
 from ...text import printable, shown
@@ -32,7 +33,7 @@ LARGEST = 2**40
 """The largest size in config.json, and of a dimension of a tensor."""
 
 DTYPE_BITS: Mapping[str, int] = {
-    **dict.fromkeys(("F4",), 4),
+    "F4": 4,
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
@@ -54,26 +55,19 @@ Header = tuple[str, str, Sequence[int]]
 
 
 def compute_bytes(tensor: Tensor) -> int:
-    """Return the bytes in the file of one of the tensors that `tensor` stands for."""
     return (math.prod(tensor.shape) * DTYPE_BITS[tensor.dtype] + 7) // 8
 
 
 def parse_header(raw: bytes, where: str) -> tuple[list[Header], int]:
-    """Parse the header of a safetensors file.
-
-    Returns:
-        The tensors, and how many bytes of data must follow the header.
-
-    Raises:
-        FactsError: if the header is damaged.
-    """
+    """Return the tensors of a safetensors file, and how many bytes of data must follow its header. Raises FactsError if
+    the header is damaged."""
     remedy = "It is damaged; fetch it again."
+    headers: list[Header] = []
+    end = 0
     try:
-        document = parse_json(raw)
-        entries = {name: entry for name, entry in document.items() if name != "__metadata__"}
-        headers: list[Header] = []
-        end = 0
-        for name, entry in entries.items():
+        for name, entry in parse_json(raw).items():
+            if name == "__metadata__":
+                continue
             dtype, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
             if len(shape) > 16 or not all(type(size) is int and 0 <= size <= LARGEST for size in shape):
                 raise ValueError(f"{name[:MAX_NAME]} has shape {shown(entry['shape'])}")
@@ -91,27 +85,31 @@ def parse_header(raw: bytes, where: str) -> tuple[list[Header], int]:
     return headers, end
 
 
-def read_json(path: Path, remedy: str, most_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Read a JSON object of a checkpoint.
-
-    Args:
-        remedy: what to do if the file is missing, as a sentence.
-
-    Raises:
-        FactsError: if it is missing, too large, no regular file, or no JSON object.
-    """
+@contextlib.contextmanager
+def open_regular(path: Path) -> Iterator[BinaryIO]:
+    """Open a file of a checkpoint. Raises FactsError if it is no regular file or cannot be read."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise FactsError(f"{path} is no regular file. Remove it and fetch it again.")
         with path.open("rb") as file:
+            yield file
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise FactsError(f"{path} cannot be read: {error.strerror}. Make it readable for your user.") from error
+
+
+def read_json(path: Path, remedy: str, most_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Read a JSON object of a checkpoint. Raises FactsError if it is missing (then with the remedy), too large, no
+    regular file, or no JSON object."""
+    try:
+        with open_regular(path) as file:
             raw = file.read(most_bytes + 1)
         if len(raw) > most_bytes:
             raise FactsError(f"{path} has more than {most_bytes:,} bytes. It is not of a model; fetch it again.")
         document = parse_json(raw)
     except FileNotFoundError:
         raise FactsError(f"{path} is missing. {remedy}") from None
-    except OSError as error:
-        raise FactsError(f"{path} cannot be read: {error.strerror}. Make it readable for your user.") from error
     except FactsError:
         raise
     except (ValueError, MemoryError) as error:

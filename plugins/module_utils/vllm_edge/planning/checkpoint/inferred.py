@@ -56,14 +56,9 @@ def infer_headers(
         FactsError: if too little is known, or if the result differs too much from total_bytes.
     """
     sizes = _Sizes(repo, config, quantization, frozenset(names))
-    headers: list[Header] = []
-    unknown = []
-    for name in names:
-        found = sizes.infer(name)
-        if found is None:
-            unknown.append(name)
-        else:
-            headers.append((name, *found))
+    inferred = {name: sizes.infer(name) for name in names}
+    headers: list[Header] = [(name, *found) for name, found in inferred.items() if found]
+    unknown = [name for name, found in inferred.items() if not found]
     known = sum(compute_bytes(Tensor("", dtype, tuple(shape))) for _, dtype, shape in headers)
     if total_bytes is None:
         if unknown:

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import math
+import os
 import re
-import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from .headers import (
     FactsError,
     Header,
     compute_bytes,
+    open_regular,
     parse_header,
     read_json,
 )
@@ -33,29 +34,20 @@ _DECODER_LAYER = re.compile(r"(?:(?:model|language_model)\.)*layers\.(\d{1,9})\.
 name."""
 
 
-def count_tensors(tensor: Tensor) -> int:
-    return tensor.count * (1 if tensor.layers is None else len(tensor.layers))
-
-
 def parameters(facts: Facts) -> int:
     """Return the number of elements of all tensors. For packed weights that is the number of packed words."""
-    return sum(math.prod(tensor.shape) * count_tensors(tensor) for tensor in facts.tensors)
+    return sum(math.prod(tensor.shape) * tensor.total for tensor in facts.tensors)
 
 
 def checkpoint_bytes(facts: Facts) -> int:
-    return sum(compute_bytes(tensor) * count_tensors(tensor) for tensor in facts.tensors)
+    return sum(compute_bytes(tensor) * tensor.total for tensor in facts.tensors)
 
 
 def read(directory: Path, repo: str = "", revision: str = "") -> Facts:
-    """Read the facts of a model directory in Hugging Face's layout.
+    """Read the facts of a model directory in Hugging Face's layout. Raises FactsError if a file is missing or damaged.
 
-    If the index is there and none of the files that it names, the tensors are inferred, and the source says so.
-
-    Args:
-        repo, revision: where the files come from, if the caller knows it; without `repo` the directory's name is used.
-
-    Raises:
-        FactsError: if a file is missing or damaged.
+    If the index is there and none of the files that it names, the tensors are inferred, and the source says so. Without
+    `repo` the directory's name is used.
     """
     config = read_json(directory / "config.json", "It is no model directory in Hugging Face's layout, or incomplete.")
     quantization = None
@@ -68,8 +60,7 @@ def read(directory: Path, repo: str = "", revision: str = "") -> Facts:
         index = read_json(directory / INDEX, "Fetch it again.", MAX_HEADER_BYTES)
         metadata = index.get("metadata")
         size = metadata.get("total_size") if isinstance(metadata, dict) else None
-        if type(size) is not int or not 0 < size < 2**62:
-            size = None
+        size = size if type(size) is int and 0 < size < 2**62 else None
         scheme = find_quantization(config) or quantization or {}
         found, exactness = inferred.infer_headers(repo, config, scheme, sorted(index["weight_map"]), size)
         return build_facts(repo, revision, config, found, quantization, f"{inferred.APPROXIMATE}{exactness}")
@@ -106,9 +97,7 @@ def build_facts(
     """Build facts from headers; tensors with alike names become one pattern.
 
     Args:
-        repo, revision: where the files come from; an empty revision means that it is not known.
         quantization: used only if config.json says nothing.
-        source: see `Facts.source`.
 
     Raises:
         FactsError: if a dtype is unknown, a tensor appears twice, or there is none.
@@ -144,13 +133,10 @@ def build_facts(
 
 
 def recorded(repo: str, own: Mapping[str, Any] | None = None) -> Facts | None:
-    """Return the recorded facts of a repository, or None if it is not recorded.
+    """Return the recorded facts of a repository, or None if it is not recorded. Raises as `parse_record` does.
 
     Args:
         own: records of the inventory (plan_recorded_facts), which come before those that the project ships.
-
-    Raises:
-        FactsError: if a record of the inventory has another form than `recording.record` returns.
     """
     # Imported here because the data is large, and reading files does not need it.
     from . import recorded_facts
@@ -162,10 +148,7 @@ def recorded(repo: str, own: Mapping[str, Any] | None = None) -> Facts | None:
 def parse_record(repo: str, record: Any, where: str) -> Facts:
     """Return the facts of a record as `recording.record` returns it. Raises FactsError if it has another form."""
     try:
-        tensors = tuple(
-            Tensor(name, dtype, tuple(shape), None if layers is None else tuple(expand_ranges(layers)), count)
-            for name, dtype, shape, layers, count in record["tensors"]
-        )
+        tensors = load_tensors(record["tensors"])
         for tensor in tensors:
             whole = (*tensor.shape, *(tensor.layers or ()), tensor.count)
             if tensor.dtype not in DTYPE_BITS or not all(type(size) is int and 0 <= size <= LARGEST for size in whole):
@@ -188,7 +171,28 @@ def _group_layers(counts: Mapping[int | None, int]) -> Iterator[tuple[tuple[int,
         yield tuple(sorted(layer for layer, has in counts.items() if layer is not None and has == count)), count
 
 
-def expand_ranges(ranges: str) -> Iterator[int]:
+def dump_tensors(tensors: Iterable[Tensor]) -> list[tuple[Any, ...]]:
+    return [
+        (
+            tensor.name,
+            tensor.dtype,
+            tensor.shape,
+            None if tensor.layers is None else ranges(tensor.layers),
+            tensor.count,
+        )
+        for tensor in tensors
+    ]
+
+
+def load_tensors(rows: Iterable[Any]) -> tuple[Tensor, ...]:
+    """Return what `dump_tensors` returned, also after JSON."""
+    return tuple(
+        Tensor(name, dtype, tuple(shape), None if layers is None else tuple(_expand_ranges(layers)), count)
+        for name, dtype, shape, layers, count in rows
+    )
+
+
+def _expand_ranges(ranges: str) -> Iterator[int]:
     """Yield 0, 1, 2, 3, 4, 6 for `0-4,6`."""
     for part in ranges.split(","):
         first, _, last = part.partition("-")
@@ -229,18 +233,12 @@ def _list_shards(directory: Path) -> list[Path]:
 def _read_headers(path: Path) -> Iterator[Header]:
     """Yield the tensors of one safetensors file. Raises FactsError if its size and header do not match."""
     remedy = "It is damaged or not yet complete; fetch it again."
-    try:
-        status = path.stat()
-        size = status.st_size
-        if not stat.S_ISREG(status.st_mode):
-            raise FactsError(f"{path} is no regular file. Remove it and fetch it again.")
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
-                raise FactsError(f"{path} does not begin with the length of a safetensors header. {remedy}")
-            raw = file.read(length)
-    except OSError as error:
-        raise FactsError(f"{path} cannot be read: {error.strerror}. Make it readable for your user.") from error
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+            raise FactsError(f"{path} does not begin with the length of a safetensors header. {remedy}")
+        raw = file.read(length)
     headers, end = parse_header(raw, str(path))
     if size != 8 + length + end:
         raise FactsError(f"{path} has {size:,} bytes, and its header says {8 + length + end:,}. {remedy}")

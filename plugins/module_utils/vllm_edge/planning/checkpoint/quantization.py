@@ -26,12 +26,6 @@ def read_quantization(facts: Facts) -> Quantization:
     method = str(config.get("quant_method") or producer or "").lower()
     family = "modelopt" if method.startswith("modelopt") else method
     found = READERS[family](method, config) if family in READERS else None
-    if found is not None:
-        for name, value, most in (("bits", found.weight_bits, 64), ("group size", found.group_size or 1, 2**20)):
-            if type(value) is not int or not 1 <= value <= most:
-                raise FactsError(
-                    f"{facts.repo}: the {name} of its quantization is {shown(value)}, which is not possible."
-                )
     if found is None:
         algorithm = (config.get("quantization") or config).get("quant_algo")
         name = f"modelopt {str(algorithm or '').upper()}" if family == "modelopt" else method
@@ -39,11 +33,13 @@ def read_quantization(facts: Facts) -> Quantization:
             f"{facts.repo}: the planner does not know the quantization '{name}'; it knows modelopt (NVFP4, FP8), "
             "compressed-tensors, fp8, mxfp4, awq and gptq."
         )
+    for what, value, most in (("bits", found.weight_bits, 64), ("group size", found.group_size or 1, 2**20)):
+        if type(value) is not int or not 1 <= value <= most:
+            raise FactsError(f"{facts.repo}: the {what} of its quantization is {shown(value)}, which is not possible.")
     return found
 
 
 def read_scheme(repo: str, quantization: Mapping[str, Any]) -> tuple[int, int | None]:
-    """Return bits and group size of the quantized weights. Raises FactsError as `read_quantization` does."""
     found = read_quantization(Facts(repo, "", {}, (), quantization))
     return found.weight_bits, found.group_size
 

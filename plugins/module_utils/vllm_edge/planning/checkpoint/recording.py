@@ -12,7 +12,7 @@ from ..contract import Facts
 from .families import CONFIG_KEYS
 from .headers import MAX_HEADER_BYTES, read_json
 from .inferred import is_approximate
-from .model_facts import parse_record, ranges
+from .model_facts import dump_tensors, parse_record
 
 _HEAD = '''\
 # SPDX-License-Identifier: Apache-2.0
@@ -36,22 +36,12 @@ def record(facts: Facts, source: str) -> dict[str, Any]:
     config = {"architectures": list(facts.config.get("architectures") or []), **_select_needed(facts.config)}
     if facts.config.get("text_config"):
         config["text_config"] = _select_needed(facts.config["text_config"])
-    tensors = [
-        (
-            tensor.name,
-            tensor.dtype,
-            tensor.shape,
-            None if tensor.layers is None else ranges(tensor.layers),
-            tensor.count,
-        )
-        for tensor in facts.tensors
-    ]
     return {
         "revision": facts.revision,
         "source": source,
         "config": config,
         "quantization": dict(facts.quantization),
-        "tensors": tensors,
+        "tensors": dump_tensors(facts.tensors),
     }
 
 

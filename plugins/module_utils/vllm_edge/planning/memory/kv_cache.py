@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from ..contract import Arguments, Attention, DecoderLayer, KvCapacity, KvGroup, Model
 from .vllm_versions import (
     Behaviour,
-    TokenRule,
     behaviour,
     count_batches_in_flight,
     derive_limit,
@@ -70,8 +69,7 @@ class Spec:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page: block_tokens x 2 (keys and values) x kv_heads x head_size x element_bytes, or the padded
-        size. Latent attention has one vector for both (0.32.0 v1/kv_cache_interface.py:686)."""
+        # Latent attention has one vector for keys and values (0.32.0 v1/kv_cache_interface.py:686).
         vectors = 1 if self.attention is Attention.LATENT else 2
         keys_and_values = vectors * self.kv_heads * self.head_size * self.element_bytes
         return self.padded_page_bytes or self.block_tokens * keys_and_values
@@ -104,8 +102,6 @@ class Group:
         return tuple(spec for layer, spec in zip(self.layers, self.specs, strict=True) if layer in layers)
 
     def blocks(self, request_tokens: int, in_flight_tokens: int) -> int:
-        """Return the number of blocks of this group that a request holds at most; the parameters are those of
-        `Spec.blocks`."""
         return self.specs[0].blocks(request_tokens, in_flight_tokens)
 
 
@@ -130,10 +126,6 @@ def choose_block_size(model: Model, kv_cache_dtype: str, compute_capability: tup
 
     Source: the priorities in platforms/cuda.py (_get_backend_priorities), the same in 0.19.0 to 0.33.0 for Ampere, Ada
     and Hopper.
-
-    Args:
-        kv_cache_dtype: as `resolve_dtype` returns it.
-        compute_capability: of the GPU; None if its model is not known.
     """
     hopper = compute_capability is not None and compute_capability[0] == 9
     return FLASHMLA_BLOCK_TOKENS if model.latent and hopper and kv_cache_dtype.startswith("fp8") else None
@@ -152,7 +144,7 @@ def pipeline_stages(layers: int, stages: int) -> tuple[range, ...]:
 
 
 def select_layers(model: Model, arguments: Arguments, pipeline_rank: int) -> range:
-    """Return the numbers of the decoder layers of a pipeline rank. Raises UnsupportedKvCache if it has none."""
+    """Return the decoder layers of a pipeline rank. Raises UnsupportedKvCache if it has none."""
     ranks, layers = arguments.pipeline_parallel_size, len(model.layers)
     if not 1 <= ranks <= layers:
         raise UnsupportedKvCache(f"pipeline_parallel_size {ranks} does not divide {layers} layers")
@@ -178,11 +170,7 @@ def groups(model: Model, arguments: Arguments, version: str) -> tuple[Group, ...
 
 
 def needed(model: Model, arguments: Arguments, version: str) -> int:
-    """Return the least bytes of KV cache with which vLLM starts.
-
-    These are the bytes of one request of max_model_len tokens on the rank that needs most and, in releases that count
-    it, of the block that is never handed out.
-    """
+    """Return the least bytes of KV cache with which vLLM starts, on the rank that needs most."""
     return max(rank.needed_bytes(max_model_len(model, arguments)) for rank in _ranks(model, arguments, version))
 
 
@@ -196,14 +184,10 @@ def capacity(model: Model, arguments: Arguments, available_bytes: int | Sequence
     Args:
         available_bytes: for every rank, or one number for each pipeline rank.
 
-    Raises:
-        UnsupportedKvCache: if the release makes no KV cache for the model.
-        ValueError: if the number of sizes is not that of the ranks.
+    Raises UnsupportedKvCache if the release makes no KV cache for the model.
     """
     ranks = _ranks(model, arguments, version)
-    available = [available_bytes] * len(ranks) if isinstance(available_bytes, int) else list(available_bytes)
-    if len(available) != len(ranks):
-        raise ValueError(f"{len(available)} sizes of memory for {len(ranks)} pipeline ranks")
+    available = [available_bytes] * len(ranks) if isinstance(available_bytes, int) else available_bytes
     request_tokens = max_model_len(model, arguments)
     limit = max(derive_limit(model), request_tokens)
     in_rank = [max(size, 0) // rank.block_bytes for rank, size in zip(ranks, available, strict=True)]
@@ -211,7 +195,7 @@ def capacity(model: Model, arguments: Arguments, available_bytes: int | Sequence
     fewest = in_rank.index(blocks)
     rank = ranks[fewest]
     concurrency = blocks / rank.request_blocks(request_tokens)
-    if behaviour(version).token_rule is TokenRule.CONCURRENCY:
+    if behaviour(version).tokens_by_concurrency:
         tokens = int(concurrency * request_tokens)
     else:
         tokens = blocks // len(rank.groups) * min(group.specs[0].block_tokens for group in rank.groups)
@@ -239,10 +223,7 @@ class _Rank:
     reserved_blocks: int
 
     def request_blocks(self, tokens: int) -> int:
-        """Return the blocks of a request.
-
-        Every group counts, also one without a layer on this rank, because block tables are those of the whole model.
-        """
+        # Every group counts, also one without a layer on this rank: block tables are those of the whole model.
         return sum(group.blocks(tokens, self.in_flight_tokens) for group in self.groups)
 
     def needed_bytes(self, tokens: int) -> int:
@@ -256,17 +237,11 @@ class _Rank:
     def described(self, request_tokens: int) -> tuple[KvGroup, ...]:
         result = []
         for group in self.groups:
-            here = group.on(self.layers)
-            pages = {spec.page_bytes for spec in group.specs}
-            result.append(
-                KvGroup(
-                    attention=group.specs[0].attention,
-                    layers=len(here),
-                    block_size_tokens=group.specs[0].block_tokens,
-                    page_bytes=pages.pop() if len(pages) == 1 else sum(spec.page_bytes for spec in here),
-                    blocks_per_request=group.blocks(request_tokens, self.in_flight_tokens),
-                )
-            )
+            first, here = group.specs[0], group.on(self.layers)
+            equal = len({spec.page_bytes for spec in group.specs}) == 1
+            page = first.page_bytes if equal else sum(spec.page_bytes for spec in here)
+            blocks = group.blocks(request_tokens, self.in_flight_tokens)
+            result.append(KvGroup(first.attention, len(here), first.block_tokens, page, blocks))
         return tuple(result)
 
 
@@ -295,12 +270,10 @@ def _spec(layer: DecoderLayer, model: Model, arguments: Arguments, release: Beha
         raise UnsupportedKvCache(f"the size of a KV cache of dtype {dtype} is not known")
     if layer.attention is Attention.LATENT and dtype not in LATENT_DTYPES:
         raise UnsupportedKvCache(f"no backend for latent attention (MLA) has a KV cache of dtype {dtype}")
-    sliding, windowed = layer.attention is Attention.SLIDING, layer.attention in WINDOWED
-    if windowed and layer.window_tokens is None:
-        raise ValueError(f"layer {layer.index} has {layer.attention} and no window")
+    sliding = layer.attention is Attention.SLIDING
     return Spec(
         attention=layer.attention,
-        window_tokens=layer.window_tokens if windowed else None,
+        window_tokens=layer.window_tokens if layer.attention in WINDOWED else None,
         kv_heads=max(1, layer.kv_heads // arguments.tensor_parallel_size),
         head_size=layer.head_size,
         element_bytes=ELEMENT_BYTES[dtype],
@@ -322,10 +295,8 @@ def _equalize_pages(specs: Mapping[int, Spec], release: Behaviour) -> dict[int, 
             raise UnsupportedKvCache(
                 f"pages of {spec.page_bytes} and {largest} bytes cannot be made equal by vLLM {release.version}"
             )
-        if rest:
-            result[layer] = replace(spec, padded_page_bytes=largest)
-        else:
-            result[layer] = replace(spec, block_tokens=spec.block_tokens * times)
+        longer = replace(spec, block_tokens=spec.block_tokens * times)
+        result[layer] = replace(spec, padded_page_bytes=largest) if rest else longer
     return result
 
 
@@ -343,9 +314,8 @@ def _group_by_kind(specs: Mapping[int, Spec]) -> tuple[Group, ...]:
     result = []
     for spec, layers in kinds.items():
         number = _divide_up(len(layers), size)
-        for first in range(number):
-            dealt = tuple(layers[first::number])
-            result.append(Group(dealt, (spec,) * len(dealt)))
+        dealt = [tuple(layers[first::number]) for first in range(number)]
+        result += [Group(each, (spec,) * len(each)) for each in dealt]
     return tuple(result)
 
 

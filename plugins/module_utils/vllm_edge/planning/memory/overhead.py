@@ -8,7 +8,7 @@ reference host were used to derive it; if so, agreement with those proves nothin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from ..contract import Arguments, Model, Uncertain
@@ -21,19 +21,17 @@ ACTIVATION_BYTES = Uncertain(
     0.27 * GIB,
     0.15 * GIB,
     0.45 * GIB,
-    "what two runs of the reference host (31B NVFP4 over 2 GPUs, 31B bf16 over 4, vLLM 0.19.0) leave beside weights, "
-    "KV cache and logits; at max_num_batched_tokens 2048",
-    fitted=True,
+    "fitted: what two runs of the reference host (31B NVFP4 over 2 GPUs, 31B bf16 over 4, vLLM 0.19.0) leave beside "
+    "weights, KV cache and logits; at max_num_batched_tokens 2048",
 )
 SAMPLER_BYTES_PER_LOGIT = Uncertain(
     14.0,
     10.0,
     16.0,
-    "the slope between the same two runs, 0.875 GiB for 256 rows of 262,144 logits. The tensors that live at once in "
-    "vLLM 0.19.0 are the model's logits (2 B, bf16), their copy in fp32 (4 B, v1/sample/sampler.py:90), probabilities "
-    "(4 B, v1/sample/ops/topk_topp_sampler.py:112) and random numbers (4 B, ibid. random_sample): 14 B. A log of E4B "
-    "with 256 sequences on another GPU (vLLM 0.22.1) leaves 1.1 GiB for both, as these two give",
-    fitted=True,
+    "fitted: the slope between the same two runs, 0.875 GiB for 256 rows of 262,144 logits. The tensors that live at "
+    "once in vLLM 0.19.0 are the model's logits (2 B, bf16), their copy in fp32 (4 B, v1/sample/sampler.py:90), "
+    "probabilities (4 B, v1/sample/ops/topk_topp_sampler.py:112) and random numbers (4 B, ibid. random_sample): 14 B."
+    " A log of E4B with 256 sequences on another GPU (vLLM 0.22.1) leaves 1.1 GiB for both, as these two give",
 )
 ALLOCATOR_BYTES = Uncertain(
     0.06 * GIB,
@@ -53,16 +51,15 @@ CONTEXT_BYTES_ALONE = Uncertain(
     200 * MIB,
     150 * MIB,
     300 * MIB,
-    "CUDA of the reference host had 21.84 of 22.034 GiB free when an engine of one GPU began to count",
-    fitted=True,
+    "fitted: CUDA of the reference host had 21.84 of 22.034 GiB free when an engine of one GPU began to count",
 )
 CONTEXT_BYTES_PER_PEER = Uncertain(
     (391 - 200) * MIB / 3,
     0.0,
     100 * MIB,
-    "NVML's 21,149 MiB of 31B bf16 over 4 GPUs minus 0.92 of CUDA's 22,563 leave 391 MiB for context and NCCL, here "
-    "divided among three peers. Over two GPUs 105 MiB were left, less than one GPU alone takes: hence +-300 MiB",
-    fitted=True,
+    "fitted: NVML's 21,149 MiB of 31B bf16 over 4 GPUs minus 0.92 of CUDA's 22,563 leave 391 MiB for context and "
+    "NCCL, here divided among three peers. Over two GPUs 105 MiB were left, less than one GPU alone takes: hence "
+    "+-300 MiB",
 )
 CONTEXT_BYTES_ELSEWHERE = Uncertain(
     0.0,
@@ -102,9 +99,8 @@ GRAPH_BYTES_PER_LAYER_TENSOR_PARALLEL = Uncertain(
     0.222 * MIB,
     0.145 * MIB,
     0.26 * MIB,
-    "1.47 GiB in the reference's log of 31B NVFP4 over 2 GPUs with 256 sequences: 51 + 35 sizes, 60 layers, less the "
-    "pool",
-    fitted=True,
+    "fitted: 1.47 GiB in the reference's log of 31B NVFP4 over 2 GPUs with 256 sequences: 51 + 35 sizes, 60 layers, "
+    "less the pool",
 )
 GRAPH_ESTIMATE_RATIO = Uncertain(
     1.16,
@@ -116,10 +112,9 @@ GRAPHS_SEEN_ALONE = Uncertain(
     0.08,
     0.0,
     1.0,
-    "NVML on the reference host, vLLM 0.19.0, one GPU, leaves about 0 MiB for graphs of E4B and 98 MiB of E2B, where "
-    "the log of another host has 0.71 GiB for E4B (0.22.1). What differs is not known; later releases keep "
-    "graphs in the share",
-    fitted=True,
+    "fitted: NVML on the reference host, vLLM 0.19.0, one GPU, leaves about 0 MiB for graphs of E4B and 98 MiB of "
+    "E2B, where the log of another host has 0.71 GiB for E4B (0.22.1). What differs is not known; later releases keep"
+    " graphs in the share",
 )
 
 LATENT_WORKSPACE_TOKENS = 64 * 1024
@@ -138,27 +133,14 @@ class ObservationError(ValueError):
     """An observation that cannot be used. The message names the variable, the value and what would be right."""
 
 
-@dataclass(frozen=True)
-class Captures:
-    """The CUDA graphs that vLLM captures by default."""
-
-    piecewise: int
-    """One for each batch size."""
-    full: int
-    """One for each batch size that occurs when only decoding."""
-    largest_tokens: int
-
-
-def captures(max_num_seqs: int, max_num_batched_tokens: int) -> Captures:
-    """Return the graphs for the captured batch sizes: 1, 2, 4, every 8 up to 248, every 16 from 256.
+def list_captured_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[int]:
+    """Return the batch sizes for which vLLM captures graphs: 1, 2, 4, every 8 up to 248, every 16 from 256.
 
     The largest is at most twice max_num_seqs, at most 512 and at most max_num_batched_tokens. Source: vLLM 0.19.0
-    config/vllm.py:1399-1444, the same in 0.33.0 on GPUs before Blackwell (:2463). Decoding has at most max_num_seqs
-    tokens. Logs confirm it: 51 and 35 for 256 sequences, 35 and 19 for 128, 5 and 4 for 8.
+    config/vllm.py:1399-1444, the same in 0.33.0 on GPUs before Blackwell (:2463).
     """
     most = min(max_num_seqs * 2, 512, max_num_batched_tokens)
-    sizes = [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if size <= most]
-    return Captures(len(sizes), len([size for size in sizes if size <= max_num_seqs]), sizes[-1] if sizes else 0)
+    return [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if size <= most]
 
 
 def sampler(model: Model, rows: int) -> Uncertain:
@@ -166,8 +148,7 @@ def sampler(model: Model, rows: int) -> Uncertain:
 
     With float32 the model's logits need no copy in fp32, which is 2 bytes less for each.
     """
-    per_logit = plus(SAMPLER_BYTES_PER_LOGIT, -2) if model.dtype == "float32" else SAMPLER_BYTES_PER_LOGIT
-    return scaled(per_logit, rows * model.vocabulary)
+    return (SAMPLER_BYTES_PER_LOGIT + (-2 if model.dtype == "float32" else 0)) * (rows * model.vocabulary)
 
 
 def allocator(model: Model, *, text_only: bool = False) -> Uncertain:
@@ -177,8 +158,7 @@ def allocator(model: Model, *, text_only: bool = False) -> Uncertain:
     """
     if not model.multimodal:
         return ALLOCATOR_BYTES_TEXT
-    figure = ALLOCATOR_BYTES
-    return Uncertain(figure.value, 0.0 if text_only else figure.low, figure.high, figure.source)
+    return replace(ALLOCATOR_BYTES, low=0.0) if text_only else ALLOCATOR_BYTES
 
 
 def _compute_layer_bytes(model: Model, tokens: int, tensor_parallel_size: int, text_only: bool) -> float:
@@ -202,35 +182,18 @@ def count_latent_workspace_tokens(max_model_len: int, max_num_seqs: int, block_t
     return -(-least // block_tokens) * block_tokens
 
 
-def compute_latent_context(model: Model, tokens: int, tensor_parallel_size: int) -> int:
-    """Return the bytes of keys and values of `tokens` of context, for which vLLM's profile makes room; 0 without
-    latent attention. The run with a long context is what takes them later."""
-    if model.latent is None:
-        return 0
-    heads = model.query_heads // tensor_parallel_size
-    return tokens * heads * model.latent.head_size * DTYPE_BYTES.get(model.dtype, 2)
+def compute_latent_context(model: Model, tokens: int, tensor_parallel_size: int) -> tuple[int, int]:
+    """Return the bytes that `tokens` of context take on a GPU while a request with a long one runs; 0 without latent
+    attention.
 
-
-def compute_latent_workspace(model: Model, tokens: int) -> int:
-    """Return the bytes into which `tokens` of context are gathered from the KV cache; 0 without latent attention.
-
-    vLLM takes them on each GPU after it has measured what is left for the KV cache, so they are outside of its share.
+    Those of their keys and values, for which vLLM's profile makes room, and those into which they are gathered from
+    the KV cache. The latter vLLM takes after it has measured what is left for the KV cache, outside of its share.
     """
-    if model.latent is None:
-        return 0
-    return tokens * (model.latent.rank + model.latent.rope_size) * DTYPE_BYTES.get(model.dtype, 2)
-
-
-def describe_extrapolation(gpu_name: str, nvlink: bool, model: Model, sequences: int, tokens: int) -> str:
-    """Return what of an engine lies outside of what the figures were fitted on, as words; empty if nothing does."""
-    outside = [
-        gpu_name or "a GPU whose name is not known" if gpu_name != FITTED_GPU else "",
-        "NVLink" if nvlink else "",
-        f"max_num_seqs {sequences:,}" if sequences > FITTED_SEQUENCES else "",
-        f"max_num_batched_tokens {tokens:,}" if tokens > FITTED_TOKENS else "",
-        f"hidden size {model.hidden_size:,}" if model.hidden_size > FITTED_HIDDEN_SIZE else "",
-    ]
-    return ", ".join(filter(None, outside))
+    latent, width = model.latent, DTYPE_BYTES.get(model.dtype, 2)
+    if latent is None:
+        return 0, 0
+    heads = model.query_heads // tensor_parallel_size
+    return tokens * heads * latent.head_size * width, tokens * (latent.rank + latent.rope_size) * width
 
 
 def activations(
@@ -254,33 +217,28 @@ def activations(
         samples: whether the rank samples; only the last rank of a pipeline does (vLLM 0.19.0
             v1/worker/gpu_model_runner.py:5785).
         tokens: of one batch. Where a layer needs more for them than in the fitted runs, the difference is added.
-        tensor_parallel_size: over which the MLP is divided.
     """
     kept = model.multimodal and text_only and model.family == "gemma4"
-    found = plus(ACTIVATION_BYTES, -GEMMA4_VIDEO_TOKENS * model.hidden_size * 2) if kept else ACTIVATION_BYTES
+    found = ACTIVATION_BYTES + (-GEMMA4_VIDEO_TOKENS * model.hidden_size * 2 if kept else 0)
     beyond = _compute_layer_bytes(model, tokens, tensor_parallel_size, text_only) - FITTED_LAYER_BYTES
     if beyond > 0:
-        found = together(found, scaled(BEYOND_FITTED, beyond))
+        found += BEYOND_FITTED * beyond
     found = _widen(model, found)
-    return together(found, sampler(model, rows)) if samples else found
+    return found + sampler(model, rows) if samples else found
 
 
 def context(ranks: int, gpu_name: str = FITTED_GPU, nvlink: bool = False) -> Uncertain:
-    """Return the bytes of the CUDA context and NCCL's buffers on each GPU of an engine.
+    """Return the bytes of the CUDA context and NCCL's buffers on each GPU of an engine that has `ranks` of them.
 
-    vLLM takes its first snapshot after them (0.19.0 v1/worker/gpu_worker.py:277-283).
-
-    Args:
-        ranks: number of GPUs of the engine.
-        gpu_name: as NVML names it; on another GPU than that of the reference the range is wider.
-        nvlink: whether the GPUs are connected by it.
+    vLLM takes its first snapshot after them (0.19.0 v1/worker/gpu_worker.py:277-283). On another GPU than that of the
+    reference the range is wider.
     """
     found = CONTEXT_BYTES_ALONE
     if ranks > 1:
-        found = together(found, scaled(CONTEXT_BYTES_PER_PEER, ranks - 1))
+        found += CONTEXT_BYTES_PER_PEER * (ranks - 1)
     if gpu_name != FITTED_GPU:
-        found = together(found, CONTEXT_BYTES_ELSEWHERE)
-    return together(found, NVLINK_BYTES) if nvlink and ranks > 1 else found
+        found += CONTEXT_BYTES_ELSEWHERE
+    return found + NVLINK_BYTES if nvlink and ranks > 1 else found
 
 
 def graphs(
@@ -293,73 +251,42 @@ def graphs(
 ) -> Uncertain:
     """Return the bytes that capturing CUDA graphs takes on each GPU; 0 with enforce_eager.
 
-    Each graph has a cost for each of its layers, and all share one pool that is as large as the largest batch needs.
+    There is a graph for each captured size, and another one for those that occur when only decoding, which has at most
+    max_num_seqs tokens. Logs confirm it: 51 and 35 for 256 sequences, 35 and 19 for 128, 5 and 4 for 8. Each graph has
+    a cost for each of its layers, and all share one pool that is as large as the largest batch needs.
 
     Args:
-        max_num_seqs, max_num_batched_tokens: as the release resolves them, see vllm_versions.
         in_budget: whether the release counts graphs inside of gpu_memory_utilization.
     """
     if arguments.enforce_eager:
-        return Uncertain(0.0, 0.0, 0.0, "enforce_eager: none are captured")
-    sizes = captures(max_num_seqs, max_num_batched_tokens)
+        return Uncertain(0.0, 0.0, 0.0)
+    sizes = list_captured_sizes(max_num_seqs, max_num_batched_tokens)
+    captured = len(sizes) + len([size for size in sizes if size <= max_num_seqs])
     layers = -(-len(model.layers) // arguments.pipeline_parallel_size)
     ranks = arguments.tensor_parallel_size * arguments.pipeline_parallel_size
     per_layer = GRAPH_BYTES_PER_LAYER_TENSOR_PARALLEL if arguments.tensor_parallel_size > 1 else GRAPH_BYTES_PER_LAYER
-    pool = scaled(GRAPH_POOL_BYTES_PER_TOKEN_AND_HIDDEN, sizes.largest_tokens * model.hidden_size)
-    found = together(
-        _widen(model, pool),
-        scaled(per_layer, (sizes.piecewise + sizes.full) * layers),
-    )
+    pool = GRAPH_POOL_BYTES_PER_TOKEN_AND_HIDDEN * (max(sizes, default=0) * model.hidden_size)
+    found = _widen(model, pool) + per_layer * (captured * layers)
     if in_budget or ranks > 1:
         return found
     seen = GRAPHS_SEEN_ALONE
-    return Uncertain(
-        found.value * seen.value, found.low * seen.low, found.high * seen.high, f"{found.source}; {seen.source}", True
-    )
+    return Uncertain(found.value * seen.value, found.low * seen.low, found.high * seen.high)
 
 
 def _widen(model: Model, figure: Uncertain) -> Uncertain:
     """Return a figure that was found with two bytes for each element for the model's dtype.
 
-    How much of it is tensors is not known, so the range for float32 begins at the lowest of two bytes.
+    In float32, which nobody measured, it is twice as much. How much of it is tensors is not known, so that range begins
+    at the lowest of two bytes.
     """
     if DTYPE_BYTES.get(model.dtype, 2) == 2:
         return figure
-    source = f"{figure.source}; twice as much in float32, which nobody measured"
-    return Uncertain(figure.value * 2, figure.low, figure.high * 2, source, figure.fitted)
-
-
-NOTHING = Uncertain(0.0, 0.0, 0.0, "nothing is taken")
-
-
-def plus(figure: Uncertain, known: int) -> Uncertain:
-    return Uncertain(figure.value + known, figure.low + known, figure.high + known, figure.source, figure.fitted)
-
-
-def scaled(figure: Uncertain, factor: float) -> Uncertain:
-    return Uncertain(figure.value * factor, figure.low * factor, figure.high * factor, figure.source, figure.fitted)
-
-
-def together(first: Uncertain, second: Uncertain) -> Uncertain:
-    """Return the sum of two figures; the ranges add up too."""
-    return Uncertain(
-        first.value + second.value,
-        first.low + second.low,
-        first.high + second.high,
-        f"{first.source}; {second.source}",
-        first.fitted or second.fitted,
-    )
+    return Uncertain(figure.value * 2, figure.low, figure.high * 2)
 
 
 def observed(observations: Mapping[str, Any], engine: str) -> dict[str, int]:
-    """Return what an operator has observed of an engine: bytes by component.
-
-    Args:
-        observations: plan_observations.
-
-    Raises:
-        ObservationError: if a component is unknown or a value is no number of bytes.
-    """
+    """Return what plan_observations say of an engine: bytes by component. Raises ObservationError if a component is
+    unknown or a value is no number of bytes."""
     given = observations.get(engine, {})
     if not isinstance(given, Mapping):
         raise ObservationError(

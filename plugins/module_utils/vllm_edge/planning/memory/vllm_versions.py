@@ -13,7 +13,6 @@ import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any
 
 from ..contract import Arguments, Attention, Gpu, Model
@@ -23,48 +22,37 @@ class UnknownVersion(ValueError):
     """It is not known how this release of vLLM uses memory."""
 
 
-class TokenRule(StrEnum):
-    """How a release computes the tokens of its log line `GPU KV cache size`."""
-
-    BLOCKS_PER_GROUP = "blocks // groups * smallest block"
-    CONCURRENCY = "maximum concurrency * max_model_len"
-
-
-class SecondRunner(StrEnum):
-    """Which models run in vLLM's second model runner. It overlaps batches in a pipeline, the first one does not."""
-
-    NONE = "none"
-    DENSE = "dense models"
-    ALL = "all models"
-
-
 @dataclass(frozen=True)
 class Behaviour:
-    """How one release uses memory."""
+    """How one release uses memory; the defaults are those of FIRST."""
 
     version: str
+    number: tuple[int, int]
+    """Its major and minor number."""
     graphs_in_budget: bool = False
-    """The estimate for CUDA graphs is subtracted from the budget; otherwise graphs need memory beyond it."""
-    token_rule: TokenRule = TokenRule.BLOCKS_PER_GROUP
-    default_max_num_seqs: int = 256
-    """For an API server on a GPU below 70 GiB; the next field too."""
-    default_max_num_batched_tokens: int = 2048
+    """The estimate for CUDA graphs is subtracted from the budget; otherwise graphs need memory beyond it (0.19.0
+    envs.py:1655, VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS)."""
+    tokens_by_concurrency: bool = False
+    """The log line `GPU KV cache size` has maximum concurrency * max_model_len tokens; otherwise blocks // groups *
+    smallest block (0.19.0 v1/core/kv_cache_utils.py:1287)."""
     batch_holds_multimodal_item: bool = False
     """The default of max_num_batched_tokens is raised to what the largest image or video of the model needs."""
     text_only_needs_no_item: bool = False
     """It is not raised if language_model_only switches images and videos off."""
     batches_widen_window: bool = False
     """A sliding request holds the tokens of every batch in flight, not only of one."""
-    second_runner: SecondRunner = SecondRunner.NONE
-    """It matters only if batches_widen_window is set."""
+    second_runner_has_experts: bool = False
+    """Not only dense models run in vLLM's second model runner, which overlaps batches in a pipeline; the first one does
+    not. It matters only if batches_widen_window is set."""
     null_block_reserved: bool = False
     """The block that is never handed out counts in the check for one request of max_model_len tokens."""
     pads_pages: bool = False
     """A page that does not divide the largest one is padded; otherwise vLLM refuses to start."""
     sliding_block_tokens: int | None = None
     """Block size of sliding layers before pages are made equal; None if it is that of full attention."""
-    scheme_overrides_dtype: bool = False
-    """A kv_cache_scheme of compressed-tensors also replaces an explicit kv_cache_dtype."""
+    scheme_overrides_dtype: bool = True
+    """A kv_cache_scheme of compressed-tensors also replaces an explicit kv_cache_dtype (0.19.0
+    model_executor/layers/attention/attention.py:230)."""
     nvfp4_kv_cache: bool = False
     """ModelOpt's `nvfp4` in a checkpoint becomes an NVFP4 KV cache; otherwise it is ignored."""
 
@@ -79,19 +67,14 @@ class Change:
 
 
 LARGE_GPU_GIB, LARGEST_GPU_GIB = 70, 160
+DEFAULT_MAX_NUM_SEQS, DEFAULT_MAX_NUM_BATCHED_TOKENS = 256, 2048
+"""Of an API server on a GPU below LARGE_GPU_GIB (engine/arg_utils.py:2064-2072, the same until 0.33.0)."""
 FIRST = (0, 19)
 LAST = (0, 33)
 CHANGES = (
-    Change(FIRST, {"graphs_in_budget": False}, "envs.py:1655 (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS)"),
-    Change(FIRST, {"token_rule": TokenRule.BLOCKS_PER_GROUP}, "v1/core/kv_cache_utils.py:1287"),
-    # The lines are the same until 0.33.0.
-    Change(
-        FIRST, {"default_max_num_seqs": 256, "default_max_num_batched_tokens": 2048}, "engine/arg_utils.py:2064-2072"
-    ),
-    Change(FIRST, {"scheme_overrides_dtype": True}, "model_executor/layers/attention/attention.py:230"),
     Change((0, 20), {"graphs_in_budget": True}, "envs.py:1725"),
     Change((0, 20), {"nvfp4_kv_cache": True}, "utils/torch_utils.py:64"),
-    Change((0, 21), {"token_rule": TokenRule.CONCURRENCY}, "v1/core/kv_cache_utils.py:1708"),
+    Change((0, 21), {"tokens_by_concurrency": True}, "v1/core/kv_cache_utils.py:1708"),
     Change((0, 22), {"batch_holds_multimodal_item": True}, "engine/arg_utils.py:2528"),
     Change((0, 22), {"scheme_overrides_dtype": False}, "model_executor/layers/attention/attention.py:238"),
     # FlashAttention, FlashInfer and Triton all lay out their cache so that this applies.
@@ -100,11 +83,11 @@ CHANGES = (
     Change((0, 25), {"sliding_block_tokens": 16}, "model_executor/layers/attention/attention.py:95"),
     Change(
         (0, 26),
-        {"batches_widen_window": True, "second_runner": SecondRunner.DENSE},
+        {"batches_widen_window": True},
         "config/vllm.py:512,525 (max_concurrent_batches, max_in_flight_tokens) and :605",
     ),
     Change((0, 27), {"text_only_needs_no_item": True}, "config/model.py:813"),
-    Change((0, 29), {"second_runner": SecondRunner.ALL}, "config/vllm.py:645"),
+    Change((0, 29), {"second_runner_has_experts": True}, "config/vllm.py:645"),
     Change((0, 29), {"null_block_reserved": True}, "v1/core/kv_cache_utils.py:2316"),
     Change((0, 30), {"sliding_block_tokens": None}, "model_executor/layers/attention/attention.py:648"),
 )
@@ -118,19 +101,16 @@ VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})(?:\.\d{1,9})?(?:[-.+]?[a-z].*)?")
 @functools.cache
 def behaviour(version: str) -> Behaviour:
     """Return how a release of vLLM uses memory. Patch releases behave as their minor release, and releases after
-    LAST as LAST.
+    LAST as LAST. Raises UnknownVersion if it is no release, or one before FIRST.
 
     Args:
         version: as vLLM names itself: `0.19.0`, also with a build suffix, such as `0.32.0+cpu`.
-
-    Raises:
-        UnknownVersion: if it is no release, or one before FIRST.
     """
     number = _parse_release(version)
     if number is None or number < FIRST:
         known = f"{FIRST[0]}.{FIRST[1]} to {LAST[0]}.{LAST[1]}, and newer ones are planned like the last of them"
         raise UnknownVersion(f"how vLLM {version} uses memory is not known; known are the releases {known}")
-    result = Behaviour(version)
+    result = Behaviour(version, number)
     for change in CHANGES:
         if change.since <= number:
             result = replace(result, **change.sets)
@@ -168,7 +148,6 @@ def _parse_release(version: str) -> tuple[int, int] | None:
 
 
 def max_model_len(model: Model, arguments: Arguments) -> int:
-    """Return the tokens of the longest request: the argument, or what vLLM derives from the model."""
     return arguments.max_model_len or derive_default(model)
 
 
@@ -180,13 +159,11 @@ def max_num_batched_tokens(model: Model, arguments: Arguments, version: str) -> 
     release = behaviour(version)
     if arguments.max_num_batched_tokens is not None:
         return arguments.max_num_batched_tokens
-    tokens = arguments.default_max_num_batched_tokens or release.default_max_num_batched_tokens
-    item_must_fit = release.batch_holds_multimodal_item and not (
-        arguments.language_model_only and release.text_only_needs_no_item
-    )
-    if item_must_fit and _attends_to_whole_items(model):
+    tokens = arguments.default_max_num_batched_tokens or DEFAULT_MAX_NUM_BATCHED_TOKENS
+    no_item = arguments.language_model_only and release.text_only_needs_no_item
+    if release.batch_holds_multimodal_item and not no_item and _attends_to_whole_items(model):
         tokens = max(tokens, GEMMA4_VIDEO_TOKENS)
-    sequences = arguments.max_num_seqs or arguments.default_max_num_seqs or release.default_max_num_seqs
+    sequences = arguments.max_num_seqs or arguments.default_max_num_seqs or DEFAULT_MAX_NUM_SEQS
     return min(tokens, sequences * max_model_len(model, arguments))
 
 
@@ -194,7 +171,7 @@ def max_num_seqs(model: Model, arguments: Arguments, version: str) -> int:
     """Return the sequences of one batch. Source: 0.33.0 engine/arg_utils.py:3232."""
     if arguments.max_num_seqs is not None:
         return arguments.max_num_seqs
-    sequences = arguments.default_max_num_seqs or behaviour(version).default_max_num_seqs
+    sequences = arguments.default_max_num_seqs or DEFAULT_MAX_NUM_SEQS
     return min(sequences, max_num_batched_tokens(model, arguments, version))
 
 
@@ -211,10 +188,9 @@ def count_batches_in_flight(model: Model, arguments: Arguments, version: str) ->
     stages = arguments.pipeline_parallel_size
     if arguments.async_scheduling is False:
         return stages
-    dense = model.experts == 0
-    if release.second_runner is SecondRunner.ALL or (release.second_runner is SecondRunner.DENSE and dense):
+    if release.second_runner_has_experts or not model.experts:
         return stages + 1
-    return 2 if stages == 1 else stages
+    return max(2, stages)
 
 
 def _attends_to_whole_items(model: Model) -> bool:

@@ -13,7 +13,7 @@ from ..checkpoint.components import SCALES
 from ..checkpoint.headers import DTYPE_BITS
 from ..contract import Arguments, Component, Model, RankWeights, Sharding
 from .kv_cache import pipeline_stages
-from .vllm_versions import DTYPE_BYTES, max_num_batched_tokens
+from .vllm_versions import DTYPE_BYTES, behaviour, max_num_batched_tokens
 
 VOCABULARY_PADDING = 64
 """Rows of an embedding table are padded to a multiple of this (DEFAULT_VOCAB_PADDING_SIZE,
@@ -49,7 +49,7 @@ class _Stage:
 
     model: Model
     layers: range
-    release: tuple[int, ...]
+    release: tuple[int, int]
     towers: bool
     tied: bool
     """The table of embeddings is also the head."""
@@ -66,10 +66,10 @@ class _Stage:
 def per_rank(model: Model, arguments: Arguments, vllm_version: str = "0.19.0") -> tuple[RankWeights, ...]:
     """Return the weights of one rank of each stage of the pipeline. Ranks of tensor parallelism are alike.
 
-    The result is up to about 0.2 GiB below what vLLM logs, because its allocator rounds up. Releases differ in the two
-    constants above; the default is the release that loads most.
+    The result is up to about 0.2 GiB below what vLLM logs, because its allocator rounds up. The default is the release
+    that loads most.
     """
-    release = tuple(int(part) for part in re.findall(r"\d+", vllm_version)[:2])
+    release = behaviour(vllm_version).number
     loaded = [component for component in model.components if component.sharding is not Sharding.NOT_LOADED]
     tied = not any(_is_head(component) for component in loaded)
     ranks: list[RankWeights] = []
@@ -113,7 +113,6 @@ def _count(component: Component, stage: _Stage) -> int:
 
 
 def _is_on(component: Component, stage: _Stage) -> bool:
-    """Return whether the stage has a component that belongs to no decoder layer."""
     if component.kind == "towers":
         # LLaVA's row between the rows of an image belongs to the model itself.
         everywhere = stage.release < TOWERS_ON_FIRST_STAGE or component.tensor.name == "image_newline"
@@ -126,15 +125,13 @@ def _is_on(component: Component, stage: _Stage) -> bool:
 
 
 def _is_read(component: Component, stage: _Stage) -> bool:
-    """Return whether the stage reads a component: heads, and tables that serve as one, on the last stage, other tables
-    on the first."""
+    # Heads, and tables that serve as one, are read on the last stage, other tables on the first.
     if component.kind != "embeddings":
         return True
     return stage.last if component.read_per_token == 1.0 else stage.first
 
 
 def _compute_bytes_on_rank(component: Component, model: Model, ranks: int) -> int:
-    """Return the bytes of one tensor of a component on one of `ranks` ranks of tensor parallelism."""
     shape, bits = component.tensor.shape, DTYPE_BITS[component.tensor.dtype]
     if component.kind == "experts" and model.quantization.method == "mxfp4":
         return _compute_mxfp4_bytes(component, model, ranks)
@@ -155,7 +152,7 @@ def _compute_bytes_on_rank(component: Component, model: Model, ranks: int) -> in
     return math.ceil(elements * share * bits / 8)
 
 
-def _compute_expert_padding(model: Model, arguments: Arguments, release: tuple[int, ...]) -> Fraction:
+def _compute_expert_padding(model: Model, arguments: Arguments, release: tuple[int, int]) -> Fraction:
     """Return by what factor 4-bit experts grow on a rank because their intermediate size is padded; 1 for others."""
     size = arguments.tensor_parallel_size
     if (
@@ -172,8 +169,8 @@ def _compute_expert_padding(model: Model, arguments: Arguments, release: tuple[i
 
 
 def _is_w8a8(model: Model) -> bool:
-    """Return whether vLLM keeps the scales of the weights in float32, whatever the file has: compressed-tensors with 8
-    bits (model_executor/layers/quantization/compressed_tensors/schemes/compressed_tensors_w8a8_*.py)."""
+    # vLLM keeps the scales of the weights in float32, whatever the file has: compressed-tensors with 8 bits
+    # (model_executor/layers/quantization/compressed_tensors/schemes/compressed_tensors_w8a8_*.py).
     return model.quantization.method == "compressed-tensors" and model.quantization.weight_bits == 8
 
 
@@ -191,17 +188,17 @@ def _compute_mxfp4_bytes(component: Component, model: Model, ranks: int) -> int:
     return model.experts * rows * columns // per_byte
 
 
-def _compute_rope_bytes(model: Model, arguments: Arguments, release: tuple[int, ...]) -> int:
+def _compute_rope_bytes(model: Model, arguments: Arguments, release: tuple[int, int]) -> int:
     """Return the bytes of cos and sin for every position; every rank has them.
 
     In eager mode DeepSeek's are for FlashInfer's kernel, in float32 (rotary_embedding/deepseek_scaling_rope.py; custom
     operators are on unless vLLM compiles, config/vllm.py).
     """
-    rows = model.rope_cache_rows or (model.max_position_embeddings,) * len(model.rope_cache_sizes)
+    elements = [size * rows for size, rows in model.rope_caches]
     if model.family in MROPE_FAMILIES and release < MROPE_ROWS_ONCE:
-        rows = (4 * rows[0], *rows[1:])
+        elements[0] *= 4
     width = 4 if model.rope_float32 or (model.latent and arguments.enforce_eager) else DTYPE_BYTES.get(model.dtype, 2)
-    return sum(size * count * width for size, count in zip(model.rope_cache_sizes, rows, strict=True))
+    return width * sum(elements)
 
 
 def _compute_per_layer_embedding_buffer(model: Model, arguments: Arguments, version: str) -> int:

@@ -356,7 +356,7 @@ def measure(host: HostView, wanted: Generation, *, accept: bool = False) -> Done
     detail = f"{'over' if over else 'within'} budget: {shown}"
     configs = [engine.config for engine in wanted.engines.values()]
     states = {config.engine: host.read_state(config.engine) for config in configs}
-    differences = [row.as_dict() for row in drift.compare_engines(configs, states, rows)]
+    differences = drift.compare(configs, states, rows)
     said, on_drift = drift.sentences(differences), drift.wanted(configs)
     data = {"gpus": rows, "over_budget": over, "drift": differences}
     if said and on_drift == "fail":
