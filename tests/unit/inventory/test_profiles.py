@@ -232,7 +232,6 @@ CASES: list[Case] = [
     one("switch", "settings", {"verify_weights": "ful"}, "verify_weights: 'ful'", "did you mean full?"),
     one("role's variable", "settings", {"vllm_engine_watchdog_s": "soon"}, "'soon' is text", "write a whole number"),
     one("role's variable", "settings", {"vllm_image_pip_source": "indx"}, "did you mean index?"),
-    one("role's variable", "settings", {"vllm_image_pip_source": "controller"}, "no longer possible", "write index"),
     one("role's variable", "settings", {"vllm_image_base_archive_on_host": "yes"}, "write true without quotes"),
     *(
         one("role's variable", "settings", {f"vllm_engine_{name}": value}, f"vllm_engine_{name}", words)

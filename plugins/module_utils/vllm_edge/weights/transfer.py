@@ -30,7 +30,6 @@ from .record import (
     RemoteFile,
     Wanted,
     WeightsError,
-    check_path,
     hash_manifest,
     is_wanted,
 )
@@ -41,11 +40,9 @@ from .survey import Ownership, Survey, list_directories, mismatch, observe, stat
 def select(listing: Listing, repo: str) -> tuple[list[RemoteFile], list[str]]:
     """Divide a listing into the files to download and the paths of those that are left out, both sorted by path.
 
-    Raises WeightsError: a path leaves its directory, or there are no .safetensors files (perhaps only pickles).
+    Raises WeightsError: there are no .safetensors files (perhaps only pickles).
     """
     what = f"{repo} at {listing.commit}"
-    for item in listing.files:
-        check_path(what, item.path)
     taken = sorted((item for item in listing.files if is_wanted(item.path)), key=lambda item: item.path)
     left = sorted(item.path for item in listing.files if not is_wanted(item.path))
     if any(item.path.endswith(".safetensors") for item in taken):
