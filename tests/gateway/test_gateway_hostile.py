@@ -112,22 +112,6 @@ def test_a_port_of_an_engine_leads_to_no_other_engine(gateway: Gateway, key: str
             assert not judge(gateway, key, port="big"), (path, served)
 
 
-@pytest.mark.parametrize(
-    ("key", "path", "status"),
-    [
-        ("all", "/roles/nobody/v1/completions", 404),
-        ("all", "/roles/role_worker/v1/completions", 404),
-        ("part", "/roles/worker/v1/completions", 403),
-        ("part", "/roles/sentry/v1/completions", 200),
-    ],
-)
-def test_the_role_of_a_path(gateway: Gateway, key: str, path: str, status: int) -> None:
-    answer = gateway.ask(write_request({"prompt": "a"}, path, key))
-    assert answer.status == status
-    if status == 404:
-        assert "/roles/sentry/v1" in answer.json["error"]["message"]
-
-
 FOREIGN = {
     "Set-Cookie": "a=b",
     "Alt-Svc": 'h3=":443"',
