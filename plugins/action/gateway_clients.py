@@ -28,7 +28,6 @@ _KEY = re.compile(r"^OPENAI_API_KEY=(vllm-[A-Za-z0-9_-]{43})$", re.MULTILINE)
 
 
 def hash_key(key: str) -> str:
-    """Return what the host knows of a key."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -38,7 +37,6 @@ def compute_end(now: datetime, hours: int) -> datetime:
 
 
 def find_address(text: str) -> str | None:
-    """Return the host in the URL of a client's file; None without one."""
     found = re.search(r"^OPENAI_BASE_URL='?([^'\n]*)", text, re.MULTILINE)
     return urlsplit(found[1]).hostname if found else None
 
@@ -128,7 +126,6 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 new.unlink()
 
     def _new_file(self, client: str) -> Path:
-        """Return where a new key waits until the host knows it."""
         return self._file(client).with_suffix(".env.new")
 
     def _read(self, text: str, now: datetime) -> dict[str, Any]:

@@ -206,7 +206,7 @@ from ..module_utils.vllm_edge.weights.record import (
     hash_manifest,
     load_record,
 )
-from ..module_utils.vllm_edge.weights.sources import HubError, HubSource, Source
+from ..module_utils.vllm_edge.weights.sources import HubError, HubSource
 from ..module_utils.vllm_edge.weights.survey import Ownership, find_ownership_faults
 
 
@@ -281,7 +281,7 @@ class ModelWeights:
             ) from error
         return Ownership(uid, gid)
 
-    def source(self) -> Source:
+    def source(self) -> transfer.Source:
         """Return the source of the files. Restarts the module if only the other interpreter has huggingface_hub."""
         if self.params["source_directory"]:
             return DirectorySource(Path(self.params["source_directory"]))

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from gateway_world import CLIENTS, PATHS, TEMPLATE, Answer, Connection, Gateway, write_request
+from gateway_world import CLIENTS, PATHS, Answer, Connection, Gateway, write_request
 from hostile_requests import BODIES, CASES, MIB, Body, judge, send, send_body
 
 pytestmark = pytest.mark.slow
@@ -166,10 +165,3 @@ def test_the_body_of_a_refused_request_is_not_read_as_a_request(gateway: Gateway
         assert connection.read().status == 0
     connection.close()
     assert len(gateway.engines["mid"].seen) == seen
-
-
-def test_the_configuration_measures_no_body_by_what_has_arrived() -> None:
-    """`req.body_size` is signed, and over HTTP/2 only what has arrived; a body is read for its `model` alone."""
-    text = "".join(path.read_text() for path in TEMPLATE.parent.glob("*.cfg.j2"))
-    assert "body_size" not in text
-    assert re.findall(r"req\.body\b(?!_len)[^']*", text) == ['req.body,json_query("$.model")']

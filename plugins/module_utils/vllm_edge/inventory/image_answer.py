@@ -81,7 +81,6 @@ def read_tests(data: Any) -> dict[str, Any]:
 
 
 def read_record(data: object) -> dict[str, Any]:
-    """Return the record image.json of a host."""
     if not isinstance(data, dict):
         raise ImageAnswerError("it is no JSON object")
     return data

@@ -205,7 +205,6 @@ def _drop_inherited(
 
 
 def find_release(image: Any) -> str:
-    """Return the release of vLLM in the tag of an image, or an empty string."""
     found = _RELEASE.search(image) if isinstance(image, str) else None
     return found.group(1) if found else ""
 

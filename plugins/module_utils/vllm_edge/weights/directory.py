@@ -91,7 +91,6 @@ class DirectorySource:
             raise self._refuse(path, "is no text in UTF-8") from None
 
     def _read_note(self, path: str) -> tuple[str, str] | None:
-        """Return the commit and hash that the hub's client stored when it downloaded the file; None if it did not."""
         found = NOTE.fullmatch(self._read_text(f".cache/huggingface/download/{path}.metadata", NOTE_BYTES) or "")
         return (found[1], found[2]) if found else None
 

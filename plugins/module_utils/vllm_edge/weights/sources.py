@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of weights: their interface, and the Hugging Face hub."""
+"""The Hugging Face hub as the source of weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from ..text import shorten
@@ -38,19 +38,6 @@ class HubError(WeightsError):
         """`passing` is True if another attempt may succeed."""
         super().__init__(text)
         self.passing = passing
-
-
-class Source(Protocol):
-    kind: str
-
-    def listing(self, repo: str, revision: str) -> Listing:
-        """Resolve a branch, tag or commit of `<owner>/<name>` to a commit and list its files. Raises WeightsError."""
-
-    def fetch(self, repo: str, commit: str, item: RemoteFile, staging: Path) -> Path:
-        """Download one file below the staging directory and return its path there, replacing one that exists.
-
-        Raises WeightsError, OSError.
-        """
 
 
 def part_path(staging: Path, item: RemoteFile) -> Path:
@@ -236,7 +223,7 @@ class HubSource:
         return self._utils.http_stream_backoff("GET", url, retry_on_status_codes=429, **options)
 
     def listing(self, repo: str, revision: str) -> Listing:
-        """Query the hub for the commit and its files, with sizes and hashes."""
+        """Resolve a branch, tag or commit to a commit, and list its files. Raises WeightsError."""
         url = f"{self._access['endpoint']}/api/models/{repo}/revision/{quote(revision, safe='')}"
         answer = b""
         with self._explain_errors(repo, revision), self._stream(url, {}, params={"blobs": True}) as response:
@@ -248,10 +235,10 @@ class HubSource:
         return parse_listing(f"{self._access['endpoint']}, asked for {repo} at {revision!r},", answer)
 
     def fetch(self, repo: str, commit: str, item: RemoteFile, staging: Path) -> Path:
-        """Download one file, from where an earlier attempt or run has left it.
+        """Download one file below `staging`, from where an earlier attempt or run has left it.
 
         The part is kept if the download fails, except if the file system is full. Its content is not verified: the
-        caller verifies the whole file.
+        caller verifies the whole file. Raises WeightsError, OSError.
         """
         part = part_path(staging, item)
         part.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..system.files import sync
-from .directory import UnfitDirectory
+from .directory import DirectorySource, UnfitDirectory
 from .progress import Progress, mib
 from .record import (
     PICKLE_SUFFIXES,
@@ -33,8 +33,10 @@ from .record import (
     hash_manifest,
     is_wanted,
 )
-from .sources import Source, part_path
+from .sources import HubSource, part_path
 from .survey import Ownership, Survey, list_directories, mismatch, observe, stat_regular, survey_files, survey_recorded
+
+Source = HubSource | DirectorySource
 
 
 def select(listing: Listing, repo: str) -> tuple[list[RemoteFile], list[str]]:
@@ -129,7 +131,6 @@ def describe_changes(
 
 
 def find_free_bytes(path: Path) -> int:
-    """Return the free space of the file system on which the path is, or would be created."""
     while not path.exists():
         path = path.parent
     found = os.statvfs(path)
