@@ -11,7 +11,7 @@ description:
   - Determines whether C(serving_profile) comes from the inventory or from C(-e), and which profile the inventory names.
     One that is the same in both counts as the inventory's.
   - Fails if a run without C(-e) would replace a profile that was chosen with C(-e) or on the host itself.
-  - Reads one file on the host, without Python. With C(-e serving_profile), also runs C(ansible-inventory --host).
+  - Reads one file on the host, without Python.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:
