@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -74,31 +74,6 @@ def test_nobody_gets_more_beyond_the_first_mib_of_http_2(gateway: Gateway, role:
         (body, sized) for body in BODIES["two readings of one body"] for sized in (True, False) if "~" in body.text
     ]
     wrong = [fault for body, sized in bodies for fault in try_body(gateway, body, "2", "part", role, 1_200_000, sized)]
-    assert not wrong, "\n".join(map(str, wrong))
-
-
-@pytest.fixture
-def revoked(gateway: Gateway) -> Iterator[Gateway]:
-    """The gateway, where one client has no key any more."""
-    rest = CLIENTS.pop("revoked")
-    gateway.commit("clients")
-    judge(gateway, "all")
-    yield gateway
-    CLIENTS["revoked"] = rest
-    gateway.commit("clients")
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("role", ["", "sentry", "worker"])
-@pytest.mark.parametrize("key", ["all", "part", "solo", None, "revoked"])
-@pytest.mark.parametrize("version", ["1.1", "2"])
-def test_every_body_in_every_form(revoked: Gateway, version: str, key: str | None, role: str) -> None:
-    forms = [(0, True), (500_000, True), (1_060_000, True), (1_200_000, True), (25_000_000, True)]
-    forms += [(500_000, False), (1_200_000, False)]
-    wrong = []
-    for body in [one for group in BODIES.values() for one in group]:
-        for size, sized in forms if key in CLIENTS and "~" in body.text else forms[:1]:
-            wrong += try_body(revoked, body, version, key, role, size, sized)
     assert not wrong, "\n".join(map(str, wrong))
 
 

@@ -16,7 +16,7 @@ CHUNK_BYTES = 8 * 1024 * 1024
 """Bytes to read at a time."""
 
 CountBytes = Callable[[int], None]
-"""Is called with the number of bytes of each piece that was hashed."""
+"""Is called with the number of bytes of each piece that was hashed or has arrived."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,17 @@ from .record import (
     is_wanted,
 )
 from .sources import HubSource, part_path
-from .survey import Ownership, Survey, list_directories, mismatch, observe, stat_regular, survey_files, survey_recorded
+from .survey import (
+    CountBytes,
+    Ownership,
+    Survey,
+    list_directories,
+    mismatch,
+    observe,
+    stat_regular,
+    survey_files,
+    survey_recorded,
+)
 
 Source = HubSource | DirectorySource
 
@@ -84,7 +94,7 @@ class Plan:
 
 def plan_recorded(record: Record, progress: Progress, *, full: bool) -> Plan:
     """Plan a run whose weights are recorded; `full` hashes every file. Files to download still need a source."""
-    survey = survey_recorded(record, full=full, progress=progress.count_hashed(record.total_bytes))
+    survey = survey_recorded(record, full=full, progress=progress.count(record.total_bytes))
     return Plan(record.revision, record, survey, record.expected)
 
 
@@ -92,7 +102,7 @@ def plan_listed(wanted: Wanted, record: Record | None, source: Source, progress:
     """Plan a run whose weights are not in the record, by asking the source. Raises WeightsError."""
     listing = source.listing(wanted.repo, wanted.revision)
     files, skipped = select(listing, wanted.repo)
-    survey = survey_files(wanted.path, files, progress.count_hashed(sum(item.size_bytes for item in files)))
+    survey = survey_files(wanted.path, files, progress.count(sum_bytes(files)))
     former = record.files if record is not None and record.path == str(wanted.path) else {}
     obsolete = [name for name in survey.unknown if name in former]
     survey.unknown = [name for name in survey.unknown if name not in former]
@@ -232,14 +242,17 @@ def describe_aftermath(wanted: Wanted, plan: Plan) -> str:
     return " ".join(lines)
 
 
-def _bring_one(source: Source, wanted: Wanted, commit: str, item: RemoteFile, staging: Path) -> tuple[Path, str]:
+def _bring_one(
+    source: Source, wanted: Wanted, commit: str, item: RemoteFile, staging: Path, count: CountBytes
+) -> tuple[Path, str]:
     """Download and verify one file into the staging directory; return its path there and its SHA-256."""
     if list_staged(wanted, commit, [item]):
         sha256, wrong = mismatch(staging / item.path, item)
         if wrong is None:
+            count(item.size_bytes)
             return staging / item.path, sha256
     for _attempt in range(2):
-        arrived = source.fetch(wanted.repo, commit, item, staging)
+        arrived = source.fetch(wanted.repo, commit, item, staging, count)
         sha256, wrong = mismatch(arrived, item)
         if wrong is None:
             return arrived, sha256
@@ -276,14 +289,17 @@ def bring(
     staging.mkdir(parents=True, exist_ok=True)
     staging.parent.chmod(0o700)
     arrived: dict[str, tuple[Path, str]] = {}
+    count = progress.count(sum_bytes(files), lambda: f"{len(arrived)} of {len(files)} files")
+    count(0)
 
     def download(item: RemoteFile) -> None:
-        arrived[item.path] = _bring_one(source, wanted, plan.commit, item, staging)
+        arrived[item.path] = _bring_one(source, wanted, plan.commit, item, staging, count)
 
     try:
-        with progress.watch(staging, files, lambda: len(arrived)), ThreadPoolExecutor(max_workers=workers) as pool:
+        with ThreadPoolExecutor(max_workers=workers) as pool:
             # If one fails, those that have not begun are cancelled.
             list(pool.map(download, files))
+        count(0)
     except UnfitDirectory:
         drop_stale_staging(wanted, keep=None)  # what else came from there is not trusted
         raise
