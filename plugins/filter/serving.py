@@ -35,10 +35,6 @@ def expand_replicas(engines: Any, every: Any, models: Any) -> dict[str, Any]:
     return {"engines": expanded, "profiles": named}
 
 
-def expand_observations(observations: Any, engines: Any) -> Any:
-    return replicas.expand_observations(observations, engines)
-
-
 def plan_profiles(every: Mapping[str, Entry], engines: Mapping[str, Entry], only: str = "") -> dict[str, Any]:
     """Return the profiles, or one of them only, each with its engines as `name_entries` returns them."""
     return {name: {"engines": name_entries(every[name]["engines"], engines)} for name in ([only] if only else every)}
@@ -67,10 +63,6 @@ def list_ports(every: Mapping[str, Entry], engines: Mapping[str, Entry]) -> list
 def list_served_names(every: Mapping[str, Entry], engines: Mapping[str, Entry]) -> list[str]:
     names = {name for profile in every.values() for name in profile["engines"]}
     return sorted({served for name in names for served in engines[name]["served_names"]})
-
-
-def count_places(every: Mapping[str, Entry], engines: Mapping[str, Entry]) -> dict[str, int]:
-    return replicas.count_places(engines, every)
 
 
 def client_models(status: Iterable[Entry], engines: Mapping[str, Entry], url: str, max_tokens: int) -> dict[str, Any]:
@@ -249,10 +241,6 @@ def unit_word(value: object, name: str) -> str:
     return text.replace("%", "%%")
 
 
-def locate_reports(inventory_file: str | None) -> str:
-    return reports.locate(inventory_file)
-
-
 def find_reports_fault(directory: str, sources: Sequence[str]) -> str:
     """Return why this is no directory for reports, by the inventories of the run and Ansible's configuration, or ""."""
     return reports.find_fault(directory, sources, INVENTORY_IGNORE_PATTERNS)
@@ -284,13 +272,13 @@ class FilterModule:
         filters: tuple[Callable[..., Any], ...] = (
             name_entries,
             expand_replicas,
-            expand_observations,
+            replicas.expand_observations,
             plan_profiles,
             read_recorded_facts,
             list_containers,
             list_ports,
             list_served_names,
-            count_places,
+            replicas.count_places,
             client_models,
             describe_gpus,
             add_settings,
@@ -303,7 +291,7 @@ class FilterModule:
             find_release,
             report_engines,
             render_report,
-            locate_reports,
+            reports.locate_reports,
             find_reports_fault,
             find_new_records,
             unit_word,
