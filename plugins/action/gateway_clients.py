@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from shlex import quote
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,13 +24,10 @@ from ..module_utils.vllm_edge.text import nearest, shown
 SETTINGS: dict[str, Any] = {"served_names": [], "requests_per_minute": 600, "streams": 64}
 MARK_S = 300
 """A rotated key ends at a whole five minutes, when vllm-edge-gateway-sync.timer runs."""
-FORMER = Path(__file__).resolve().parents[2] / "reports" / "clients"
-"""Where the files of clients were by default before they were beside the inventory."""
 _KEY = re.compile(r"^OPENAI_API_KEY=(vllm-[A-Za-z0-9_-]{43})$", re.MULTILINE)
 
 
 def hash_key(key: str) -> str:
-    """Return what the host knows of a key."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -41,7 +37,6 @@ def compute_end(now: datetime, hours: int) -> datetime:
 
 
 def find_address(text: str) -> str | None:
-    """Return the host in the URL of a client's file; None without one."""
     found = re.search(r"^OPENAI_BASE_URL='?([^'\n]*)", text, re.MULTILINE)
     return urlsplit(found[1]).hostname if found else None
 
@@ -131,7 +126,6 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 new.unlink()
 
     def _new_file(self, client: str) -> Path:
-        """Return where a new key waits until the host knows it."""
         return self._file(client).with_suffix(".env.new")
 
     def _read(self, text: str, now: datetime) -> dict[str, Any]:
@@ -192,9 +186,6 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             )
         key = new or (found[1] if found else "")
         if hash_key(key) not in known:
-            former = FORMER / file.name
-            if former.exists() and known & {hash_key(one) for one in _KEY.findall(former.read_text(encoding="utf-8"))}:
-                return f"The key of {client} is still in the former place: mv {quote(str(former))} {quote(str(file))}"
             return f"The key of {client} is not in {file}; if nobody has it, `-e rotate={client}` makes a new one."
         text = "\n".join([*lines, f"OPENAI_API_KEY={key}", ""])
         if text != before:

@@ -3,23 +3,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shlex
-import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ansible.context import CLIARGS
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
-from ansible.template import trust_as_template
-from ansible.utils.display import Display
 from ansible.utils.vars import load_extra_vars
 
 VARIABLE = "serving_profile"
-LIMIT_S = 60
-"""Reading the inventory takes about a second, and longer if it asks a cloud."""
 CHOSEN = {"-e": "with -e", "host": "on the host itself"}
 
 
@@ -40,7 +34,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         profile = options["profile"]
         given = VARIABLE in load_extra_vars(self._loader)
         host = str(variables.get("inventory_hostname", ""))
-        says = self._read_inventory(host, variables) if given else profile
+        says = self._read_inventory(host) if given else profile
         result: dict[str, Any] = {
             "changed": False,
             "origin": "-e" if given and says != profile else "inventory",
@@ -53,35 +47,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         reason = None if given else refusal(host, profile, committed(read["stdout"]))
         return result | ({"failed": True, "msg": reason} if reason else {})
 
-    def _read_inventory(self, host: str, variables: Mapping[str, Any]) -> str | None:
-        """Return the variable without extra variables. None if the inventory sets no text, or cannot be read."""
-        command = [sys.executable, "-m", "ansible", "inventory", "--host", host]
-        command += [f"--playbook-dir={variables['playbook_dir']}"]
-        command += [f"--inventory={source}" for source in variables["ansible_inventory_sources"]]
-        command += [f"--vault-id={name}" for name in CLIARGS.get("vault_ids") or ()]
-        command += [f"--vault-password-file={path}" for path in CLIARGS.get("vault_password_files") or ()]
+    def _read_inventory(self, host: str) -> str | None:
+        """Return the variable as it is without `-e`. None if the inventory sets no text, or cannot be read."""
+        manager = copy.copy(self._task.get_variable_manager())
+        manager._extra_vars = {name: value for name, value in manager.extra_vars.items() if name != VARIABLE}
+        others = manager.get_vars(host=manager._inventory.get_host(host), include_hostvars=False)
         try:
-            # In a session of its own it has no terminal, on which it would ask for the password of a vault again.
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=LIMIT_S,
-                start_new_session=True,
-            )
-            if done.returncode != 0:
-                raise ValueError(done.stderr.strip())
-            value = json.loads(done.stdout).get(VARIABLE)
-        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-            Display().warning(f"{VARIABLE} of {host} in the inventory is not known: {error}")
+            value = self._templar.copy_with_new_env(available_variables=others).template(others.get(VARIABLE))
+        except AnsibleError:
             return None
-        if isinstance(value, str) and "{" in value:
-            others = {name: variables[name] for name in variables if name != VARIABLE}
-            try:
-                value = self._templar.copy_with_new_env(available_variables=others).template(trust_as_template(value))
-            except AnsibleError:
-                return None
         return value if isinstance(value, str) else None
 
 

@@ -21,6 +21,7 @@ from ..module_utils.vllm_edge import text
 from ..module_utils.vllm_edge.gateway.names import backend_name
 from ..module_utils.vllm_edge.inventory import profiles, replicas, reports
 from ..module_utils.vllm_edge.inventory.replicas import count_places, expand_observations  # noqa: F401 filters
+from ..module_utils.vllm_edge.inventory.reports import locate_reports  # noqa: F401 filters
 from ..module_utils.vllm_edge.planning.checkpoint import recording
 from ..module_utils.vllm_edge.planning.checkpoint.headers import FactsError
 
@@ -217,10 +218,6 @@ def unit_word(value: object, name: str) -> str:
             "write a word of letters, digits and / @ : . _ + -"
         )
     return word.replace("%", "%%")
-
-
-def locate_reports(inventory_file: str | None) -> str:
-    return reports.locate(inventory_file)
 
 
 def find_reports_fault(directory: str, sources: Sequence[str]) -> str:

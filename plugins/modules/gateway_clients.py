@@ -10,9 +10,7 @@ version_added: "0.2.0"
 description:
   - Makes a key of 256 random bits on the controller for each client that has none, and writes it into
     C(<host>-<client>.env.new) in O(directory), mode 0600. Returns what the host may know, the SHA-256 of each key.
-  - When the host knows the key, a task with O(settle) moves the file to C(<host>-<client>.env). Where a run ended
-    between the two, the next one moves or removes the file first, so that no valid key is lost.
-  - Keys are in no output and no result. Connects to no host.
+  - When the host knows the key, a task with O(settle), or the next run, moves the file to C(<host>-<client>.env).
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
@@ -32,9 +30,7 @@ options:
     type: str
     default: ''
   declared:
-    description: >-
-      Clients by name, each with C(served_names), C(requests_per_minute) and C(streams). If it is empty, and the host
-      has no C(clients.json), the client C(default) is made.
+    description: Clients by name, as in C(serving_clients). If a host never had any, the client C(default) is made.
     type: dict
     default: {}
   environment:

@@ -9,17 +9,15 @@ module: model_weights
 short_description: Manage the weights of a model
 version_added: "0.1.0"
 description:
-  - Keeps a directory identical to one commit of a model repository. Every file is verified by its hash after it was
-    downloaded, and again if it changed. A run that finds all files as its record has them needs no network. A branch or
-    tag is resolved to a commit once, which later runs use.
+  - Keeps a directory identical to one commit of a model repository, each file verified by its hash. A run that finds
+    all files as its record has them needs no network. A branch or tag is resolved to a commit once.
   - Only files that vLLM reads are downloaded (C(.safetensors), C(.json), C(.txt), C(.model), C(.jinja), C(.md)), and
     never pickles. Files of others are kept, with a warning.
-  - Missing and damaged files come to C(.incoming) on the same file system, and replace the old ones when all of them
-    are verified. A failed run replaces and deletes nothing; the next one downloads only what has not arrived yet.
+  - Files come to C(.incoming) on the same file system, and replace the old ones when all of them are verified. A failed
+    run replaces and deletes nothing; the next one downloads only what has not arrived yet.
   - After a broken connection or an error that may be temporary (HTTP 408, 500, 502, 503, 504) a download goes on where
-    it stopped, after pauses of 1, 2, 5 and 10 seconds, which begin anew when at least 256 KiB have arrived. If the rate
-    is limited (HTTP 429), it waits as long as the hub says. Then the module fails.
-  - Only one run per model is possible at a time. A second one fails.
+    it stopped, after pauses of 1, 2, 5 and 10 seconds. If the rate is limited (HTTP 429), it waits as the hub says.
+  - A second run for the same model at the same time fails.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
@@ -54,13 +52,11 @@ options:
     type: str
     default: https://huggingface.co
   token:
-    description: Token for gated or private repositories. It is only sent to O(endpoint), which must be an https address
-      or the host itself. In an asynchronous task use O(secrets_path).
+    description: Token for O(endpoint), an https address or the host itself. An asynchronous task uses O(secrets_path).
     type: str
   secrets_path:
-    description: File, C(*.secrets) of mode 0600, with a JSON object whose keys V(token) and V(endpoint) take precedence
-      over the options, and whose key V(environment) has environment variables of the download, such as C(HTTPS_PROXY).
-      The module removes it when it has read it.
+    description: File, C(*.secrets) of mode 0600, with V(token), V(endpoint) and V(environment) (such as C(HTTPS_PROXY))
+      of the download as a JSON object. The module removes it when it has read it.
     type: path
   manifest_sha256:
     description: RV(manifest_sha256) that the files must have. It is compared before files are put in place.
@@ -210,7 +206,7 @@ from ..module_utils.vllm_edge.weights.record import (
     hash_manifest,
     load_record,
 )
-from ..module_utils.vllm_edge.weights.sources import HubError, HubSource, Source
+from ..module_utils.vllm_edge.weights.sources import HubError, HubSource
 from ..module_utils.vllm_edge.weights.survey import Ownership, find_ownership_faults
 
 
@@ -285,7 +281,7 @@ class ModelWeights:
             ) from error
         return Ownership(uid, gid)
 
-    def source(self) -> Source:
+    def source(self) -> transfer.Source:
         """Return the source of the files. Restarts the module if only the other interpreter has huggingface_hub."""
         if self.params["source_directory"]:
             return DirectorySource(Path(self.params["source_directory"]))

@@ -68,10 +68,10 @@ why:
   type: str
   returned: with O(state=known) and O(state=alone)
 removed:
-  description: Paths that were (or would be) removed. Directories end with C(/).
+  description: Paths that were (or would be) removed, with V(known) by a task with V(alone). Directories end with C(/).
   type: list
   elements: str
-  returned: with O(state=alone)
+  returned: with O(state=known) and O(state=alone)
 """
 
 import os
@@ -118,9 +118,10 @@ def main() -> None:
             module.exit_json(**make_current(releases, module))
         wanted = releases.wanted(module.params["name"])
         known = {"path": str(wanted.path), "whole": wanted.whole, "current": wanted.current, "why": wanted.why}
-        if module.params["state"] == "known":
-            module.exit_json(changed=False, **known)
-        removed = releases.remove_others(wanted.path, apply=not module.check_mode)
+        only_known = module.params["state"] == "known"
+        removed = releases.remove_others(wanted.path, apply=not (only_known or module.check_mode))
+        if only_known:
+            module.exit_json(changed=False, removed=removed, **known)
     except Busy as busy:
         module.fail_json(msg=f"The program below {prefix} was not replaced by its new release, which is built. {busy}")
     except (OSError, subprocess.CalledProcessError) as error:

@@ -9,14 +9,9 @@ short_description: Check variables for mistakes and contradictions
 version_added: "0.1.0"
 description:
   - Checks the profiles, engines and models of an inventory, what it declares about the host, and the names of all
-    variables. Every name must be known to a role or to C(group_vars/all).
-  - Reads only the variables of the host and files of the project, and runs on the controller before any host is
-    changed.
+    variables. What depends on the host is only checked for the chosen profile.
   - Fails with all mistakes at once. Each names the variable, its value, the reason and a correction.
-  - What is wrong in any case is reported for all entries. What depends on the host is only checked for the chosen
-    profile.
-  - Arguments of vLLM are compared with those that were recorded for one release. If C(vllm_image_base) contains another
-    release, an argument that is not recorded is a warning.
+  - If C(vllm_image_base) has a release of vLLM that is not recorded, an argument that is not known is a warning.
   - Values that depend on facts or results that do not exist yet are left out; the roles validate them.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only

@@ -9,11 +9,9 @@ short_description: Check who chose the profile of this run
 version_added: "0.1.0"
 description:
   - Determines whether C(serving_profile) comes from the inventory or from C(-e), and which profile the inventory names.
-  - A profile that is given with C(-e) and is the same as in the inventory counts as the inventory's.
-  - Fails if a run without C(-e) would replace a profile that was chosen with C(-e) or on the host itself. The message
-    names both ways to continue. A host on which no profile was committed yet passes.
-  - Reads one file on the host, without Python. With C(-e serving_profile), also runs C(ansible-inventory --host) on the
-    controller, which does not know C(-e).
+    One that is the same in both counts as the inventory's.
+  - Fails if a run without C(-e) would replace a profile that was chosen with C(-e) or on the host itself.
+  - Reads one file on the host, without Python.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:

@@ -183,22 +183,6 @@ def test_a_worker_that_hangs_is_replaced_and_ended_for_a_revocation(
     assert report.warnings == () and host.ask("all") == 401
 
 
-@pytest.mark.thorough
-def test_what_changes_during_a_reload_reaches_the_new_worker(host: Host, admin: Worker) -> None:
-    clients = json.loads((host.gateway.etc / "clients.json").read_text())
-    for number in range(12):
-        (worker,) = wait_until(lambda: (found := host.gateway.get_workers()) and found[1:] == [] and found)
-        key = f"vllm-{f'd{number}':x<43}"
-        clients[f"c{number}"] = {"keys": [{"sha256": hashlib.sha256(key.encode()).hexdigest()}]}
-        (host.gateway.etc / "clients.json").write_text(json.dumps(clients))
-        assert host.gateway.process
-        host.gateway.process.send_signal(signal.SIGUSR2)
-        time.sleep(number % 4 * 0.03)
-        assert host.sync().warnings == ()
-        wait_until(lambda worker=worker: worker not in host.gateway.get_workers())
-        assert host.ask(key) == 200, number
-
-
 def test_a_name_without_an_engine_is_down(host: Host, admin: Worker) -> None:
     def state() -> str:
         gateway = describe_gateway(host.paths, {"ActiveState": "active"})

@@ -162,12 +162,6 @@ def test_the_log_is_json_without_keys_and_prompts(gateway: Gateway) -> None:
     assert "my prompt" not in text and key not in text
 
 
-def test_every_name_has_a_backend_of_its_own(gateway: Gateway) -> None:
-    known = gateway.command("show backend")
-    for name in gateway.variables["serving_gateway_names"]:
-        assert f"role_{name_backend(name)}\n" in known
-
-
 def test_the_path_may_name_the_role(gateway: Gateway) -> None:
     text = {"messages": [{"role": "user", "content": "x" * 2_000_000}], "model": "architect"}
     late = gateway.ask(write_request(text))

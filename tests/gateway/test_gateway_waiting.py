@@ -214,6 +214,5 @@ def test_chunks_of_a_stream_are_not_held_back(roles: Gateway, pool: ThreadPoolEx
     running = [pool.submit(measure) for _ in range(10)]
     late = sorted(one for answer in running for one in answer.result(20))
     assert len(late) == 400
-    # If they were held back until the end of a stream, half of them would be a second late. Milliseconds are measured
-    # by test_gateway_load.py, with nothing beside it.
+    # If they were held back until the end of a stream, half of them would be a second late.
     assert late[200] < 0.25

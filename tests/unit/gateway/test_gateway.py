@@ -406,11 +406,9 @@ CLIENT = CLIENTS["default"]
         ([], "a JSON object is expected"),
         ({"Robot": CLIENT}, "a name is of small letters"),
         ({"a": {}}, "has no keys"),
-        ({"a": {"keys": [{"sha256": "A" * 64}]}}, "is no SHA-256"),
         ({"a": {"keys": [{"sha256": f"{KEY}\n"}]}}, "is no SHA-256"),
         ({"a": CLIENT, "b": CLIENT}, "have the same key"),
         ({"a": {**CLIENT, "streams": -1}}, "a number from 0"),
-        ({"a": {**CLIENT, "streams": "64"}}, "streams is '64'"),
         ({"a": {"keys": [{"sha256": KEY, "until": "2026-11-01"}]}}, "write 2026-11-23T09:30:00Z"),
         ({"a": {"keys": [{"sha256": KEY, "until": "x" * 2_000_000}]}}, "longer than"),
     ],
@@ -475,7 +473,7 @@ def test_the_phase_of_a_switch_is_published(host: Host) -> None:
     assert host.map("state")["switch"] == "null"
 
 
-@pytest.mark.parametrize("size", [1, 7_000, 9_000])
+@pytest.mark.parametrize("size", [1, 9_000])
 def test_commands_fit_into_the_buffer_of_haproxy(size: int) -> None:
     entries = {f"k{number}": "x" * size for number in range(5)}
     parts = list(split_entries(entries))

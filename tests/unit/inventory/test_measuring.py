@@ -45,7 +45,6 @@ def test_defaults_and_texts_are_taken() -> None:
         ("quality", {"quality_reference_engine": "e4b"}, "'e4b'; no active engine has this name"),
         ("quality", {"quality_reference_chat_template": "/none.jinja"}, "this machine has no such file"),
         ("quality", {"quality_reference_device": "tpu"}, "'tpu'; choose auto"),
-        ("quality", {"quality_reference_tokens": "many"}, "'many'; a whole number from 1 to 9999"),
         ("quality", {"quality_reference_timeout_s": 0}, "0; seconds from 1 to 99999"),
         ("quality", {"quality_reference": "e3b", "quality_reference_engine": "e2b"}, "'e3b'; the models of vllm_mod"),
     ],

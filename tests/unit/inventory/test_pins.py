@@ -27,7 +27,6 @@ PINNED = {
         ({"vllm_image_base_digest": "sha256:1"}, {}, "Debian-13", ["vllm_image_base_digest"]),
         ({"vllm_image_base_digest": "", "vllm_image_base_id": f"sha256:{'a' * 64}"}, {}, "Debian-13", []),
         ({}, {"revision": "main"}, "Debian-13", ["vllm_models.e2b.revision"]),
-        ({}, {"revision": None}, "Debian-13", ["vllm_models.e2b.revision"]),
         ({}, {"revision": "B" * 40}, "Debian-13", ["vllm_models.e2b.revision"]),
         ({DRIVER: None}, {}, "Debian-13", [DRIVER]),
         ({DRIVER: ""}, {}, "Ubuntu-24.04", []),

@@ -10,9 +10,9 @@ from ansible.module_utils.vllm_edge.inventory import reports
 
 def test_each_inventory_has_a_directory_of_its_own() -> None:
     files = ["/site/hosts.yml", "/site/prod.yml", "/site/staging.yml", "/site/prod.ini", "/lab/hosts.yml"]
-    places = [reports.locate(file) for file in files]
+    places = [reports.locate_reports(file) for file in files]
     assert places[:2] == ["/site/reports", "/site/reports/prod.yml"] and len({*places}) == len(places)
-    assert [reports.locate(given) for given in ("gpu1,", "", None)] == [""] * 3
+    assert [reports.locate_reports(given) for given in ("gpu1,", "", None)] == [""] * 3
 
 
 def test_a_place_where_keys_are_lost_or_read_is_refused(tmp_path: Path) -> None:

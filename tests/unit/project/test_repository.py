@@ -29,11 +29,7 @@ ABOVE = {
 """Modules that import more than the lowest layers of the package, and why they may."""
 WRITERS = ("ansible.builtin.copy", "ansible.builtin.file", "ansible.builtin.template", "community.general.archive")
 PRIVATE = ("0600", "0700", "u+rwx", "u=rwX,go=")
-OF_THE_REPOSITORY = {
-    "Write the recorded facts",
-    "Create the directory of the inventory's facts",
-    "Write the facts into the inventory",
-}
+OF_THE_REPOSITORY = {"Create the directory of the inventory's facts", "Write the facts"}
 """Files of the project itself or of an inventory, as git keeps them: shapes of published checkpoints."""
 
 

@@ -161,8 +161,10 @@ def test_each_stage_validates_first_and_once(tmp_path: Path) -> None:
             assert first["ansible.builtin.include_tasks"] == "tasks/earlier_stages.yml"
             assert first["when"].startswith("serving_validated is not defined or ")
             (first, *_) = yaml.safe_load((ROOT / "playbooks/tasks/earlier_stages.yml").read_text())
-        assert first["ansible.builtin.include_tasks"]["file"].removeprefix("tasks/") == "validate.yml"
-        assert first["when"] == "serving_validated is not defined"
+        assert first["ansible.builtin.import_tasks"].removeprefix("tasks/") == "validated.yml"
+    (once,) = yaml.safe_load((ROOT / "playbooks/tasks/validated.yml").read_text())
+    assert once["ansible.builtin.include_tasks"]["file"] == "validate.yml"
+    assert once["when"] == "serving_validated is not defined"
     (*_, last) = yaml.safe_load((ROOT / "playbooks/tasks/validate.yml").read_text())
     assert last["register"] == "serving_validated"
     done = play(tmp_path, {"nobody": ODD}, "playbooks/host.yml", "--diff", "--check")

@@ -36,7 +36,6 @@ def act(tmp_path: Path, load_module: Callable[..., Any]) -> Act:
     With `cut` the run ends before the host has clients.json.
     """
     plugin = load_module("gateway_clients", "action")
-    plugin.FORMER = tmp_path / "former"
 
     def run(
         on_host: str = "", *, check: bool = False, cut: bool = False, host: str = "box", **options: Any
@@ -82,7 +81,7 @@ def test_a_client_gets_a_key_once_and_a_lost_one_is_told_with_a_way_out(act: Act
     assert again["changed"] is False and "`-e rotate=default` makes a new one" in again["notes"][0]
 
 
-def test_a_key_is_neither_overwritten_nor_lost_between_two_places(act: Act, tmp_path: Path) -> None:
+def test_a_key_of_another_host_is_not_overwritten(act: Act) -> None:
     first = act(environment={"OPENAI_BASE_URL": "https://prod:8443/v1"})
     file = Path(first["files"]["default"])
     with pytest.raises(AnsibleActionFail, match=r"a key for prod that box \(staging\) does not know: .* Set another"):
@@ -91,10 +90,6 @@ def test_a_key_is_neither_overwritten_nor_lost_between_two_places(act: Act, tmp_
     assert list_hashes(first, "default") == [sha256(key)]
     moved = act(first["content"], environment={"OPENAI_BASE_URL": "https://prod.example:8443/v1"})
     assert moved["changed"] and read_key(str(file)) == key
-    former = tmp_path / "former" / file.name
-    former.parent.mkdir()
-    file.rename(former)
-    assert act(first["content"])["notes"] == [f"The key of default is still in the former place: mv {former} {file}"]
 
 
 def test_the_file_of_a_client_is_read_by_a_shell(act: Act) -> None:

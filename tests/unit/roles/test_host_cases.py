@@ -15,13 +15,12 @@ def facts(name: str, version: str, family: str, minor: int, service_mgr: str = "
 
 
 STATES = [
-    Case("a host that can serve", "validate"),
     Case("Debian 12", "validate", facts=facts("Debian", "12.11", "Debian", 11)),
     Case(
         "host of the RHEL family",
         "validate",
-        ("localhost runs Rocky 9.4 with Python 3.9 under systemd. vllm-edge needs Debian 12", "nothing was changed."),
-        facts=facts("Rocky", "9.4", "RedHat", 9),
+        ("localhost runs Rocky 10.0 with Python 3.12 under systemd. vllm-edge needs Debian 12", "nothing was changed."),
+        facts=facts("Rocky", "10.0", "RedHat", 12),
     ),
     Case(
         "Python that is too old",

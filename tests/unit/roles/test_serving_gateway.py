@@ -77,7 +77,6 @@ class Host:
             "serving_gateway_replicas": {"worker": 2},
             "serving_gateway_roles": ["sentry"],
             "__serving_gateway_units_directory": str(self.root / "units"),
-            "__serving_gateway_master": str(self.root / "packages"),
             "__serving_gateway_group": grp.getgrgid(os.getgid()).gr_name,
         }
         return Run([point], check, variables | more)

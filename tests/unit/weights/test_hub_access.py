@@ -29,14 +29,11 @@ PLAIN, NO_ADDRESS = "is not encrypted, and", "is no address of a hub"
     [
         ("https://huggingface.co", True, ""),
         ("HTTPS://mirror.example:8443/hf/", True, ""),
-        ("https://user:password@mirror.example", False, ""),
         ("http://mirror.example", False, ""),
-        ("http://localhost:8080", True, ""),
         ("http://127.9.9.9", True, ""),
         ("http://[::1]:80", True, ""),
         ("http://mirror.example", True, PLAIN),
         ("http://user:password@mirror.example", False, PLAIN),
-        ("http://10.0.0.1", True, PLAIN),
         ("http://127.0.0.1.example", True, PLAIN),
         ("http://127.0.0.1@mirror.example", True, PLAIN),
         ("http://127.1", True, PLAIN),
@@ -45,11 +42,9 @@ PLAIN, NO_ADDRESS = "is not encrypted, and", "is no address of a hub"
         ("http://localhost#@mirror.example", True, NO_ADDRESS),
         ("https://mirror.example/\r\nX: y", False, NO_ADDRESS),
         ("https://m\u0456rror.example", False, NO_ADDRESS),
-        ("https://mirror.example:99999", False, NO_ADDRESS),
         ("https://[::1", False, NO_ADDRESS),
         ("https://", False, NO_ADDRESS),
         ("ftp://mirror.example", False, NO_ADDRESS),
-        ("mirror.example", False, NO_ADDRESS),
         (["https://huggingface.co"], False, NO_ADDRESS),
     ],
 )
@@ -79,14 +74,11 @@ def link(path: Path) -> None:
 TOKEN_FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "readable for the group": (lambda path: write(path, mode=0o640), "`chmod 0600 "),
     "readable for all": (lambda path: write(path, mode=0o604), "mode 0604, so others may read the token"),
-    "writable for others": (lambda path: write(path, mode=0o602), "`chmod 0600 "),
     "link": (link, "/real."),
     "absent": (lambda path: None, "No such file or directory"),
-    "directory": (lambda path: path.mkdir(), "is not a regular file"),
     "FIFO": (lambda path: os.mkfifo(path, 0o600), "is not a regular file"),
     "empty": (lambda path: write(path, b" \n"), "is empty"),
     "two lines": (lambda path: write(path, b"hf_secret\nhf_secret"), "is no token"),
-    "NUL": (lambda path: write(path, b"hf_\0secret"), "is no token"),
     "UTF-16": (lambda path: write(path, "hf_secret".encode("utf-16")), "is no token"),
     "long": (lambda path: write(path, b"hf_secret" * 10_000), "is no token"),
 }
@@ -124,10 +116,8 @@ def test_all_mistakes_are_found_at_once_and_say_no_secret(tmp_path: Path) -> Non
     [
         ([], "no JSON object"),
         ({"token": 7}, "no JSON object"),
-        ({"environment": []}, "no JSON object"),
         ({"environment": {"A B": "x"}}, "'A B' is not the name"),
         ({"environment": {"A": ["x"]}}, "'A' has a value that is no text"),
-        ({"environment": {"A": True}}, "'A' has a value that is no text"),
         ({"environment": {"A": "x\0"}}, "'A' has a value that is no text"),
         ({"environment": {"HF_TOKEN": "hf_secret"}}, "give the token by model_weights_token"),
         ({"environment": {"https_proxy": "proxy:3128"}}, "is no address of a proxy"),
@@ -209,9 +199,8 @@ def test_redirect_to_another_port_carries_no_token(weights: Run, hub: TestHub, l
     assert weights(endpoint=hub.endpoint, token="hf_secret", verify="full", path=str(hub.root / "else"))["rc"] == 1
 
 
-@pytest.mark.parametrize("location", ["file:///etc/passwd", "gopher://127.0.0.1/", "ftp://127.0.0.1"])
-def test_redirect_to_another_scheme_is_refused(weights: Run, listener: Listener, location: str) -> None:
-    result = weights(endpoint=listener(location)[0])
+def test_redirect_to_another_scheme_is_refused(weights: Run, listener: Listener) -> None:
+    result = weights(endpoint=listener("file:///etc/passwd")[0])
     assert result["rc"] == 1 and "unsupported protocol" in result["msg"], result
 
 

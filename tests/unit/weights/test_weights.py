@@ -25,12 +25,8 @@ def test_selection_takes_what_vllm_reads() -> None:
     )
     assert [item.path for item in taken] == ["b/model.safetensors", "chat_template.jinja", "tokenizer.model"]
     assert left == [".git/x.json", "pic.png", "x.bin"]
-    for refused, why in (
-        (("model.safetensors", "a/../../x.json"), "leaves its dir"),
-        (["README.md"], r"no \.safetensors"),
-    ):
-        with pytest.raises(weights_record.WeightsError, match=why):
-            transfer.select(listing(*refused), "o/n")
+    with pytest.raises(weights_record.WeightsError, match=r"no \.safetensors"):
+        transfer.select(listing("README.md"), "o/n")
 
 
 @pytest.mark.slow
@@ -59,9 +55,6 @@ def record(**changed: object) -> weights_record.Record:
 
 def test_record_comes_back_as_it_was_written() -> None:
     assert weights_record.parse_record(record().to_json()) == record()
-    digest = '"digest": {"algorithm": "git-sha1", "value": "1"}'
-    earlier = record().to_json().replace('"inode": 6,', f'"inode": 6, {digest},')
-    assert "digest" in earlier and weights_record.parse_record(earlier) == record(), "as an earlier release wrote it"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +75,6 @@ def test_manifest_goes_by_names_and_contents_alone() -> None:
 @pytest.mark.parametrize(
     ("status", "code", "has_token", "text"),
     [
-        (403, "GatedRepo", True, "The account of the token that was given has no access"),
         (401, None, False, "there is no such repository, or it is private or gated"),
         (429, None, False, "limits the rate"),
     ],

@@ -82,7 +82,6 @@ class Worker:
         return {words[1]: words[2] if len(words) > 2 else "" for words in lines if len(words) > 1}
 
     def replace_map(self, path: Path, entries: Mapping[str, str]) -> None:
-        """Replace all entries of a map at once. Raises GatewayDown, GatewayRefused."""
         version = self._order(f"prepare map {path}", r"New version created: (\d+)")[1]
         for chunk in split_entries(entries):
             self._order(f"add map @{version} {path} <<\n{chunk}")
@@ -102,7 +101,6 @@ class Worker:
         }
 
     def set_away(self, link: str, away: bool) -> None:
-        """Take the server of a link away, or bring it back. Raises GatewayDown, GatewayRefused."""
         self._order(f"set server {name_server(link)} state {'maint' if away else 'ready'}")
 
 

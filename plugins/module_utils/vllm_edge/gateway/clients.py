@@ -37,7 +37,6 @@ class Key:
     until: str | None = None
 
     def valid(self, now: str) -> bool:
-        """Return whether the key counts at a time that `stamp` formatted."""
         return self.until is None or self.until > now
 
 

@@ -85,7 +85,6 @@ def describe_gateway(paths: HostPaths, unit: Mapping[str, str], proxy: HAProxy |
 
 
 def _judge_role(name: str, row: Sequence[str], servers: Mapping[str, Server] | None) -> str:
-    """Return the state of a served name, from its entry in models.map and HAProxy's servers."""
     links = [name_link(name, place) for place in range(len(row[1].split(",")))]
     mine = [servers[link] for link in links if link in servers] if servers is not None else []
     if not mine:  # HAProxy does not answer, or its configuration is from before the name; the doctor says which

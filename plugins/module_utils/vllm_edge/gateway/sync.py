@@ -117,7 +117,6 @@ def _read(path: Path) -> str | None:
 
 
 def _list_links(roles: Path) -> dict[str, str]:
-    """Return the links in the directory of roles, by name; files of others are left out. Raises OSError."""
     try:
         found = [entry for entry in os.scandir(roles) if entry.is_symlink()]
     except FileNotFoundError:
@@ -125,55 +124,49 @@ def _list_links(roles: Path) -> dict[str, str]:
     return {entry.name: os.readlink(entry.path) for entry in found}
 
 
-@dataclass(frozen=True)
-class _Difference:
-    """What has to change in the files: content of maps, and targets of links (None removes one)."""
-
-    files: Mapping[Path, str]
-    links: Mapping[str, str | None]
-
-
-def _compare(paths: HostPaths, maps: Maps, links: Mapping[str, str] | None = None) -> _Difference:
-    """Compare maps and, if they are given, links with what is there. Raises OSError."""
+def _compare(
+    paths: HostPaths, maps: Maps, links: Mapping[str, str] | None = None
+) -> tuple[dict[Path, str], dict[str, str | None]]:
+    """Return the maps that have other content, and the links with another target (None removes one). Raises OSError."""
     texts = {paths.gateway / name: to_text(entries) for name, entries in maps.items()}
     there = _list_links(paths.run / "roles") if links is not None else {}
     wanted: dict[str, str | None] = {**dict.fromkeys(there), **(links or {})}
-    return _Difference(
+    return (
         {path: text for path, text in texts.items() if _read(path) != text},
         {name: target for name, target in wanted.items() if there.get(name) != target},
     )
 
 
-def _write(paths: HostPaths, difference: _Difference) -> None:
+def _write(paths: HostPaths, files: Mapping[Path, str], links: Mapping[str, str | None]) -> None:
     """Write maps and links: stage everything, rename, and remove at last. Raises OSError; then nothing is lost."""
     group = os.stat(paths.gateway).st_gid
     roles = paths.run / "roles"
-    if difference.links and not roles.is_dir():
+    if links and not roles.is_dir():
         roles.mkdir(DIRECTORY_MODE, parents=True)
         if os.geteuid() == 0:
             os.chown(roles, 0, group)
     staged: list[Path] = []
-    directory = os.open(roles, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) if difference.links else -1
+    directory = os.open(roles, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) if links else -1
     try:
-        for path, text in difference.files.items():
+        for path, text in files.items():
             staged.append(make_fresh_name(path))
             write_fresh(path, text, FILE_MODE, group)
-        for name, target in difference.links.items():
+        for name, target in links.items():
             if target is not None:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(f".{name}.new", dir_fd=directory)
                 staged.append(roles / f".{name}.new")
                 os.symlink(target, f".{name}.new", dir_fd=directory)
-        for path in difference.files:
+        for path in files:
             os.rename(make_fresh_name(path), path)
-        for name, target in difference.links.items():
+        for name, target in links.items():
             if target is not None:
                 os.rename(f".{name}.new", name, src_dir_fd=directory, dst_dir_fd=directory)
-        for name, target in difference.links.items():
+        for name, target in links.items():
             if target is None:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=directory)
-        if difference.files:
+        if files:
             sync(paths.gateway)
     except BaseException:
         for path in staged:
@@ -324,16 +317,15 @@ def _apply(paths: HostPaths, look: Callable[[], View | None], check: bool, proxy
 
     def write(maps: Maps, links: Mapping[str, str] | None = None) -> None:
         try:
-            difference = _compare(paths, maps, links)
+            files, moved = _compare(paths, maps, links)
             if not check:
-                _write(paths, difference)
+                _write(paths, files, moved)
         except OSError as error:
             raise GatewayError(
                 f"The gateway's maps and links cannot be {'read' if check else 'written'}: {error}. When the cause is "
                 "gone, 'vllm-edge gateway sync' writes them."
             ) from error
-        changes.extend(path.name for path in difference.files)
-        changes.extend(f"link {name}" for name in difference.links)
+        changes.extend([*(path.name for path in files), *(f"link {name}" for name in moved)])
 
     with contextlib.nullcontext() if check else lock(paths):
         try:
@@ -384,7 +376,7 @@ def publish_phase(paths: HostPaths, phase: str | None) -> None:
         entries = parse_text(_read(path) or "")
         if entries.get("switch") in (None, value):
             return
-        _write(paths, _Difference({path: to_text({**entries, "switch": value})}, {}))
+        _write(paths, {path: to_text({**entries, "switch": value})}, {})
         with contextlib.suppress(GatewayDown, GatewayRefused):
             for worker in open_proxy(paths).list_workers():
                 worker.set_entry(path, "switch", value)

@@ -37,12 +37,7 @@ class Role:
     max_model_len: int | None
 
     @property
-    def target(self) -> str:
-        return ",".join(self.engines)
-
-    @property
     def address(self) -> str:
-        """The path under which it is reached without `model` in the body."""
         return f"/roles/{backend_name(self.name)}/v1"
 
     @property
@@ -137,8 +132,8 @@ def render_models(view: View) -> Maps:
     models = {}
     for role in view.roles:
         words = (
-            *(backend_name(role.name), role.target, role.state, role.name if role.state == "stand-in" else "-"),
-            *(str(role.retry_after_s), str(role.port or "-")),
+            *(backend_name(role.name), ",".join(role.engines), role.state),
+            *(role.name if role.state == "stand-in" else "-", str(role.retry_after_s), str(role.port or "-")),
         )
         models[role.name] = " ".join(words)
         # Its state, and the seconds until it is back, are for HAProxy to say: it knows which engines it reaches.

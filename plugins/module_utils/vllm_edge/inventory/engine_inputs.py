@@ -205,11 +205,11 @@ def find_name_errors(where: str, name: str, what: str) -> Iterator[str]:
 def find_key_errors(where: str, given: Mapping[str, Any], spec: Spec) -> Iterator[str]:
     """Yield missing keys, and values of a wrong type or form. Unknown keys are left to `describe_unknown_key`."""
     for key, option in spec.items():
-        if key not in given:
-            if option.get("required"):
-                yield f"{where}.{key}: is missing; {_describe_expected(key, option)}."
-        else:
-            yield from find_value_errors(f"{where}.{key}", key, given[key], option)
+        rule = option.get("rule", key)
+        if key in given:
+            yield from find_value_errors(f"{where}.{key}", rule, given[key], option)
+        elif option.get("required"):
+            yield f"{where}.{key}: is missing; {_describe_expected(rule, option)}."
 
 
 def describe_unknown_key(where: str, key: str, known: Collection[str]) -> str:

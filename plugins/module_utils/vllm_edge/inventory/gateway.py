@@ -19,16 +19,15 @@ VARIABLES = (
 """Variables of the gateway that are no plain setting."""
 LISTEN_KEYS: Spec = {
     "address": {"type": "str", "required": True},
-    "listen_port": {"type": "int", "required": True},
+    "port": {"type": "int", "required": True, "rule": "listen_port"},
     "tls": {"type": "bool", "required": True},
 }
 CLIENT_KEYS: Spec = {
-    "allowed_names": {"type": "list", "elements": "str"},
+    "served_names": {"type": "list", "elements": "str", "rule": "allowed_names"},
     "requests_per_minute": {"type": "int"},
     "streams": {"type": "int"},
 }
-SPELLED = {"listen_port": "port", "allowed_names": "served_names"}
-"""Keys of the inventory whose rules differ from those of an engine's key of the same name."""
+"""`rule` is the key of FORMS and QUANTITIES where an engine's key of the same name has other rules."""
 
 
 def find_stand_in_errors(engines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -82,15 +81,10 @@ def find_gateway_errors(
 
 
 def _find_keys(where: str, given: Mapping[str, Any], spec: Spec) -> Iterator[str]:
-    known = [SPELLED.get(key, key) for key in spec]
     for key in given:
-        if key not in known:
-            yield describe_unknown_key(where, str(key), known)
-    renamed = {key: given[SPELLED.get(key, key)] for key in spec if SPELLED.get(key, key) in given}
-    for sentence in find_key_errors(where, renamed, spec):
-        for key, spelled in SPELLED.items():
-            sentence = sentence.replace(f"{where}.{key}", f"{where}.{spelled}", 1)
-        yield sentence
+        if key not in spec:
+            yield describe_unknown_key(where, str(key), spec)
+    yield from find_key_errors(where, given, spec)
 
 
 def _find_listen_errors(value: Any, engines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -56,13 +56,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "bench_through": ("engine", "gateway", "both"),
     "bench_gate": ("warn", "fail"),
 }
-FORMER: dict[tuple[str, str], str] = {
-    ("vllm_image_pip_source", "controller"): (
-        "the controller downloads no wheels any more; write index, with vllm_image_pip_index_url for an index that the "
-        "host reaches, or directory, with vllm_image_wheels_directory"
-    ),
-}
-"""Values that an earlier release took, by variable, and what to write now."""
 RESERVED_ENGINE_NAMES = re.compile(r"edge(-.*)?")
 """The project has units of these names: `vllm-edge.target`, `vllm-edge-switch.service`, ..."""
 
@@ -212,7 +205,6 @@ def _drop_inherited(
 
 
 def find_release(image: Any) -> str:
-    """Return the release of vLLM in the tag of an image, or an empty string."""
     found = _RELEASE.search(image) if isinstance(image, str) else None
     return found.group(1) if found else ""
 
@@ -485,8 +477,6 @@ def _find_settings_errors(inventory: Inventory, project: Project) -> Iterator[st
         choices = option.get("choices") or CHOICES.get(name, ())
         if name in project.switches:
             yield from find_switch_errors(name, value, texts=True)
-        elif (name, str(value)) in FORMER:
-            yield f"{name}: {shown(value)} is no longer possible: {FORMER[name, value]}."
         elif choices:
             if value not in choices:
                 yield f"{name}: {describe_invalid_choice(value, choices)}"

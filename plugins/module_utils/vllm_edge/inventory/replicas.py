@@ -120,7 +120,7 @@ def expand_observations(observations: Any, engines: Any) -> Any:
     return expanded | {one: observations[one] for one in expanded if one in observations}
 
 
-def count_places(engines: Mapping[str, Mapping[str, Any]], profiles: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+def count_places(profiles: Mapping[str, Mapping[str, Any]], engines: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
     """Return by served name the most engines that serve it, or stand in for it, at once in any profile, if several."""
     most: Counter[str] = Counter()
     for profile in profiles.values():

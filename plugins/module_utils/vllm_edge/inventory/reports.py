@@ -11,7 +11,7 @@ from pathlib import Path
 NAME = "reports"
 
 
-def locate(inventory_file: str | None) -> str:
+def locate_reports(inventory_file: str | None) -> str:
     """Return the directory beside the inventory file that defines a host; empty if no file does.
 
     Files of other names than hosts.yml may lie side by side and define hosts of one name.

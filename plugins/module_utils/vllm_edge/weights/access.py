@@ -185,7 +185,6 @@ def parse_secrets(data: Any) -> Secrets:
 
 
 def _is_proxy(address: str) -> bool:
-    """Return whether an address is one of a proxy, which may also be SOCKS."""
     return _split(re.sub(r"^socks5h?://", "http://", address)) is not None
 
 

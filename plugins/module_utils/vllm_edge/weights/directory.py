@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from ..text import shown
 from .record import COMMIT, MOST_FILES, Listing, RemoteFile, WeightsError, check_listing, check_path, is_wanted
+from .survey import CountBytes
 
 DEEPEST = 16
 """Directories in each other."""
@@ -91,7 +92,6 @@ class DirectorySource:
             raise self._refuse(path, "is no text in UTF-8") from None
 
     def _read_note(self, path: str) -> tuple[str, str] | None:
-        """Return the commit and hash that the hub's client stored when it downloaded the file; None if it did not."""
         found = NOTE.fullmatch(self._read_text(f".cache/huggingface/download/{path}.metadata", NOTE_BYTES) or "")
         return (found[1], found[2]) if found else None
 
@@ -171,7 +171,7 @@ class DirectorySource:
             )
         return check_listing(f"The source directory {self._directory}", commits.pop(), sorted(files))
 
-    def fetch(self, repo: str, commit: str, item: RemoteFile, staging: Path) -> Path:
+    def fetch(self, repo: str, commit: str, item: RemoteFile, staging: Path, count: CountBytes) -> Path:
         """Copy one file, exactly as many bytes as were listed."""
         target = staging / item.path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -184,6 +184,7 @@ class DirectorySource:
             while left > 0 and (block := source.read(min(left, COPY_BYTES))):
                 copy.write(block)
                 left -= len(block)
+                count(len(block))
             changed = left or source.read(1) or found.st_size != item.size_bytes
         if changed:
             target.unlink()

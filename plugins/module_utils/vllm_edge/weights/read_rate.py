@@ -95,7 +95,6 @@ def _find_place(weights: Path) -> tuple[str, str]:
 
 
 def find_rate(record: Path, weights: Path) -> ReadRate | None:
-    """Return the rate of the disk that holds a model's directory; None if nobody has tried to measure it."""
     try:
         place = _find_place(weights)
     except OSError:

@@ -43,7 +43,6 @@ class RemoteFile:
 
     @property
     def algorithm(self) -> str:
-        """Name of the digest's algorithm, which its length tells."""
         return "git-sha1" if self.digest is not None and COMMIT.fullmatch(self.digest) else "sha256"
 
 
@@ -204,7 +203,6 @@ def parse_record(text: str) -> Record:
 
 
 def load_record(path: Path) -> Record | None:
-    """Return the record in the file; None if there is none or it is damaged. Raises OSError if it cannot be read."""
     try:
         return parse_record(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):

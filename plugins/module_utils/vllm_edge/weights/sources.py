@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of weights: their interface, and the Hugging Face hub."""
+"""The Hugging Face hub as the source of weights."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from ..text import shorten
 from .record import Listing, RemoteFile, WeightsError, check_listing
+from .survey import CountBytes
 
 PAUSES_S = (1.0, 2.0, 5.0, 10.0)
 """Seconds between attempts to download one file; they begin anew when at least PROGRESS_BYTES have arrived."""
@@ -38,19 +39,6 @@ class HubError(WeightsError):
         """`passing` is True if another attempt may succeed."""
         super().__init__(text)
         self.passing = passing
-
-
-class Source(Protocol):
-    kind: str
-
-    def listing(self, repo: str, revision: str) -> Listing:
-        """Resolve a branch, tag or commit of `<owner>/<name>` to a commit and list its files. Raises WeightsError."""
-
-    def fetch(self, repo: str, commit: str, item: RemoteFile, staging: Path) -> Path:
-        """Download one file below the staging directory and return its path there, replacing one that exists.
-
-        Raises WeightsError, OSError.
-        """
 
 
 def part_path(staging: Path, item: RemoteFile) -> Path:
@@ -236,7 +224,7 @@ class HubSource:
         return self._utils.http_stream_backoff("GET", url, retry_on_status_codes=429, **options)
 
     def listing(self, repo: str, revision: str) -> Listing:
-        """Query the hub for the commit and its files, with sizes and hashes."""
+        """Resolve a branch, tag or commit to a commit, and list its files. Raises WeightsError."""
         url = f"{self._access['endpoint']}/api/models/{repo}/revision/{quote(revision, safe='')}"
         answer = b""
         with self._explain_errors(repo, revision), self._stream(url, {}, params={"blobs": True}) as response:
@@ -247,21 +235,22 @@ class HubSource:
                     raise HubError(f"{self._access['endpoint']} lists {repo} in more than {LISTING_BYTES:,} bytes.")
         return parse_listing(f"{self._access['endpoint']}, asked for {repo} at {revision!r},", answer)
 
-    def fetch(self, repo: str, commit: str, item: RemoteFile, staging: Path) -> Path:
-        """Download one file, from where an earlier attempt or run has left it.
+    def fetch(self, repo: str, commit: str, item: RemoteFile, staging: Path, count: CountBytes) -> Path:
+        """Download one file below `staging`, from where an earlier attempt or run has left it.
 
         The part is kept if the download fails, except if the file system is full. Its content is not verified: the
-        caller verifies the whole file.
+        caller verifies the whole file. Raises WeightsError, OSError.
         """
         part = part_path(staging, item)
         part.parent.mkdir(parents=True, exist_ok=True)
         part.touch()
+        count(part.stat().st_size)
         pauses = list(PAUSES_S)
         while True:
             had_bytes = part.stat().st_size
             try:
                 with self._explain_errors(repo, commit, item.path):
-                    self._receive(repo, commit, item, part)
+                    self._receive(repo, commit, item, part, count)
                 return part.replace(staging / item.path)
             except HubError as error:
                 if part.stat().st_size - had_bytes >= PROGRESS_BYTES:
@@ -273,7 +262,7 @@ class HubSource:
                 part.unlink(missing_ok=True)
                 raise
 
-    def _receive(self, repo: str, commit: str, item: RemoteFile, part: Path) -> None:
+    def _receive(self, repo: str, commit: str, item: RemoteFile, part: Path, count: CountBytes) -> None:
         """Append to the part until it has the size of the file.
 
         Each request goes to the hub, which redirects it to a newly signed address of its storage. The client removes
@@ -288,10 +277,11 @@ class HubSource:
                 with self._stream(url, {"Accept-Encoding": "identity"} | asked) as response:
                     if had_bytes and response.status_code in (200, 416):  # ranges are not answered, or not this one
                         stream.truncate(0)
+                        count(-had_bytes)
                         stream.seek(0)
                     self._hub.hf_raise_for_status(response)
                     for block in response.iter_bytes():
-                        stream.write(block)
+                        count(stream.write(block))
                         if stream.tell() > item.size_bytes:
                             break
                 if stream.tell() == had_bytes:

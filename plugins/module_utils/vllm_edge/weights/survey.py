@@ -16,7 +16,7 @@ CHUNK_BYTES = 8 * 1024 * 1024
 """Bytes to read at a time."""
 
 CountBytes = Callable[[int], None]
-"""Is called with the number of bytes of each piece that was hashed."""
+"""Is called with the number of bytes of each piece that was hashed or has arrived."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,9 @@ class Ownership:
     directory_mode: int = 0o750
 
     def describe(self, path: Path) -> str:
-        """Return what an existing file or directory should have, as `uid:gid mode`."""
         return f"{self.uid}:{self.gid} {self.directory_mode if path.is_dir() else self.file_mode:04o}"
 
     def apply(self, path: Path) -> None:
-        """Set owner, group and mode of one file or directory. Raises OSError."""
         os.chown(path, self.uid, self.gid)
         path.chmod(self.directory_mode if path.is_dir() else self.file_mode)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..system.files import sync
-from .directory import UnfitDirectory
+from .directory import DirectorySource, UnfitDirectory
 from .progress import Progress, mib
 from .record import (
     PICKLE_SUFFIXES,
@@ -30,22 +30,31 @@ from .record import (
     RemoteFile,
     Wanted,
     WeightsError,
-    check_path,
     hash_manifest,
     is_wanted,
 )
-from .sources import Source, part_path
-from .survey import Ownership, Survey, list_directories, mismatch, observe, stat_regular, survey_files, survey_recorded
+from .sources import HubSource, part_path
+from .survey import (
+    CountBytes,
+    Ownership,
+    Survey,
+    list_directories,
+    mismatch,
+    observe,
+    stat_regular,
+    survey_files,
+    survey_recorded,
+)
+
+Source = HubSource | DirectorySource
 
 
 def select(listing: Listing, repo: str) -> tuple[list[RemoteFile], list[str]]:
     """Divide a listing into the files to download and the paths of those that are left out, both sorted by path.
 
-    Raises WeightsError: a path leaves its directory, or there are no .safetensors files (perhaps only pickles).
+    Raises WeightsError: there are no .safetensors files (perhaps only pickles).
     """
     what = f"{repo} at {listing.commit}"
-    for item in listing.files:
-        check_path(what, item.path)
     taken = sorted((item for item in listing.files if is_wanted(item.path)), key=lambda item: item.path)
     left = sorted(item.path for item in listing.files if not is_wanted(item.path))
     if any(item.path.endswith(".safetensors") for item in taken):
@@ -85,7 +94,7 @@ class Plan:
 
 def plan_recorded(record: Record, progress: Progress, *, full: bool) -> Plan:
     """Plan a run whose weights are recorded; `full` hashes every file. Files to download still need a source."""
-    survey = survey_recorded(record, full=full, progress=progress.count_hashed(record.total_bytes))
+    survey = survey_recorded(record, full=full, progress=progress.count(record.total_bytes))
     return Plan(record.revision, record, survey, record.expected)
 
 
@@ -93,7 +102,7 @@ def plan_listed(wanted: Wanted, record: Record | None, source: Source, progress:
     """Plan a run whose weights are not in the record, by asking the source. Raises WeightsError."""
     listing = source.listing(wanted.repo, wanted.revision)
     files, skipped = select(listing, wanted.repo)
-    survey = survey_files(wanted.path, files, progress.count_hashed(sum(item.size_bytes for item in files)))
+    survey = survey_files(wanted.path, files, progress.count(sum_bytes(files)))
     former = record.files if record is not None and record.path == str(wanted.path) else {}
     obsolete = [name for name in survey.unknown if name in former]
     survey.unknown = [name for name in survey.unknown if name not in former]
@@ -132,7 +141,6 @@ def describe_changes(
 
 
 def find_free_bytes(path: Path) -> int:
-    """Return the free space of the file system on which the path is, or would be created."""
     while not path.exists():
         path = path.parent
     found = os.statvfs(path)
@@ -234,14 +242,17 @@ def describe_aftermath(wanted: Wanted, plan: Plan) -> str:
     return " ".join(lines)
 
 
-def _bring_one(source: Source, wanted: Wanted, commit: str, item: RemoteFile, staging: Path) -> tuple[Path, str]:
+def _bring_one(
+    source: Source, wanted: Wanted, commit: str, item: RemoteFile, staging: Path, count: CountBytes
+) -> tuple[Path, str]:
     """Download and verify one file into the staging directory; return its path there and its SHA-256."""
     if list_staged(wanted, commit, [item]):
         sha256, wrong = mismatch(staging / item.path, item)
         if wrong is None:
+            count(item.size_bytes)
             return staging / item.path, sha256
     for _attempt in range(2):
-        arrived = source.fetch(wanted.repo, commit, item, staging)
+        arrived = source.fetch(wanted.repo, commit, item, staging, count)
         sha256, wrong = mismatch(arrived, item)
         if wrong is None:
             return arrived, sha256
@@ -278,14 +289,17 @@ def bring(
     staging.mkdir(parents=True, exist_ok=True)
     staging.parent.chmod(0o700)
     arrived: dict[str, tuple[Path, str]] = {}
+    count = progress.count(sum_bytes(files), lambda: f"{len(arrived)} of {len(files)} files")
+    count(0)
 
     def download(item: RemoteFile) -> None:
-        arrived[item.path] = _bring_one(source, wanted, plan.commit, item, staging)
+        arrived[item.path] = _bring_one(source, wanted, plan.commit, item, staging, count)
 
     try:
-        with progress.watch(staging, files, lambda: len(arrived)), ThreadPoolExecutor(max_workers=workers) as pool:
+        with ThreadPoolExecutor(max_workers=workers) as pool:
             # If one fails, those that have not begun are cancelled.
             list(pool.map(download, files))
+        count(0)
     except UnfitDirectory:
         drop_stale_staging(wanted, keep=None)  # what else came from there is not trusted
         raise
