@@ -66,8 +66,8 @@ JUNK: dict[str, Any] = {"engines": {"e": PLAIN, "f": 3}, "profiles": {"p": None,
         ),
         ("expand_observations", ({"e": {"x_bytes": 1}, **GIVEN}, {"e": PAIRS, "f": SINGLE}), OBSERVED),
         ("expand_observations", ("x", {"e": PAIRS}), "x"),
-        ("count_places", (EXPANDED["engines"], EXPANDED["profiles"]), {"r": 2, "s": 2}),
-        ("count_places", (GATED, PROFILES), {}),
+        ("count_places", (EXPANDED["profiles"], EXPANDED["engines"]), {"r": 2, "s": 2}),
+        ("count_places", (PROFILES, GATED), {}),
         (
             "client_models",
             (

@@ -140,4 +140,4 @@ def test_the_extra_of_a_host_is_what_the_lock_file_of_hosts_has() -> None:
     assert names <= {line.split("==")[0].replace("_", "-") for line in locked}
     assert {"docker", "nvidia-ml-py"}.isdisjoint(word.split(">")[0] for word in project["dependencies"])
     build = (ROOT / "roles/vllm_edge_host/tasks/build.yml").read_text()
-    assert '"vllm-edge[host] @ file://{{ __vllm_edge_host_program }}#sha256=' in build
+    assert "'vllm-edge[host] @ file://' ~ __vllm_edge_host_program ~ '#sha256='" in build
