@@ -56,7 +56,8 @@ def test_a_plain_run_waits_for_a_lock_and_heals_exactly_that(
     assert result.changed == [
         "apt_repository : Change the packages as foretold; lock timeout in seconds - 300",
         "nvidia_driver : Hold the driver packages (nvidia-persistenced)",
-        # Docker and the toolkit, by the task that was named above.
+        "apt_repository : Install the packages; lock timeout in seconds - 300",
+        # The toolkit, by a task that was named above.
         "container_runtime : Hold the container toolkit packages (nvidia-container-toolkit)",
     ]
     # What an operator does next on that host.

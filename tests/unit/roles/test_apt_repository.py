@@ -58,6 +58,7 @@ class Host:
             (place / name).mkdir(parents=True)
         write_program(place / "bin/apt-get", APT_GET)
         write_program(place / "bin/apt-cache", 'cat "$STATE/$1"')
+        write_program(place / "bin/dpkg-query", "exit 1")
         shutil.copy(KEY_OF_ED25519, place / "vendor.asc")
         (place / "foretold").write_text(NEW.format("1 MB"))
 
