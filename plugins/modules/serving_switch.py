@@ -92,6 +92,22 @@ options:
     description: Who requests the switch. It is recorded in the journal.
     type: str
     default: Ansible
+  state_directory:
+    description: Directory of the host's state, which contains the generations.
+    type: path
+    default: /var/lib/vllm-edge
+  configuration_directory:
+    description: Directory of the live configuration.
+    type: path
+    default: /etc/vllm-edge
+  units_directory:
+    description: Directory of the live systemd units.
+    type: path
+    default: /etc/systemd/system
+  program:
+    description: Path of the program C(vllm-edge) on the host.
+    type: path
+    default: /usr/local/bin/vllm-edge
   timeout_s:
     description: Number of seconds to wait for a switch. If it takes longer, the module fails, and the switch continues.
     type: int
@@ -149,6 +165,7 @@ msg:
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -164,7 +181,7 @@ from ..module_utils.vllm_edge.engine.state import stamp
 from ..module_utils.vllm_edge.generation import build, committed, live, store
 from ..module_utils.vllm_edge.generation.build import Rendered
 from ..module_utils.vllm_edge.generation.model import Choice, Committed, Generation, GenerationError
-from ..module_utils.vllm_edge.paths import host_paths
+from ..module_utils.vllm_edge.paths import ETC, STATE, UNITS, HostPaths
 from ..module_utils.vllm_edge.switch.journal import Busy, holder, take_lock
 from ..module_utils.vllm_edge.switch.model import Exit, Result, decide_moves, explain_restarts
 from ..module_utils.vllm_edge.switch.render import describe_moves, name_generation
@@ -187,16 +204,23 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "origin": {"type": "str", "choices": ["inventory", "-e", "host"], "default": "inventory"},
     "inventory_profile": {"type": "str"},
     "asked_by": {"type": "str", "default": "Ansible"},
+    "state_directory": {"type": "path", "default": STATE},
+    "configuration_directory": {"type": "path", "default": ETC},
+    "units_directory": {"type": "path", "default": UNITS},
+    "program": {"type": "path", "default": "/usr/local/bin/vllm-edge"},
     "timeout_s": {"type": "int", "default": 7200},
 }
-PROGRAM = "/usr/local/bin/vllm-edge"
 STATUS_TIMEOUT_S = 120
 
 
 class Switch:
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
-        self.paths = host_paths()
+        given = module.params
+        self.paths = HostPaths(
+            Path(given["configuration_directory"]), Path(given["state_directory"]), Path(given["units_directory"])
+        )
+        self.program: str = given["program"]
         self.result: dict[str, Any] = {}
         self.needed = False
         """Whether the host's program has to switch."""
@@ -235,10 +259,18 @@ class Switch:
                 raise GenerationError(f"systemd does not accept {Path(unit).name}: {(err or out).strip()}.")
 
     def run(self, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False)
+        places = {"ETC": self.paths.etc, "STATE": self.paths.state, "UNITS": self.paths.units}
+        return subprocess.run(
+            [self.program, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            env={**os.environ, **{f"VLLM_EDGE_{key}": str(path) for key, path in places.items()}},
+        )
 
     def status(self) -> dict[str, Any]:
-        if self.module.check_mode and not Path(PROGRAM).exists():
+        if self.module.check_mode and not Path(self.program).exists():
             return {}
         try:
             done = self.run("status", "--format", "json", timeout_s=STATUS_TIMEOUT_S)
@@ -247,7 +279,7 @@ class Switch:
             self.refuse(f"The host's program cannot be asked what runs: {error}. playbooks/host.yml installs it.")
         except ValueError:
             why = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-            self.refuse(f"{PROGRAM} status does not say what runs: {why[0]}. playbooks/host.yml installs it anew.")
+            self.refuse(f"{self.program} status does not say what runs: {why[0]}. playbooks/host.yml installs it anew.")
         return dict(said)
 
     def switch(self, generation: Generation, news: Sequence[str]) -> NoReturn:
@@ -260,7 +292,7 @@ class Switch:
         try:
             done = self.run(*arguments, timeout_s=given["timeout_s"])
         except OSError as error:
-            self.refuse(f"{PROGRAM} cannot be run: {error}. playbooks/host.yml installs it.")
+            self.refuse(f"{self.program} cannot be run: {error}. playbooks/host.yml installs it.")
         except subprocess.TimeoutExpired:
             self.fail(
                 f"The switch to generation {generation.number} has not ended within {given['timeout_s']} s. It goes on "
@@ -272,7 +304,7 @@ class Switch:
             journal = json.loads(done.stdout)
             result, message = Result(journal["result"]), str(journal["message"])
         except (ValueError, KeyError, TypeError):
-            said = done.stderr.strip() or f"{PROGRAM} ended with status {done.returncode} and said nothing"
+            said = done.stderr.strip() or f"{self.program} ended with status {done.returncode} and said nothing"
             kinds = {Exit.BUSY: "busy", Exit.REFUSED: Result.REFUSED}
             self.fail(said, kinds.get(done.returncode, Result.FAILED))  # type: ignore[call-overload,unused-ignore]
         for warning in journal["warnings"]:

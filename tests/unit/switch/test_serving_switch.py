@@ -99,9 +99,13 @@ class Host:
             "settings": SETTINGS,
             "target": "[Unit]\n" + "".join(f"Wants=vllm-{item['engine']['name']}.service\n" for item in engines),
             "budgets_mib": {UUID: 20900},
+            "state_directory": str(self.paths.state),
+            "configuration_directory": str(self.paths.etc),
+            "units_directory": str(self.paths.units),
+            "program": str(self.program),
             **more,
         }
-        return self._run("serving_switch", given, check=check, replace={"PROGRAM": str(self.program)})
+        return self._run("serving_switch", given, check=check)
 
     def settle(self, *engines: dict[str, Any], **more: Any) -> None:
         """As it is after a switch: files in place, committed, everything runs."""
@@ -128,8 +132,6 @@ def host(tmp_path: Path, run_module: Callable[..., Result], monkeypatch: pytest.
     )
     analyze.chmod(0o755)
     monkeypatch.setenv("PATH", f"{analyze.parent}:/usr/bin:/bin")
-    for place in ("etc", "state", "units"):
-        monkeypatch.setenv(f"VLLM_EDGE_{place.upper()}", str(tmp_path / place))
     return Host(tmp_path, run_module)
 
 
