@@ -118,6 +118,11 @@ class Play:
         assert line, f"no recap in:\n{self.output[-4000:]}"
         return {key: int(value) for key, value in (word.split("=") for word in line.group(1).split())}
 
+    @property
+    def diffs(self) -> list[str]:
+        """Lines that show a difference."""
+        return [line for line in self.output.splitlines() if re.match(r"^(--- (before|/)|\+\+\+ (after|/)|@@ )", line)]
+
 
 def changed_tasks(output: str) -> list[str]:
     """What ansible's default output says was changed."""

@@ -163,9 +163,9 @@ def test_each_stage_validates_first_and_once(tmp_path: Path) -> None:
             (first, *_) = yaml.safe_load((ROOT / "playbooks/tasks/earlier_stages.yml").read_text())
         assert first["ansible.builtin.import_tasks"].removeprefix("tasks/") == "validated.yml"
     (once,) = yaml.safe_load((ROOT / "playbooks/tasks/validated.yml").read_text())
-    assert once["ansible.builtin.include_tasks"]["file"] == "validate.yml"
+    assert once["ansible.builtin.include_tasks"]["file"] == "validate_inventory.yml"
     assert once["when"] == "serving_validated is not defined"
-    (*_, last) = yaml.safe_load((ROOT / "playbooks/tasks/validate.yml").read_text())
+    (*_, last) = yaml.safe_load((ROOT / "playbooks/tasks/validate_inventory.yml").read_text())
     assert last["register"] == "serving_validated"
     done = play(tmp_path, {"nobody": ODD}, "playbooks/host.yml", "--diff", "--check")
     assert done.returncode == 2 and "7 mistakes in the variables" in find_failures(done)["nobody"], done.stdout
