@@ -29,6 +29,7 @@ from ansible.module_utils.vllm_edge.switch.steps.requests import ask_suite
 from ansible.module_utils.vllm_edge.switch.view import HostView
 from ansible.module_utils.vllm_edge.system.long_run import LongRun
 from engine_files import CONFIG
+from fake_engine import chat
 from generations import activate, engine, put, rendered
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -147,11 +148,9 @@ def stand_in(tmp_path: Path) -> Iterator[Callable[[Callable[[str, int], Any]], E
                 asked[name] += 1
                 content = answer(name, asked[name])
                 calls = content if isinstance(content, list) else []
-                functions = [{"id": "c", "type": "function", "function": {"name": n, "arguments": a}} for n, a in calls]
-                message = {"role": "assistant", "content": None if calls else content, "tool_calls": functions}
-                choice = {"message": message, "finish_reason": "stop"}
-                body = json.dumps({"choices": [choice], "usage": {"completion_tokens": 3, "prompt_tokens": 7}}).encode()
-                self.send_response(200)
+                status, data = chat(None if calls else content, calls=calls)
+                body = json.dumps(data).encode()
+                self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

@@ -17,7 +17,6 @@ from ansible.module_utils.vllm_edge.engine.diagnosis import (
     Death,
     explain,
     explain_hang,
-    explain_stall,
     find_last_exception,
     match_lines,
 )
@@ -184,7 +183,6 @@ def test_the_last_exception_is_neither_the_summary_nor_a_warning() -> None:
 
 
 def test_what_the_supervisor_ends_itself() -> None:
-    assert "did not advance for 300 s (loading weights)" in explain_stall(300.4, "loading weights").sentence()
     assert "not answered /health for 31 s (no answer)" in explain_hang(31.2, "no answer").sentence()
 
 

@@ -60,13 +60,6 @@ def test_load_and_what_a_token_reads_are_as_modelled(repo: str) -> None:
         assert found.read_bytes_per_token / 1e9 == pytest.approx(read, abs=0.03 if "FP8" in repo else 0.011), size
 
 
-def test_language_model_only_leaves_the_towers_out() -> None:
-    found = model("google/gemma-4-31B-it")
-    saved = one(found).bytes - one(found, language_model_only=True).bytes
-    assert saved == 2 * (569_550_384 + 6_193_152)
-    assert one(found, language_model_only=True).read_bytes_per_token == one(found).read_bytes_per_token
-
-
 def test_weights_are_kept_in_the_models_dtype_and_scales_in_theirs() -> None:
     facts = recorded("nvidia/Gemma-4-31B-IT-NVFP4")
     wide = tuple(replace(tensor, dtype="F32") if tensor.dtype == "BF16" else tensor for tensor in facts.tensors)
@@ -106,11 +99,8 @@ def test_a_tied_table_is_on_both_ends_and_read_on_the_last() -> None:
 
 
 def test_the_reference_runs_that_ran_out_of_memory() -> None:
-    """bf16 over two stages needs about 31.5 GiB, NVFP4 about 17.6."""
-    first, last = ranks(model("google/gemma-4-31B-it"), pipeline_parallel_size=2)
-    assert first.bytes / GIB == pytest.approx(31.45, abs=0.05)
-    assert last.bytes == first.bytes
-    first, last = ranks(model("nvidia/Gemma-4-31B-IT-NVFP4"), pipeline_parallel_size=2)
+    """NVFP4 over two stages needs about 17.6 GiB."""
+    first, _ = ranks(model("nvidia/Gemma-4-31B-IT-NVFP4"), pipeline_parallel_size=2)
     assert first.bytes / GIB == pytest.approx(17.55, abs=0.05)
     # Every layer is on one of three stages.
     stages, found = ranks(model("31b-bf16"), pipeline_parallel_size=3), one(model("31b-bf16")).by_kind
