@@ -8,12 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.engine.config import (
-    EngineConfigError,
-    list_engine_names,
-    load_engine,
-    parse_engine,
-)
+from ansible.module_utils.vllm_edge.engine.config import EngineConfigError, list_engine_names, load_engine, parse_engine
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from engine_files import CONFIG, CREATE, written
 

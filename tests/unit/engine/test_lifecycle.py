@@ -203,7 +203,7 @@ def test_a_hung_engine() -> None:
     more = life.on_health(Answer(503), 125.0, "03:00:25")
     assert more.say is None and not more.watchdog
     assert "since 03:00:20 (HTTP 503)" in (more.status or "")
-    assert life.get_unanswered_s(130.0) == 20.0
+    assert "not answered /health for 20 s (HTTP 503)" in life.explain_end_by_watchdog(130.0).sentence()
     back = life.on_health(OK, 131.0, "03:00:31")
     assert back.watchdog and back.say == "/health answers again after 11 s" and not back.ready
     assert life.phase is Phase.SERVING and life.get_unanswered_s(131.0) == 0.0
