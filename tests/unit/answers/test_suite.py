@@ -339,11 +339,3 @@ def test_the_gate_rolls_back_warns_or_asks_nothing(paths: HostPaths, stand_in: A
     good = stand_in(answer_well)
     assert ask_suite(host, gated(paths, "fail", good), Moves(start=("e2b",))).warnings == ()
     assert ask_suite(host, gated(paths, "fail", bad), Moves()).detail == "", "engines that run on are not asked"
-
-
-def test_a_generation_without_a_gate_is_the_same_as_before(paths: HostPaths) -> None:
-    without, gate = rendered(engine("e2b")), {"gate": "warn", "cases": PROJECT, "repeats": 3, "timeout_s": 9}
-    assert without.digest == rendered(engine("e2b"), quality=None).digest
-    other = rendered(engine("e2b"), quality=gate)
-    assert other.digest != without.digest and other.hashes == without.hashes, "no engine restarts for it"
-    assert store.load(paths, put(paths, other)).quality == gate
