@@ -59,14 +59,17 @@ def test_bounds_of_an_unknown_architecture_are_no_drift(pinned: bool) -> None:
 
 
 def compare(
-    *engines: tuple[str, tuple[str, ...], Any, dict[str, Any]], boards: Sequence[Row] = (), phase: str = "serving"
+    *engines: tuple[str, tuple[str, ...], Any, dict[str, Any]],
+    boards: Sequence[Row] = (),
+    phase: str = "serving",
+    input_hash: str = CONFIG["input_hash"],
 ) -> list[Row]:
     """Engines by name, GPUs, plan and what they logged."""
     configs, states = [], {}
     for name, uuids, plan, logged in engines:
         changed = {"engine": name, "gpus": uuids, "plan": plan, "tensor_parallel_size": len(uuids)}
         configs.append(parse_engine(json.dumps(CONFIG | changed), "engine.json"))
-        states[name] = EngineState(name, phase, "", input_hash=CONFIG["input_hash"], log_facts=logged)
+        states[name] = EngineState(name, phase, "", input_hash=input_hash, log_facts=logged)
     return drift.compare(configs, states, boards)
 
 
@@ -102,6 +105,7 @@ def test_one_component_that_drifts_is_named(
 def test_what_nobody_told_is_neither_right_nor_wrong() -> None:
     silent = compare(("31b", UUIDS, EXPECTED, {}))
     assert len(silent) == 7 and {row["within"] for row in silent} == {None} and drift.sentences(silent) == []
+    assert compare(("31b", UUIDS, EXPECTED, LOGGED), input_hash="other") == silent, "a log of other inputs"
     eager = drift.expectation(dataclasses.replace(PLAN, gpus=(gpu(0, 0), gpu(1, 0))), "0.32.0", LIMITS, "warn")
     without = {key: value for key, value in LOGGED.items() if key != "graphs_gib"}
     assert "graphs_mib" not in [row["component"] for row in compare(("31b", UUIDS, eager, without))]
