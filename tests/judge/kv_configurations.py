@@ -167,17 +167,6 @@ def differences(configuration: Configuration, told: Mapping[str, Any], version: 
     return [f"{name}: {mine}, {theirs}" for name, (mine, theirs) in compared.items() if mine != theirs]
 
 
-def table(compared: Sequence[tuple[Configuration, list[str]]]) -> str:
-    """Configurations, refusals by the check and mismatches, per family."""
-    rows = {}
-    for configuration, found in compared:
-        count, wrong = rows.get(configuration.family, (0, 0))
-        rows[configuration.family] = (count + 1, wrong + bool(found))
-    rows["all"] = (len(compared), sum(bool(found) for _, found in compared))
-    lines = [f"{'family':<10} {'configurations':>14} {'mismatches':>10}"]
-    return "\n".join(lines + [f"{family:<10} {count:>14} {wrong:>10}" for family, (count, wrong) in rows.items()])
-
-
 def _estimates(configuration: Configuration, checks: Sequence[Mapping[str, Any]], version: str) -> tuple[Any, Any]:
     """The length that each rank's refusal names; none for what has no memory at all, or not for one token."""
     mine, theirs = [], []

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Published checkpoints against vLLM's own model classes, in the lab's image or as asked.py says: is the plan for
 that release exact, does vLLM load every tensor under its name and shape, and does judged.json still hold, with which
-the unit tests compare. It ends with the table of families.
+the unit tests compare.
 
 `make judged` (VLLM_EDGE_RECORD=1) writes the answers to judged.json, after a family was added to published.py.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,50 +28,17 @@ FAILS = re.compile(r"AttributeError: 'Qwen3MoeLLMForCausalLM' object has no attr
 """Errors of vLLM itself: Qwen3-VL-MoE in a pipeline, up to 0.21, which the plan refuses."""
 TIED = "mistralai/Mistral-Small-3.1-24B-Instruct-2503"
 """Up to 0.28 vLLM takes its head for the table of embeddings where transformers 5 says so, and the plan is larger."""
-Case = tuple[str, dict[str, Any], dict[str, Any]]
 
 
 @pytest.fixture(scope="module", params=SOURCES, ids=lambda path: path.rpartition("/")[2])
-def judged(request: pytest.FixtureRequest, seen: list[Case]) -> dict[str, Any]:
+def judged(request: pytest.FixtureRequest) -> dict[str, Any]:
     questions = published.questions()
     answers: dict[str, Any] = ask("vllm_models.py", questions, request.param)
     for asked, told in zip(questions, answers["answers"], strict=True):
         told |= {key: value for key, value in asked.items() if key not in ("config", "headers")}
-        seen.append((answers["version"], asked, told))
     if os.environ.get("VLLM_EDGE_RECORD"):
         RECORD.write_text(published.render(answers))
     return answers
-
-
-@pytest.fixture(scope="module")
-def seen(request: pytest.FixtureRequest) -> Iterator[list[Case]]:
-    """Every case of every release; printed at the end."""
-    cases: list[Case] = []
-    yield cases
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        print("\n" + table(cases))
-
-
-def table(cases: list[Case]) -> str:
-    """Families: checkpoints, cases, exact ones, the largest error of parameters, releases."""
-    rows: dict[str, list[Any]] = {}
-    for version, asked, told in cases:
-        if "error" in told:
-            continue
-        name = published.first_layers(asked["name"]).family
-        row = rows.setdefault(name, [set(), 0, 0, 0.0, set()])
-        wrong = published.compare(asked, told, version)
-        sizes = [line.partition(": ")[2].split(", ") for line in wrong if line.startswith(("parameters", "RoPE"))]
-        off = sum(int(ours) - int(theirs) for ours, theirs in sizes) / (told["parameters_bytes"] + told["rope_bytes"])
-        row[:] = [
-            row[0] | {asked["name"]}, row[1] + 1, row[2] + (not wrong), max(row[3], off, key=abs), row[4] | {version}
-        ]  # fmt: skip
-    lines = ["| family | checkpoints | cases | exact | largest error | releases |", "|---|---|---|---|---|---|"]
-    for name, (checkpoints, count, exact, off, versions) in rows.items():
-        ordered = sorted(versions, key=lambda version: [int(part) for part in version.split("+")[0].split(".")])
-        spread = ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]} ({len(ordered)})"
-        lines.append(f"| {name} | {len(checkpoints)} | {count} | {exact} | {off:.2%} | {spread} |")
-    return "\n".join(lines)
 
 
 def test_vllm_loads_every_checkpoint(judged: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ from ansible.module_utils.vllm_edge.switch.steps.requests import ask_suite
 from ansible.module_utils.vllm_edge.switch.view import HostView
 from ansible.module_utils.vllm_edge.system.long_run import LongRun
 from engine_files import CONFIG
+from fake_engine import chat
 from generations import activate, engine, put, rendered
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -147,11 +148,9 @@ def stand_in(tmp_path: Path) -> Iterator[Callable[[Callable[[str, int], Any]], E
                 asked[name] += 1
                 content = answer(name, asked[name])
                 calls = content if isinstance(content, list) else []
-                functions = [{"id": "c", "type": "function", "function": {"name": n, "arguments": a}} for n, a in calls]
-                message = {"role": "assistant", "content": None if calls else content, "tool_calls": functions}
-                choice = {"message": message, "finish_reason": "stop"}
-                body = json.dumps({"choices": [choice], "usage": {"completion_tokens": 3, "prompt_tokens": 7}}).encode()
-                self.send_response(200)
+                status, data = chat(None if calls else content, calls=calls)
+                body = json.dumps(data).encode()
+                self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -340,11 +339,3 @@ def test_the_gate_rolls_back_warns_or_asks_nothing(paths: HostPaths, stand_in: A
     good = stand_in(answer_well)
     assert ask_suite(host, gated(paths, "fail", good), Moves(start=("e2b",))).warnings == ()
     assert ask_suite(host, gated(paths, "fail", bad), Moves()).detail == "", "engines that run on are not asked"
-
-
-def test_a_generation_without_a_gate_is_the_same_as_before(paths: HostPaths) -> None:
-    without, gate = rendered(engine("e2b")), {"gate": "warn", "cases": PROJECT, "repeats": 3, "timeout_s": 9}
-    assert without.digest == rendered(engine("e2b"), quality=None).digest
-    other = rendered(engine("e2b"), quality=gate)
-    assert other.digest != without.digest and other.hashes == without.hashes, "no engine restarts for it"
-    assert store.load(paths, put(paths, other)).quality == gate

@@ -8,13 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.engine.config import (
-    EngineConfigError,
-    list_engine_names,
-    load_engine,
-    parse_engine,
-)
-from ansible.module_utils.vllm_edge.paths import HostPaths, host_paths
+from ansible.module_utils.vllm_edge.engine.config import EngineConfigError, list_engine_names, load_engine, parse_engine
+from ansible.module_utils.vllm_edge.paths import HostPaths
 from engine_files import CONFIG, CREATE, written
 
 
@@ -90,13 +85,3 @@ def test_files_that_cannot_be_read_or_belong_to_another_engine_are_named(tmp_pat
     file.unlink()
     with pytest.raises(EngineConfigError, match=r"container\.json does not exist"):
         load_engine("e2b", paths)
-
-
-def test_where_the_trees_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ETC", "STATE", "UNITS", "RUN", "GATEWAY_RUN"):
-        monkeypatch.delenv(f"VLLM_EDGE_{name}", raising=False)
-    assert host_paths() == HostPaths()
-    monkeypatch.setenv("VLLM_EDGE_ETC", "/a")
-    monkeypatch.setenv("VLLM_EDGE_STATE", "/b")
-    assert host_paths() == HostPaths(Path("/a"), Path("/b"))
-    assert host_paths(etc="/c").etc == Path("/c")

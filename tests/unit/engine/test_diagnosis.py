@@ -13,14 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge.engine.diagnosis import (
-    Death,
-    explain,
-    explain_hang,
-    explain_stall,
-    find_last_exception,
-    match_lines,
-)
+from ansible.module_utils.vllm_edge.engine.diagnosis import Death, explain, find_last_exception, match_lines
 from ansible.module_utils.vllm_edge.engine.signatures import SIGNATURES, Explanation
 
 HEALTHY = "healthy"
@@ -181,11 +174,6 @@ def test_the_last_exception_is_neither_the_summary_nor_a_warning() -> None:
     assert match_lines([warning]) is None
     assert find_last_exception([warning]) is None
     assert find_last_exception([warning, "    raise ValueError", "AssertionError", SUMMARY]) == "AssertionError"
-
-
-def test_what_the_supervisor_ends_itself() -> None:
-    assert "did not advance for 300 s (loading weights)" in explain_stall(300.4, "loading weights").sentence()
-    assert "not answered /health for 31 s (no answer)" in explain_hang(31.2, "no answer").sentence()
 
 
 healthy = pytest.mark.parametrize("log", WELL, ids=lambda log: log.name)

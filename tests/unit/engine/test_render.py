@@ -12,12 +12,7 @@ import pytest
 import yaml
 from ansible.module_utils.vllm_edge.engine import policy
 from ansible.module_utils.vllm_edge.engine.config import EngineConfigError, read_config
-from ansible.module_utils.vllm_edge.engine.render import (
-    Settings,
-    describe_engine,
-    list_create_arguments,
-    read_settings,
-)
+from ansible.module_utils.vllm_edge.engine.render import Settings, describe_engine, list_create_arguments, read_settings
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.trials.companion import Companion, build_create_arguments
 from helpers import ROOT

@@ -58,6 +58,7 @@ def test_the_digest_is_over_all_of_it() -> None:
     base = rendered(engine())
     assert rendered(engine()).digest == base.digest
     others: dict[str, Any] = {"profile": "q", "target": "x", "budgets_mib": {}, "foreign": "fail", "limits": Limits(1)}
+    others["quality"] = {"gate": "warn", "cases": [], "repeats": 3, "timeout_s": 9}
     assert [part for part in others if replace(base, **{part: others[part]}).digest == base.digest] == []
 
 

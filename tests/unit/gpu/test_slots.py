@@ -149,13 +149,3 @@ def test_without_a_driver(gpus: LabRoot, settle_slots: Run, tmp_path: Path, chec
     assert "The NVIDIA kernel module is not loaded." in result["msg"]
     if check:
         assert result["uuids"] == list(UUIDS[:2])
-
-
-@pytest.mark.parametrize(("check", "rc"), [(True, 0), (False, 1)])
-def test_before_the_host_runtime_is_there(
-    settle_slots: Run, monkeypatch: pytest.MonkeyPatch, check: bool, rc: int
-) -> None:
-    monkeypatch.setattr("ansible.module_utils.vllm_edge.system.nvml.pynvml_missing", lambda: True)
-    result = settle_slots(check=check, python="/nonexistent/python")
-    assert (result["rc"], result.get("skipped", False)) == (rc, check)
-    assert "there is no interpreter /nonexistent/python" in result["msg"]

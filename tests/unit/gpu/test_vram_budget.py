@@ -134,7 +134,10 @@ def test_slots_are_those_of_the_host(
 # ---- the interpreter --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("module", "given"), [("vram_budget", {"budgets": {}}), ("gpu_slots", {})])
+modules = pytest.mark.parametrize(("module", "given"), [("vram_budget", {"budgets": {}}), ("gpu_slots", {})])
+
+
+@modules
 def test_respawns_once_into_the_interpreter_that_has_nvidia_ml_py(
     run_module: Run, monkeypatch: pytest.MonkeyPatch, module: str, given: dict[str, Any]
 ) -> None:
@@ -151,11 +154,14 @@ def test_respawns_once_into_the_interpreter_that_has_nvidia_ml_py(
     assert result["rc"] == 1 and "nvidia-ml-py is not installed in the environment of" in result["msg"]
 
 
+@modules
 @pytest.mark.parametrize(("check", "rc"), [(True, 0), (False, 1)])
-def test_before_the_host_runtime_is_there(measure: Run, monkeypatch: pytest.MonkeyPatch, check: bool, rc: int) -> None:
+def test_before_the_host_runtime_is_there(
+    run_module: Run, monkeypatch: pytest.MonkeyPatch, module: str, given: dict[str, Any], check: bool, rc: int
+) -> None:
     monkeypatch.setattr("ansible.module_utils.vllm_edge.system.nvml.pynvml_missing", lambda: True)
-    result = measure({"0": 20900}, check=check, python="/nonexistent/venv/bin/python")
-    assert (result["rc"], result["gpus"]) == (rc, [])
+    result = run_module(module, {"python": "/nonexistent/venv/bin/python", **given}, check=check)
+    assert (result["rc"], result.get("skipped", False)) == (rc, check)
     assert "there is no interpreter /nonexistent/venv/bin/python" in result["msg"]
-    assert ("Would measure" in result["msg"]) is check
+    assert ("Would" in result["msg"]) is check
     assert ("vllm_edge_host" in result["msg"]) is not check

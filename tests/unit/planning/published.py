@@ -50,11 +50,6 @@ def _qwen2(sizes: tuple[int, ...], windowed: int, tied: bool = False) -> dict[st
     return config("Qwen2ForCausalLM", "qwen2", sizes, tie_word_embeddings=tied, **window)
 
 
-def _gemma2(sizes: tuple[int, ...], head: int, scalar: int) -> dict[str, Any]:
-    more = {"head_dim": head, "sliding_window": 4096, "query_pre_attn_scalar": scalar}
-    return config("Gemma2ForCausalLM", "gemma2", sizes, hidden_activation="gelu_pytorch_tanh", **more)
-
-
 def _phi3(sizes: tuple[int, ...], window: int | None, **more: Any) -> dict[str, Any]:
     return config("Phi3ForCausalLM", "phi3", sizes, sliding_window=window, **more)
 
@@ -82,7 +77,7 @@ def _qwen2_moe(sizes: tuple[int, ...], experts: tuple[int, ...]) -> dict[str, An
     return config("Qwen2MoeForCausalLM", "qwen2_moe", sizes, tie_word_embeddings=False, **more)
 
 
-def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
+def gpt_oss(layers: int, experts: int) -> dict[str, Any]:
     yarn = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
     return config(
         "GptOssForCausalLM",
@@ -161,8 +156,6 @@ def _mistral_small(positions: int) -> dict[str, Any]:
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "Qwen/Qwen2.5-0.5B-Instruct": _qwen2((24, 896, 4864, 14, 2, 151936, 32768), 21, tied=True),
     "Qwen/Qwen2.5-7B-Instruct": _qwen2((28, 3584, 18944, 28, 4, 152064, 32768), 28),
-    "Qwen/Qwen2.5-14B-Instruct": _qwen2((48, 5120, 13824, 40, 8, 152064, 32768), 70),
-    "Qwen/Qwen2.5-32B-Instruct": _qwen2((64, 5120, 27648, 40, 8, 152064, 32768), 70),
     "meta-llama/Llama-3.1-8B-Instruct": config(
         "LlamaForCausalLM",
         "llama",
@@ -180,8 +173,13 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         tie_word_embeddings=False,
         **QWEN3_EXPERTS,
     ),
-    "google/gemma-2-9b-it": _gemma2((42, 3584, 14336, 16, 8, 256000, 8192), 256, 256),
-    "google/gemma-2-27b-it": _gemma2((46, 4608, 36864, 32, 16, 256000, 8192), 128, 144),
+    "google/gemma-2-9b-it": config(
+        "Gemma2ForCausalLM",
+        "gemma2",
+        (42, 3584, 14336, 16, 8, 256000, 8192),
+        **{"head_dim": 256, "sliding_window": 4096, "query_pre_attn_scalar": 256},
+        hidden_activation="gelu_pytorch_tanh",
+    ),
     "mistralai/Mistral-Small-24B-Instruct-2501": _mistral_small(32768),
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _multimodal(
         "Mistral3",
@@ -255,9 +253,6 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "deepseek-ai/DeepSeek-V2-Lite-Chat": _deepseek(
         (27, 2048, 10944, 16, 16, 102400, 163840), (64, 6, 2, 1408), (1, 1), 1, q_lora_rank=None
     ),
-    "deepseek-ai/DeepSeek-V2-Chat": _deepseek(
-        (60, 5120, 12288, 128, 128, 102400, 163840), (160, 6, 2, 1536), (8, 3), 1
-    ),
     "deepseek-ai/DeepSeek-V3": _deepseek(
         (61, 7168, 18432, 128, 128, 129280, 163840), (256, 8, 1, 2048), (8, 4), 3, num_nextn_predict_layers=1
     ),
@@ -269,8 +264,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         num_nextn_predict_layers=0,
         rope_scaling={**DEEPSEEK_ROPE, "factor": 32.0, "beta_fast": 1.0},
     ),
-    "openai/gpt-oss-20b": _gpt_oss(24, 32),
-    "openai/gpt-oss-120b": _gpt_oss(36, 128),
+    "openai/gpt-oss-20b": gpt_oss(24, 32),
 }
 
 _QWEN_7B = CONFIGS["Qwen/Qwen2.5-7B-Instruct"]
@@ -327,10 +321,7 @@ PARAMETERS: Mapping[str, int] = {
     "Qwen/Qwen3-VL-30B-A3B-Instruct": 31_070_754_032,
     "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
     "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
-    "Qwen/Qwen2.5-14B-Instruct": 14_770_033_664,
-    "Qwen/Qwen2.5-32B-Instruct": 32_763_876_352,
     "google/gemma-2-9b-it": 9_241_705_984,
-    "google/gemma-2-27b-it": 27_227_128_320,
     "mistralai/Mistral-Small-24B-Instruct-2501": 23_572_403_200,
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": 24_011_361_280,
     "microsoft/Phi-3-mini-4k-instruct": 3_821_079_552,

@@ -59,14 +59,17 @@ def test_bounds_of_an_unknown_architecture_are_no_drift(pinned: bool) -> None:
 
 
 def compare(
-    *engines: tuple[str, tuple[str, ...], Any, dict[str, Any]], boards: Sequence[Row] = (), phase: str = "serving"
+    *engines: tuple[str, tuple[str, ...], Any, dict[str, Any]],
+    boards: Sequence[Row] = (),
+    phase: str = "serving",
+    input_hash: str = CONFIG["input_hash"],
 ) -> list[Row]:
     """Engines by name, GPUs, plan and what they logged."""
     configs, states = [], {}
     for name, uuids, plan, logged in engines:
         changed = {"engine": name, "gpus": uuids, "plan": plan, "tensor_parallel_size": len(uuids)}
         configs.append(parse_engine(json.dumps(CONFIG | changed), "engine.json"))
-        states[name] = EngineState(name, phase, "", input_hash=CONFIG["input_hash"], log_facts=logged)
+        states[name] = EngineState(name, phase, "", input_hash=input_hash, log_facts=logged)
     return drift.compare(configs, states, boards)
 
 
@@ -76,15 +79,6 @@ def rows(
     boards = [{"uuid": uuid, "engine_mib": mib} for uuid, mib in zip(UUIDS, measured, strict=True)]
     found = compare(("31b", UUIDS, {**EXPECTED, **expected}, {**LOGGED, **(logged or {})}), boards=boards)
     return {(row["what"], row["component"]): row for row in found}
-
-
-def test_what_vllm_logs_and_nvml_shows_is_held_against_the_plan() -> None:
-    found = rows()
-    of_engine = ("weights_mib", "graphs_mib", "kv_cache_mib", "kv_cache_tokens", "kv_blocks")
-    keys = [*(("31b", name) for name in of_engine), ("GPU-a", "total_mib"), ("GPU-b", "total_mib")]
-    assert {key: row["within"] for key, row in found.items()} == dict.fromkeys(keys, True)
-    assert found["31b", "kv_cache_mib"]["measured"] == pytest.approx(2.39 * 1024)
-    assert drift.sentences(found.values()) == []
 
 
 @pytest.mark.parametrize(
@@ -111,6 +105,7 @@ def test_one_component_that_drifts_is_named(
 def test_what_nobody_told_is_neither_right_nor_wrong() -> None:
     silent = compare(("31b", UUIDS, EXPECTED, {}))
     assert len(silent) == 7 and {row["within"] for row in silent} == {None} and drift.sentences(silent) == []
+    assert compare(("31b", UUIDS, EXPECTED, LOGGED), input_hash="other") == silent, "a log of other inputs"
     eager = drift.expectation(dataclasses.replace(PLAN, gpus=(gpu(0, 0), gpu(1, 0))), "0.32.0", LIMITS, "warn")
     without = {key: value for key, value in LOGGED.items() if key != "graphs_gib"}
     assert "graphs_mib" not in [row["component"] for row in compare(("31b", UUIDS, eager, without))]
@@ -146,8 +141,6 @@ def test_a_share_of_the_gpu_leaves_the_kv_cache_to_the_other_components() -> Non
 
 def test_tolerances_of_an_operator() -> None:
     assert drift.tolerances({"weights_mib": 10}, 250) == {**drift.TOLERANCES, "weights_mib": 10, "total_mib": 250}
-    with pytest.raises(ValueError, match="plan_drift_tolerances: 'weights' is none of weights_mib, graphs_mib"):
-        drift.tolerances({"weights": 10}, 300)
     with pytest.raises(ValueError, match=r"plan_drift_tolerances\.graphs_mib: -1 is not a number from 0"):
         drift.tolerances({"graphs_mib": -1}, 300)
 

@@ -37,12 +37,15 @@ MODELS: dict[str, Any] = {
     **published.CONFIGS,
     "Qwen/Qwen2.5-1.5B-Instruct": _qwen2((28, 1536, 8960, 12, 2, 151936, 32768), True),
     "Qwen/Qwen2.5-3B-Instruct": _qwen2((36, 2048, 11008, 16, 2, 151936, 32768), True),
+    "Qwen/Qwen2.5-14B-Instruct": _qwen2((48, 5120, 13824, 40, 8, 152064, 32768), False),
+    "Qwen/Qwen2.5-32B-Instruct": _qwen2((64, 5120, 27648, 40, 8, 152064, 32768), False),
     "Qwen/Qwen3-4B": _qwen3((36, 2560, 9728, 32, 8, 151936, 40960), True),
     "Qwen/Qwen3-32B": _qwen3((64, 5120, 25600, 64, 8, 151936, 40960), False),
     "Qwen/Qwen3-235B-A22B-FP8": {
         **QWEN3_30B,
         **{"num_hidden_layers": 94, "hidden_size": 4096, "num_attention_heads": 64, "moe_intermediate_size": 1536},
     },
+    "openai/gpt-oss-120b": published.gpt_oss(36, 128),
     "meta-llama/Meta-Llama-3-8B-Instruct": published.config(
         "LlamaForCausalLM", "llama", (32, 4096, 14336, 32, 8, 128256, 8192), tie_word_embeddings=False
     ),

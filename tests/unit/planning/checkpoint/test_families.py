@@ -77,7 +77,6 @@ def test_a_weight_that_is_not_known_is_refused() -> None:
     ("repo", "shape", "sliding", "full"),
     [
         (GEMMA, (60, 50, 10, 262144), (16, 256, 1024), (4, 512, None)),
-        ("google/gemma-4-26B-A4B-it", (30, 25, 5, 262144), (8, 256, 1024), (2, 512, None)),
         ("google/gemma-4-E4B-it", (42, 35, 7, 131072), (2, 256, 512), (2, 512, None)),
         ("google/gemma-4-E2B-it", (35, 28, 7, 131072), (1, 256, 512), (1, 512, None)),
         (GEMMA3, (62, 52, 10, 131072), (16, 128, 1024), (16, 128, None)),

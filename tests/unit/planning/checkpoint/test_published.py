@@ -136,18 +136,3 @@ def test_experts_and_what_a_token_reads_of_them() -> None:
         assert found == sizes, repo
         parts = [part for part in model.components if part.kind == "experts"]
         assert {part.read_per_token for part in parts} == {model.experts_per_token / model.experts}
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"vision_feature_layer": "last"}, r"vision_feature_layer in config\.json is .*; the number of a layer"),
-        ({"no_rope_layers": ["1"]}, r"no_rope_layers in config\.json is .*; a list of whole numbers"),
-        ({"partial_rotary_factor": 2}, r"partial_rotary_factor in config\.json is 2; a number above 0"),
-        ({"sliding_window_pattern": "LLX"}, r"sliding_window_pattern in config\.json is .*LLX.*; a whole number, or L"),
-    ],
-)
-def test_odd_values_are_refused(changes: Mapping[str, Any], said: str) -> None:
-    facts = published.facts("microsoft/phi-4", 1)
-    with pytest.raises(FactsError, match=said):
-        families.interpret(replace(facts, config={**facts.config, **changes}))

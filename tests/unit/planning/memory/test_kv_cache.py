@@ -65,14 +65,6 @@ def test_a_request_holds_a_chunk_and_the_batches_in_flight(tokens: int, blocks: 
     assert [group.blocks_per_request for group in groups if group.attention is Attention.CHUNKED] == [blocks] * 3
 
 
-def test_a_model_with_full_attention_only_is_one_group() -> None:
-    found = kv_cache.capacity(LLAMA, Arguments(max_model_len=8192), 4 * GIB, "0.19.0")
-    assert [group.layers for group in found.groups] == [32]
-    assert found.groups[0].page_bytes == 2 * 16 * 8 * 128 * 2
-    assert found.groups[0].blocks_per_request == 512 and found.blocks == 2048 and found.tokens == 32768
-    assert found.max_concurrency == 4 and found.needed_bytes == GIB and found.used_bytes == 4 * GIB
-
-
 @pytest.mark.parametrize(
     ("ranks", "dtype", "expected"),
     [(1, "auto", 65536), (2, "bfloat16", 32768), (8, "auto", 8192), (16, "auto", 8192), (1, "fp8_e5m2", 32768)],
@@ -187,19 +179,11 @@ def test_the_longest_request_is_at_most_the_models_own() -> None:
     assert kv_cache.capacity(LLAMA, Arguments(max_model_len=64), GIB, "0.19.0").max_context_tokens == 8192
 
 
-def test_from_0_29_the_null_block_counts() -> None:
-    before, since = (kv_cache.needed(HYBRID, Arguments(max_model_len=4096), x) for x in ("0.28.0", "0.29.0"))
-    assert since - before == 4 * 16 * 2 * 4 * 64 * 2
-
-
 @pytest.mark.parametrize("available", [-5 * GIB, -1, 0, 1])
 def test_no_memory_is_an_answer(available: int) -> None:
     found = kv_cache.capacity(HYBRID, Arguments(), available, "0.33.0")
     assert (found.blocks, found.tokens, found.max_concurrency, found.max_context_tokens) == (0, 0, 0, 0)
     assert found.available_bytes == available < found.needed_bytes
-
-
-# -- what always holds
 
 
 # -- dtype

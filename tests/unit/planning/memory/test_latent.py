@@ -56,15 +56,6 @@ def test_the_backend_of_the_gpu_decides_on_the_block(gpu: Gpu, dtype: str, block
     assert none.verdict is Verdict.UNSUPPORTED_ENGINE and "latent attention (MLA)" in none.reason
 
 
-def test_a_gpu_has_the_whole_cache_whatever_the_number_of_gpus() -> None:
-    lite = families.interpret(published.facts(LITE))
-    one, four = (
-        kv_cache.capacity(lite, Arguments(tensor_parallel_size=size, max_model_len=4096), GIB, "0.32.0").tokens
-        for size in (1, 4)
-    )
-    assert one == four == GIB // (16 * 27 * 1152) * 16
-
-
 def test_context_that_is_expanded_counts_as_activation_and_its_buffer_beside_the_share() -> None:
     """V2-Lite has 16 heads of 128 + 128 elements; the buffer has 576 for each of 64 Ki tokens."""
     short, long = (plan(LITE, [checkpoints.L4] * 2, max_model_len=length).gpus[0] for length in (2048, 8192))
@@ -92,13 +83,6 @@ def test_rope_is_wider_in_eager_mode() -> None:
         weights.per_rank(lite, Arguments(enforce_eager=on), "0.32.0")[0].by_kind["rope_caches"] for on in (False, True)
     )
     assert (plain, eager) == (163840 * 64 * 2, 163840 * 64 * 4)
-
-
-def test_layers_for_speculative_decoding_are_not_loaded() -> None:
-    facts = published.facts(V3, 4)
-    assert any(".eh_proj." in tensor.name for tensor in facts.tensors)
-    parts = families.interpret(facts).components
-    assert {layer for part in parts for layer in part.tensor.layers or ()} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(("key", "value"), [("index_topk", 2048), ("moe_layer_freq", 2)])

@@ -7,20 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts
+from ansible.module_utils.vllm_edge.planning.checkpoint import families
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, Model, RankWeights, Sharding
 from ansible.module_utils.vllm_edge.planning.memory import weights
 from checkpoints import GIB, model, recorded
-
-PARAMETERS = {
-    "google/gemma-4-31B-it": 31_273_088_876,
-    "google/gemma-4-26B-A4B-it": 25_805_936_206,
-    "google/gemma-4-E4B-it": 7_996_156_490,
-    "google/gemma-4-E2B-it": 5_123_178_051,
-    "google/gemma-3-27b-it": 27_432_406_640,
-    "mistralai/Mistral-7B-Instruct-v0.3": 7_248_023_552,
-}
-"""Published: the hub's count of each repository's safetensors."""
 
 HEAD_GIB = 262_144 * 5_376 * 2 / GIB
 """Of the checkpoint whose head is not tied, in addition to what was modelled."""
@@ -58,15 +48,6 @@ def one(found: Model, version: str = "0.19.0", **arguments: Any) -> RankWeights:
     return rank
 
 
-# -- what is in the files
-
-
-@pytest.mark.parametrize("repo", PARAMETERS)
-def test_parameters_are_as_published(repo: str) -> None:
-    assert model_facts.parameters(recorded(repo)) == PARAMETERS[repo]
-    assert model_facts.checkpoint_bytes(recorded(repo)) == 2 * PARAMETERS[repo]
-
-
 # -- what is on a GPU
 
 
@@ -77,13 +58,6 @@ def test_load_and_what_a_token_reads_are_as_modelled(repo: str) -> None:
         assert found.bytes / GIB == pytest.approx(loaded, abs=0.02), size
         # Scales of channels are read too.
         assert found.read_bytes_per_token / 1e9 == pytest.approx(read, abs=0.03 if "FP8" in repo else 0.011), size
-
-
-def test_language_model_only_leaves_the_towers_out() -> None:
-    found = model("google/gemma-4-31B-it")
-    saved = one(found).bytes - one(found, language_model_only=True).bytes
-    assert saved == 2 * (569_550_384 + 6_193_152)
-    assert one(found, language_model_only=True).read_bytes_per_token == one(found).read_bytes_per_token
 
 
 def test_weights_are_kept_in_the_models_dtype_and_scales_in_theirs() -> None:
@@ -125,11 +99,8 @@ def test_a_tied_table_is_on_both_ends_and_read_on_the_last() -> None:
 
 
 def test_the_reference_runs_that_ran_out_of_memory() -> None:
-    """bf16 over two stages needs about 31.5 GiB, NVFP4 about 17.6."""
-    first, last = ranks(model("google/gemma-4-31B-it"), pipeline_parallel_size=2)
-    assert first.bytes / GIB == pytest.approx(31.45, abs=0.05)
-    assert last.bytes == first.bytes
-    first, last = ranks(model("nvidia/Gemma-4-31B-IT-NVFP4"), pipeline_parallel_size=2)
+    """NVFP4 over two stages needs about 17.6 GiB."""
+    first, _ = ranks(model("nvidia/Gemma-4-31B-IT-NVFP4"), pipeline_parallel_size=2)
     assert first.bytes / GIB == pytest.approx(17.55, abs=0.05)
     # Every layer is on one of three stages.
     stages, found = ranks(model("31b-bf16"), pipeline_parallel_size=3), one(model("31b-bf16")).by_kind
