@@ -93,7 +93,9 @@ def build_start_command(paths: HostPaths, generation: Generation, choice: Choice
         "UMask=0022",
         *SANDBOX,
     ]
-    places = [f"--setenv=VLLM_EDGE_{field.upper()}={place}" for field, place in vars(paths).items()]
+    # A hook sees them. It gets what docs/switching.md lists, and where a host is elsewhere.
+    usual = vars(HostPaths())
+    elsewhere = [f"--setenv=VLLM_EDGE_{key.upper()}={path}" for key, path in vars(paths).items() if path != usual[key]]
     inventory = [f"--inventory-profile={choice.inventory_profile}"] if choice.inventory_profile else []
     return [
         "systemd-run",
@@ -102,7 +104,7 @@ def build_start_command(paths: HostPaths, generation: Generation, choice: Choice
         "--quiet",
         "--service-type=exec",
         *[f"--property={item}" for item in properties],
-        *places,
+        *elsewhere,
         "--",
         PROGRAM,
         "run-switch",
