@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 
 import pytest
-from gateway_world import ENGINES, H2, KEYS, PATHS, Connection, Gateway, name_backend, write_request
+from gateway_world import ENGINES, H2, KEYS, PATHS, Gateway, name_backend, write_request
 
 pytestmark = pytest.mark.slow
 
@@ -110,17 +110,6 @@ def test_a_stand_in_says_so(gateway: Gateway) -> None:
     gateway.bring_back("architect", "big")
     assert answer.json == {"engine": "small"}
     assert (answer.headers["x-served-by"], answer.headers["x-stand-in"]) == ("small", "architect")
-
-
-def test_an_open_connection_follows_a_link_that_moved(gateway: Gateway) -> None:
-    connection = Connection(gateway.port)
-    engines = []
-    for engine in ("big", "small", "big"):
-        gateway.bring_back("architect", engine)
-        connection.send(write_request({"model": "architect"}))
-        engines.append(connection.read().json["engine"])
-    connection.close()
-    assert engines == ["big", "small", "big"]
 
 
 def test_an_error_has_the_request_id_of_its_header_and_of_the_log(gateway: Gateway) -> None:

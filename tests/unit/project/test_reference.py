@@ -140,13 +140,6 @@ def test_modules_that_documentation_and_examples_name_exist(documented: Docs) ->
     assert {name for name in named if not name.startswith("ansible.builtin.")} <= ours
 
 
-def test_every_doc_fragment_is_used_twice() -> None:
-    """An option of one module belongs into that module."""
-    for path in FRAGMENTS:
-        name = re.compile(rf"^  - {re.escape(COLLECTION)}\.{path.stem}(\.\w+)?$", re.MULTILINE)
-        assert len([plugin for plugin in MODULES if name.search(plugin.read_text())]) > 1, path.name
-
-
 def test_every_key_in_use_is_described(options: list[Named]) -> None:
     values = {name: value for found in reference.group_vars().values() for name, value in found.items()}
     for variable in ("serving_engines", "serving_profiles", "vllm_models"):

@@ -145,18 +145,9 @@ NEW_ENGINE = f"31b-w4a16@{SMALL.input_hash}"
 OLD_ENGINE = "31b-nvfp4"
 
 
-@pytest.mark.parametrize(
-    ("quirk", "phase"),
-    [
-        ("crashes while loading", Phase.HEALTHY),
-        ("canary wrong", Phase.CANARY),
-        ("answers badly", Phase.CANARY),
-        ("grows", Phase.MEASURE),
-    ],
-)
-def test_a_faulty_new_engine_is_replaced_by_the_old_one(bench: SwitchHost, quirk: str, phase: Phase) -> None:
-    bench.world.change(quirks={NEW_ENGINE: quirk})
-    assert f"in phase {phase}" in bench.ends(Result.ROLLED_BACK).message
+def test_a_new_engine_that_does_not_pass_the_quality_suite_is_replaced_by_the_old_one(bench: SwitchHost) -> None:
+    bench.world.change(quirks={NEW_ENGINE: "answers badly"})
+    assert "in phase canary" in bench.ends(Result.ROLLED_BACK).message
 
 
 def test_an_old_engine_that_cannot_be_stopped_goes_on_serving_and_one_leaving_memory_warns(bench: SwitchHost) -> None:
@@ -439,10 +430,3 @@ def test_names_are_away_before_requests_are_waited_for_and_back_after_the_commit
     gone = ["architect", "worker", "sentry"]
     assert away == {"away": [], "drain": gone, "commit": gone, "back": gone, "clean_up": []}, "auditor's engine stays"
     assert [*bench.world.published] == [*(phase for phase in PHASES), None]
-
-
-def test_an_away_that_fails_leaves_no_name_away(bench: SwitchHost) -> None:
-    pids = bench.pids(*OLD.engines)
-    bench.fail("away", "no space left on /run", moment="after")
-    bench.ends(Result.ROLLED_BACK)
-    assert bench.pids(*OLD.engines) == pids, "nothing had to restart"

