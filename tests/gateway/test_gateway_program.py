@@ -273,9 +273,7 @@ def test_its_time_ends_although_its_process_lives(host: Host) -> None:
         assert "bench:worker" not in (host.gateway.etc / "rights.map").read_text()
 
 
-def test_a_client_of_an_operator_and_a_gateway_that_is_down_are_refused(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_taken_name_or_no_gateway_is_refused(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = host.gateway.etc / "clients.json"
     before = file.read_text()
     file.write_text(json.dumps({**json.loads(before), "bench": {"keys": []}}))

@@ -238,9 +238,7 @@ def test_the_command_runs_them_after_the_others(stubbed: FakeHost, capsys: pytes
     assert "The weights of e2b (google/gemma-4-E2B-it) are not recorded" in wrong[0]["evidence"]
 
 
-def test_the_models_of_the_inventory_are_hashed_and_an_engine_that_does_not_run_is_not_asked(
-    stubbed: FakeHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_are_hashed_and_stopped_engines_not_asked(stubbed: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         serving, "collect", lambda *_, **__: STATUS | {"engines": [ENGINE | {"active_state": "failed"}]}
     )
@@ -251,9 +249,7 @@ def test_the_models_of_the_inventory_are_hashed_and_an_engine_that_does_not_run_
     assert facts.canary == {}
 
 
-def test_the_module_asks_the_program_of_the_host(
-    run_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_module_asks_the_hosts_program(run_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "vllm-edge"
     document = {"host": "h", "as_root": True, "exit_status": 2, "summary": {"fail": 1}}
     check = {"check": "deep.files", "group": "deep", "state": "fail", "evidence": "x differs", "remedy": ""}

@@ -321,16 +321,6 @@ STATES = [
         SERVING | {"version": "615.71.09", "installed": "615.71.09", "module_version": "615.71.09"},
     ),
     Case(
-        "unsupported distribution",
-        "validate",
-        (
-            "This role installs the driver on Debian-12, Debian-13, Ubuntu-24.04; this host is Rocky-9, whose package "
-            "names and repositories have not been tested. Use one of these distributions, or install the driver "
-            "yourself and leave the role out.",
-        ),
-        facts=platform("Rocky", "9.4"),
-    ),
-    Case(
         "branch that Debian's archive does not have",
         "validate",
         ("Debian-12 has branch 535 alone; nvidia_driver_branch is 580", "Set nvidia_driver_source to nvidia"),

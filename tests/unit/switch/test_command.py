@@ -255,9 +255,7 @@ def test_the_exit_status_is_asked_before_systemd_forgets_the_unit(shown: str, st
 
 
 @pytest.mark.parametrize("signal", [KeyboardInterrupt, BrokenPipeError])
-def test_who_stops_following_is_told_how_to_go_on(
-    command: Command, signal: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_stops_following(command: Command, signal: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch_unit, "follow", Mock(side_effect=signal))
     assert command.switch("4") == 130
     assert "The switch goes on in vllm-edge-switch.service" in command.err

@@ -189,9 +189,7 @@ def test_without_docker_an_engine_takes_its_time(finishing: ServingHost) -> None
     assert finishing.docker.killed == []
 
 
-def test_names_go_away_and_come_back_where_there_is_a_gateway(
-    host: ServingHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_go_away_and_come_back(host: ServingHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HAProxy, "is_stopped", lambda self: True)
     assert host.world.away(host.generation, host.generation, Moves()).detail == "this host has no gateway"
     host.world.publish(Phase.DRAIN)

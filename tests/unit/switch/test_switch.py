@@ -67,9 +67,7 @@ def test_a_switch_commits_and_touches_only_what_differs(bench: SwitchHost, capsy
         ("host", "inventory", "2026-11-20T00:00:00Z"),
     ],
 )
-def test_what_is_active_already_is_kept_and_its_origin(
-    bench: SwitchHost, origin: str, kept: str, chosen_at: str
-) -> None:
+def test_what_is_active_is_kept_and_its_origin(bench: SwitchHost, origin: str, kept: str, chosen_at: str) -> None:
     journal = bench.ends(Result.UNCHANGED, bench.old, origin=origin)
     assert bench.log == ["moves@1", "back@1"] and journal.phases == ()
     now = recorded(bench)
@@ -110,9 +108,7 @@ def test_a_phase_that_fails(bench: SwitchHost, phase: Phase, when: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ROLLS_BACK)
-def test_an_unexpected_error_is_a_failed_phase(
-    bench: SwitchHost, capsys: pytest.CaptureFixture[str], phase: Phase
-) -> None:
+def test_an_exception_is_a_failed_phase(bench: SwitchHost, capsys: pytest.CaptureFixture[str], phase: Phase) -> None:
     bench.fail(phase, KeyError("unheard of"))
     assert "KeyError: 'unheard of'" in bench.ends(Result.ROLLED_BACK).message
     assert "Traceback" in capsys.readouterr().err

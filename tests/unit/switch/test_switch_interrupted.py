@@ -117,9 +117,7 @@ def test_without_room_for_the_ballast_nothing_begins(bench: SwitchHost) -> None:
 
 
 @pytest.mark.parametrize("phase", ACTIONS)
-def test_a_second_switch_is_told_of_the_first(
-    bench: SwitchHost, capsys: pytest.CaptureFixture[str], phase: Phase
-) -> None:
+def test_a_second_switch_is_told_of_it(bench: SwitchHost, capsys: pytest.CaptureFixture[str], phase: Phase) -> None:
     seen: list[tuple[int, str]] = []
 
     def second() -> None:

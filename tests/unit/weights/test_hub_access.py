@@ -45,7 +45,6 @@ PLAIN, NO_ADDRESS = "is not encrypted, and", "is no address of a hub"
         ("http://localhost#@mirror.example", True, NO_ADDRESS),
         ("https://mirror.example/\r\nX: y", False, NO_ADDRESS),
         ("https://m\u0456rror.example", False, NO_ADDRESS),
-        ("https://[::1", False, NO_ADDRESS),
         ("https://", False, NO_ADDRESS),
         ("ftp://mirror.example", False, NO_ADDRESS),
         (["https://huggingface.co"], False, NO_ADDRESS),
@@ -230,9 +229,7 @@ def test_redirect_to_another_scheme_is_refused(weights: Run, listener: Listener)
     assert result["rc"] == 1 and "unsupported protocol" in result["msg"], result
 
 
-def test_proxy_with_a_password_is_used_and_never_shown(
-    weights: Run, listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_proxy_with_password(weights: Run, listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub.utils import close_session
 
     for name in ("HTTP_PROXY", "NO_PROXY", "no_proxy", "http_proxy"):

@@ -109,9 +109,7 @@ NOTHING_TO_DO: dict[str, tuple[Prepare, Result, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", NOTHING_TO_DO)
-def test_second_run_asks_nobody(
-    weights: Run, hub: TestHub, target: Path, first: Result, record: Path, case: str
-) -> None:
+def test_second_run_is_silent(weights: Run, hub: TestHub, target: Path, first: Result, record: Path, case: str) -> None:
     prepare, how, rehashed = NOTHING_TO_DO[case]
     prepare(hub, target)
     second = weights(**(how if "revision" not in how else {"revision": first["revision"]}))
@@ -125,9 +123,7 @@ def test_second_run_asks_nobody(
     assert json.loads(record.read_text())["requested_revision"] == "main" and hub.requests() == []
 
 
-def test_pinned_commit_is_not_called_resolved_and_a_lost_record_is_written_again(
-    weights: Run, hub: TestHub, first: Result, record: Path
-) -> None:
+def test_lost_record_is_written_again_resolved_or_not(weights: Run, hub: TestHub, first: Result, record: Path) -> None:
     """Files that are there and right are taken over."""
     commit = first["revision"]
     for revision in (commit, "main"):
@@ -138,9 +134,7 @@ def test_pinned_commit_is_not_called_resolved_and_a_lost_record_is_written_again
         assert json.loads(record.read_text())["revision"] == commit
 
 
-def test_new_revision_brings_what_differs_and_removes_what_is_gone(
-    weights: Run, hub: TestHub, target: Path, first: Result
-) -> None:
+def test_new_revision_brings_and_removes_what_differs(weights: Run, hub: TestHub, target: Path, first: Result) -> None:
     hub.write("config.json", b'{"model_type": "gemma4", "new": true}\n')
     hub.remove("nested/extra.json")
     (Path(target) / "notes.txt").write_text("the operator's own")
@@ -164,9 +158,7 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize(("how", "mode"), [*((how, "size") for how in DAMAGE), ("altered", "full")])
-def test_damaged_file_is_brought_alone(
-    weights: Run, hub: TestHub, target: Path, first: Result, how: str, mode: str
-) -> None:
+def test_damaged_file_is_brought(weights: Run, hub: TestHub, target: Path, first: Result, how: str, mode: str) -> None:
     untouched = (target / "config.json").stat()
     DAMAGE[how](target / "model.safetensors")
     foreseen = weights(check=True, verify=mode)
@@ -289,9 +281,7 @@ def test_part_is_verified_before_it_is_used(weights: Run, hub: TestHub, target: 
     assert not (target.parent / ".incoming").exists()
 
 
-def test_room_counts_what_has_arrived_and_frees_what_is_of_no_use(
-    weights: Run, part: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_room_counts_what_has_arrived_already(weights: Run, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two small files have arrived whole, and most of a third one."""
     useless = part.with_name("other.0000000000000000.part")
     useless.write_bytes(b"x" * 1000)
@@ -359,9 +349,7 @@ def test_damage_on_the_disk_is_said_where_the_hub_is_away(weights: Run, first: R
     assert weights()["downloaded"] == ["model.safetensors"]
 
 
-def test_disk_that_became_full_is_not_called_the_hubs_fault(
-    weights: Run, first: Result, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_that_became_full(weights: Run, first: Result, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "part")
 
@@ -410,9 +398,7 @@ def test_weights_behind_a_link_are_brought_to_the_disk_behind_it(weights: Run, t
     assert not again["changed"] and again["path"] == str(target)
 
 
-def test_gated_repository_wants_a_token_and_never_shows_it(
-    weights: Run, hub: TestHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gated_repository(weights: Run, hub: TestHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lab's storage refuses whoever brings a token, and its Xet is an empty promise."""
     hub.gate("hf_right")
     monkeypatch.setenv("HF_TOKEN", "hf_right")  # of the user, which is not taken
@@ -457,9 +443,7 @@ def test_two_runs_at_once_are_refused(weights: Run, first: Result, arguments: Re
     assert other_user_may == 0, "whoever may open the lock could hold it"
 
 
-def test_the_lock_is_free_although_a_process_forked_meanwhile_has_it_open(
-    weights: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lock_is_free_although_a_forked_process_has_it_open(weights: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     chmod, copies = os.fchmod, []
 
     def keep(descriptor: int, mode: int) -> None:
@@ -507,9 +491,7 @@ def prepared(hub: TestHub, tmp_path: Path) -> Path:
     return directory
 
 
-def test_prepared_directory_says_its_commit_and_hashes(
-    weights: Run, hub: TestHub, target: Path, prepared: Path
-) -> None:
+def test_prepared_directory_says_commit_and_hashes(weights: Run, hub: TestHub, target: Path, prepared: Path) -> None:
     result = weights(source_directory=str(prepared))
     assert result["rc"] == 0, result
     assert tree(target) == FILES and result["resolved"]
@@ -535,9 +517,7 @@ def test_unfit_directory_is_refused(
 
 
 @pytest.mark.slow
-def test_module_goes_on_under_the_interpreter_that_has_the_client(
-    hub: TestHub, arguments: Result, target: Path, tmp_path: Path
-) -> None:
+def test_module_goes_on_where_the_client_is(hub: TestHub, arguments: Result, target: Path, tmp_path: Path) -> None:
     """As on a host: the system's Python has no client, the runtime's has. The token stays out of what is printed."""
     hub.gate("hf_right")
     bare = tmp_path / "bare"

@@ -56,9 +56,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[str]:
     return executed[0]
 
 
-def test_serving_puts_the_simulated_gpus_under_the_real_command(
-    lab_gpu_root: LabRoot, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_serving_puts_simulated_gpus_under_the_command(lab_gpu_root: LabRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TORCHDYNAMO_DISABLE", gpus.IDENTITY):
         monkeypatch.setenv(name, "")
     served = [sys.executable, "-m", command.PROCESSES, "serve", "/models/x"]

@@ -63,8 +63,6 @@ def test_cuinit_stands_or_falls_with_the_nodes_of_a_container(
 
 
 @pytest.mark.parametrize(("module", "init"), [(None, 100), ("580.65.06", 803), ("570.211.01", 803), ("590.48.01", 803)])
-def test_cuinit_needs_the_module_of_its_own_version(
-    cuda: Callable[..., Any], gpus: testing.LabRoot, module: str | None, init: int
-) -> None:
+def test_cuinit_by_the_module(cuda: Callable[..., Any], gpus: testing.LabRoot, module: str | None, init: int) -> None:
     gpus.set_module(module)
     assert cuda()["init"] == init

@@ -91,9 +91,7 @@ def test_slow_release_starts_anew_for_a_claim_made_again(nvml: ModuleType, gpus:
         assert used(nvml) == 0
 
 
-def test_binaries_run_on_the_oldest_system(
-    nvml_library: Path, smi_program: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_binaries_run_on_old_systems(nvml_library: Path, smi_program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(map(compiler.needed_glibc, (nvml_library, smi_program))) <= compiler.OLDEST_GLIBC
     monkeypatch.setattr(compiler, "OLDEST_GLIBC", (2, 3))
     with pytest.raises(RuntimeError, match="needs glibc 2"):

@@ -52,7 +52,6 @@ LOST = (
         ((0, "no-memory-v2"), "--query-gpu=memory.used --format=csv,noheader,nounits -i 0", "470\n", 0),
         ((0, "nvml-error", "TIMEOUT"), "--query-gpu=index,memory.used --format=csv,noheader -i 0", "0, [Timeout]\n", 0),
         (None, "--query-gpu=colour --format=csv", 'Field "colour" is not a valid field to query.', 2),
-        (None, "--query-gpu=index", '"--format=" switch is missing', 2),
         (None, "--wings", "Invalid combination of input arguments", 2),
         (None, "-L -i 9", "No devices were found", 6),
         ((None,), "", NO_DRIVER, 9),
