@@ -97,7 +97,6 @@ UNANSWERED = {"e2b": [RESULTS[0], replace(RESULTS[1], ok=False, error="HTTP 500.
 SENTRY = "Served name sentry does not answer as it should: HTTP 500. '"
 CASES: list[tuple[str, Deep, str, str]] = [
     ("weights", replace(GOOD, weights=(Weights("e2b", problems=("The weights are gone.",)),)), "are gone", ""),
-    ("status", engine(active_state="inactive", container_image_id=None), "is inactive", "systemctl start"),
     ("images", engine(container_image_id="sha256:bb"), "runs the image sha256:bb, recorded is sha256:aa", "site.yml"),
     ("images", engine(container_state="absent"), "is active and has no container", "systemctl restart"),
     ("images", replace(GOOD, images=("somebody moved the tag",)), "somebody moved the tag", ""),
@@ -105,7 +104,6 @@ CASES: list[tuple[str, Deep, str, str]] = [
     ("status", host(unfinished_switch=SWITCH), "was ended in phase healthy and left unfinished", "vllm-edge recover"),
     ("status", host(switch=SWITCH), "A switch to generation 5 (bf16-tp4) runs, asked by site.yml by alice", "progress"),
     ("status", host(live_files=[{"path": "/etc/x", "how": "it is missing"}]), "is not what generation 4", "site.yml"),
-    ("status", replace(GOOD, status=STATUS | {"problems": ["Docker is away"]}), "Docker is away", ""),
     ("files", rendered("it is missing"), "/etc/x is not what the inventory renders: it is missing", "site.yml"),
     ("canary", replace(GOOD, canary=UNANSWERED), SENTRY, "vllm-edge canary e2b"),
 ]

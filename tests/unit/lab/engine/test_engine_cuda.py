@@ -24,19 +24,23 @@ NODES = ("nvidiactl", "nvidia-uvm", "nvidia0")
         (NODES, "", ""),
         (("nvidiactl", "nvidia0"), "", "CUDA unknown error - this may be due to an incorrectly set up environment"),
         (("nvidiactl", "nvidia-uvm"), "", "No CUDA GPUs are available"),
+        (("nvidia-uvm", "nvidia0"), "", "No CUDA GPUs are available"),
         (NODES, "35", "The NVIDIA driver on your system is too old (found version 12040)"),
-        (NODES, "803", "Error 803: system has unsupported display driver / cuda driver combination"),
+        (NODES, "module 570.211.01", "Error 803: system has unsupported display driver / cuda driver combination"),
     ],
 )
 def test_a_worker_ends_with_torchs_sentence(tmp_path: Path, nodes: tuple[str, ...], fault: str, said: str) -> None:
     gpus = testing.create_root(tmp_path / "gpus", gpus=1)
     gpus.set_nodes(*nodes)
-    if fault:
+    if fault.startswith("module"):
+        gpus.set_module(fault.split()[1])
+    elif fault:
         gpus.set_fault(0, "cuda-init-fails", fault)
     environment = gpus.environment(testing.build_cuda(tmp_path)) | {"PYTHONPATH": str(ROOT / "lab/engine")}
     command = [sys.executable, "-c", "from vllm_edge_lab import cuda; cuda.initialise()"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == (1 if said else 0)
+    assert gpus.nodes() == set(nodes), "nobody makes a node in a container"
     assert said in done.stderr and ("RuntimeError: " in done.stderr) is bool(said)
 
 
