@@ -631,10 +631,10 @@ class Gateway:
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         return sorted(map(int, path.read_text().split()))
 
-    def get_memory_mib(self, kind: str = "VmRSS") -> float:
-        """The memory of all workers, of a kind that /proc/PID/status names."""
+    def get_memory_mib(self) -> float:
+        """The resident memory of all workers."""
         text = "".join(Path(f"/proc/{worker}/status").read_text() for worker in self.get_workers())
-        return sum(map(int, re.findall(rf"{kind}:\s+(\d+)", text))) / 1024
+        return sum(map(int, re.findall(r"VmRSS:\s+(\d+)", text))) / 1024
 
     def get_log(self, request_id: str) -> dict[str, Any]:
         lines = wait_until(lambda: [one for one in self.read_log() if one["request_id"] == request_id])

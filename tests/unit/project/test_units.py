@@ -20,7 +20,7 @@ from helpers import ROOT, run_playbook
 
 ROLE = ROOT / "roles/vllm_engine"
 GATEWAY = ROOT / "roles/serving_gateway"
-GATEWAY_UNITS = ("vllm-edge-gateway.service", "vllm-edge-gateway-sync.service", "vllm-edge-gateway-sync.timer")
+GATEWAY_UNITS = ("vllm-edge-gateway.service", "vllm-edge-gateway-sync.service")
 LIMITS = {"vllm-edge-switch.service": 5.0, "vllm-edge-recover.service": 2.0, "vllm-e.service": 3.0}
 LIMITS |= {"vllm-edge-gateway.service": 4.0, "vllm-edge-gateway-sync.service": 2.0}
 """Exposure from 0 to 10 (`systemd-analyze security`); without a sandbox it is 9.6. Lower a limit when you can."""

@@ -321,6 +321,12 @@ STATES = [
         SERVING | {"version": "615.71.09", "installed": "615.71.09", "module_version": "615.71.09"},
     ),
     Case(
+        "unsupported distribution",
+        "validate",
+        ("This role installs the driver on Debian-12, Debian-13, Ubuntu-24.04; this host is Rocky-9, whose package",),
+        facts=platform("Rocky", "9.4"),
+    ),
+    Case(
         "branch that Debian's archive does not have",
         "validate",
         ("Debian-12 has branch 535 alone; nvidia_driver_branch is 580", "Set nvidia_driver_source to nvidia"),

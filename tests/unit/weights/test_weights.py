@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import subprocess
-from pathlib import Path
-
 import pytest
 from ansible.module_utils.vllm_edge.weights import record as weights_record
-from ansible.module_utils.vllm_edge.weights import sources, survey, transfer
+from ansible.module_utils.vllm_edge.weights import sources, transfer
 
 GIB = 1024**3
 
@@ -27,17 +23,6 @@ def test_selection_takes_what_vllm_reads() -> None:
     assert left == [".git/x.json", "pic.png", "x.bin"]
     with pytest.raises(weights_record.WeightsError, match=r"no \.safetensors"):
         transfer.select(listing("README.md"), "o/n")
-
-
-@pytest.mark.slow
-def test_hashes_are_gits_and_sha256s_own(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"content of a file\n" * 1000)
-    sha256, git = survey.hash_file(path, git=True)
-    assert sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert survey.hash_file(path) == (sha256, "")
-    done = subprocess.run(["git", "hash-object", str(path)], capture_output=True, text=True, check=True)
-    assert git == done.stdout.strip()
 
 
 def record(**changed: object) -> weights_record.Record:
