@@ -84,14 +84,6 @@ def test_sizes_and_times_have_a_unit(options: list[Named]) -> None:
     ] == []
 
 
-def test_every_plugin_has_an_author_and_attributes(documented: Docs) -> None:
-    for name, plugin in documented.items():
-        assert plugin["doc"].get("author"), name
-        attributes = plugin["doc"].get("attributes", {})
-        assert {"check_mode", "diff_mode", "idempotent"} <= attributes.keys(), name
-        assert all("support" in attribute and attribute.get("description") for attribute in attributes.values()), name
-
-
 def names_below(prefix: str, values: Mapping[str, Any], below: str) -> Iterator[str]:
     """Yield the names that O() or RV() may contain, with [] after each list."""
     for key, value in values.items():
