@@ -160,13 +160,7 @@ def test_the_path_may_name_the_role(gateway: Gateway) -> None:
     assert gateway.get_log(answer.headers["x-request-id"])["path"] == "/roles/ROLE" + PATHS[-1]
     unknown = gateway.ask(write_request(text, "/roles/nobody/v1/completions", key="part"))
     assert (unknown.status, unknown.json["error"]["message"][-17:]) == (404, " /roles/sentry/v1")
-    others = (
-        "/roles/architect/v1/completions",
-        "/roles//v1/completions",
-        "/roles/sentry/status",
-        "/roles/sentry/../v1",
-    )
-    assert [gateway.ask(write_request(text, path, key="part")).status for path in others] == [403, 404, 404, 404]
+    assert gateway.ask(write_request(text, "/roles/architect/v1/completions", key="part")).status == 403
     models = gateway.ask(write_request(path="/roles/worker/v1/models")).json
     assert [one["id"] for one in models["data"]] == ["worker"]
     assert gateway.ask(write_request(path="/roles/worker/v1/models", key="part")).json["data"] == []

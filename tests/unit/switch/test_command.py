@@ -240,7 +240,6 @@ def test_a_refusal_that_no_journal_tells_is_one(command: Command, status: Exit) 
         ("ExecMainCode=0 ExecMainStatus=0", None),
         ("", None),
     ],
-    ids=["exited", "killed", "unknown", "silent"],
 )
 def test_the_exit_status_is_asked_before_systemd_forgets_the_unit(shown: str, status: int | None) -> None:
     calls: list[str] = []

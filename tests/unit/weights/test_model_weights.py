@@ -490,7 +490,6 @@ def test_prepared_directory_says_commit_and_hashes(weights: Run, hub: TestHub, t
         (lambda directory: None, "e" * 40, "is asked for"),
         (shutil.rmtree, "main", "does not exist on the host"),
     ],
-    ids=["altered file", "other commit", "absent"],
 )
 def test_unfit_directory_is_refused(
     weights: Run, prepared: Path, target: Path, prepare: Callable[[Path], Any], revision: str, text: str

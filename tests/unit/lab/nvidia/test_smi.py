@@ -17,19 +17,6 @@ pytestmark = pytest.mark.slow
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_table_and_memory_details(smi: Run, gpus: testing.LabRoot) -> None:
-    with gpus.claim(1, 16000) as pid:
-        lines = smi().stdout.splitlines()
-    assert "Driver Version: 580.173.02     CUDA Version: 13.0" in lines[2]
-    assert {len(line) for line in lines[1:] if line} == {91}
-    assert sum("16000MiB /  23034MiB" in line for line in lines) == 1
-    assert [line for line in lines if str(pid) in line and "16000MiB" in line]
-    assert "No running processes found" in smi().stdout
-    lines = [line.replace(" ", "") for line in smi("-q", "-d", "MEMORY", "-i", testing.UUIDS[0]).stdout.splitlines()]
-    start = lines.index("FBMemoryUsage")
-    assert lines[start + 1 : start + 5] == ["Total:23034MiB", "Reserved:470MiB", "Used:0MiB", "Free:22564MiB"]
-
-
 LISTED = "".join(f"GPU {index}: NVIDIA L4 (UUID: {uuid})\n" for index, uuid in enumerate(testing.UUIDS))
 NO_DRIVER = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
 MISMATCH = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.173\n"
