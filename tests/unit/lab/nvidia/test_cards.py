@@ -16,7 +16,6 @@ from lab.nvidia import testing
 from lab.nvidia.cards import read_cards
 from lab.world import World
 
-ROOT = Path(__file__).resolve().parents[4]
 H100 = "NVIDIA H100 80GB HBM3"
 CUDA = """
 import ctypes
