@@ -92,8 +92,6 @@ class Seen:
     given: bytes | None = None
     """The body that vLLM would get; None where the class refused the request."""
     given_headers: list[tuple[bytes, bytes]] = field(default_factory=list)
-    repeated: list[str] = field(default_factory=list)
-    """Names of headers that came more than once."""
     sent: int = 0
     left_at: float = 0.0
     """When the engine noticed that the other side was gone."""
@@ -147,7 +145,6 @@ class Engine:
                 seen.body += (await reader.readexactly(size + 2))[:-2]
             while line := (await reader.readline()).decode("latin-1").strip():
                 pairs.append((line.partition(":")[0].lower(), line.partition(":")[2].strip()))
-        seen.repeated = [name for name in dict(pairs) if sum(one == name for one, _ in pairs) > 1]
         if not await self.judge(seen, pairs, reader, writer):
             return False
         orders: dict[str, Any] = {}
@@ -634,10 +631,10 @@ class Gateway:
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         return sorted(map(int, path.read_text().split()))
 
-    def get_memory_mib(self, kind: str = "VmRSS") -> float:
-        """The memory of all workers, of a kind that /proc/PID/status names."""
+    def get_memory_mib(self) -> float:
+        """The resident memory of all workers."""
         text = "".join(Path(f"/proc/{worker}/status").read_text() for worker in self.get_workers())
-        return sum(map(int, re.findall(rf"{kind}:\s+(\d+)", text))) / 1024
+        return sum(map(int, re.findall(r"VmRSS:\s+(\d+)", text))) / 1024
 
     def get_log(self, request_id: str) -> dict[str, Any]:
         lines = wait_until(lambda: [one for one in self.read_log() if one["request_id"] == request_id])

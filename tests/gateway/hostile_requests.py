@@ -142,6 +142,7 @@ OTHER_PATHS = [
     "/roles/worker/../v1/completions",
     "/roles/worker%2f..%2farchitect/v1/completions",
     "/roles/worker/metrics",
+    "/roles/worker/status",
     "/roles/role_worker/v1/completions",
 ]
 NO_BODIES = {

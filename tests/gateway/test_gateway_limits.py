@@ -135,7 +135,6 @@ def test_tls_with_http_2_and_a_renewed_certificate(make_gateway: Callable[..., G
         ("http-request 10s", b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n"),
         ("time 20s", write_request(WORKER)[:-5]),
     ],
-    ids=["headers that do not end", "a body that does not come"],
 )
 def test_a_slow_request_ends(make_gateway: Callable[..., Gateway], timeout: str, request_: bytes) -> None:
     gateway = make_gateway(edit=(timeout, f"{timeout.split()[0]} 1s"))

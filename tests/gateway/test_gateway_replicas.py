@@ -67,7 +67,7 @@ def count_engines(answers: list[Future[Answer]]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("order", [["architect"], ["architect", "architect", "worker"]])
-def test_the_engine_with_the_least_requests_of_all_names_gets_the_next_one(
+def test_the_engine_with_least_requests_gets_the_next(
     many: Gateway, pool: ThreadPoolExecutor, order: list[str]
 ) -> None:
     before, streams = count_streams(many), []
@@ -83,9 +83,7 @@ def test_the_engine_with_the_least_requests_of_all_names_gets_the_next_one(
 
 
 @pytest.mark.parametrize("gone", ["mid", "big"])
-def test_an_engine_that_dies_leaves_its_requests_to_the_others(
-    many: Gateway, pool: ThreadPoolExecutor, gone: str
-) -> None:
+def test_an_engine_that_dies_leaves_requests_to_the_others(many: Gateway, pool: ThreadPoolExecutor, gone: str) -> None:
     many.engines[gone].stop()
     many.engines[gone].path.unlink(missing_ok=True)
     found = count_engines([ask(many, pool, silent=0.1) for _ in range(12)])

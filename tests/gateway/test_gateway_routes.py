@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 
 import pytest
-from gateway_world import ENGINES, H2, KEYS, PATHS, Connection, Gateway, name_backend, write_request
+from gateway_world import ENGINES, H2, KEYS, PATHS, Gateway, name_backend, write_request
 
 pytestmark = pytest.mark.slow
 
@@ -33,17 +33,13 @@ def test_the_engine_gets_no_header_that_it_does_not_need(gateway: Gateway) -> No
     }
 
 
-@pytest.mark.parametrize(
-    ("served", "status"), [("architect", 200), ("worker", 404), ("sentry", 404)], ids=["its own", "other", "ported"]
-)
-def test_a_port_answers_for_its_engine_only(gateway: Gateway, served: str, status: int) -> None:
-    answer = gateway.ask(write_request({"model": served}), gateway.ports["big"])
-    assert answer.status == status
-    gateway.commit("ports", {})
-    try:
-        assert gateway.ask(write_request({"model": served}), gateway.ports["big"]).status == 404
-    finally:
-        gateway.commit("ports")
+def test_a_port_answers_for_its_engine_only(gateway: Gateway) -> None:
+    for ports, status in ((gateway.map("ports"), 200), ({}, 404)):
+        gateway.commit("ports", ports)
+        served = ("architect", "worker", "sentry")
+        asked = [gateway.ask(write_request({"model": name}), gateway.ports["big"]).status for name in served]
+        assert asked == [status, 404, 404]
+    gateway.commit("ports")
 
 
 @pytest.mark.parametrize(
@@ -112,17 +108,6 @@ def test_a_stand_in_says_so(gateway: Gateway) -> None:
     assert (answer.headers["x-served-by"], answer.headers["x-stand-in"]) == ("small", "architect")
 
 
-def test_an_open_connection_follows_a_link_that_moved(gateway: Gateway) -> None:
-    connection = Connection(gateway.port)
-    engines = []
-    for engine in ("big", "small", "big"):
-        gateway.bring_back("architect", engine)
-        connection.send(write_request({"model": "architect"}))
-        engines.append(connection.read().json["engine"])
-    connection.close()
-    assert engines == ["big", "small", "big"]
-
-
 def test_an_error_has_the_request_id_of_its_header_and_of_the_log(gateway: Gateway) -> None:
     answer = gateway.ask(write_request({"model": "nobody"}, headers="X-Request-Id: mine\r\n"))
     error = answer.json["error"]
@@ -175,13 +160,7 @@ def test_the_path_may_name_the_role(gateway: Gateway) -> None:
     assert gateway.get_log(answer.headers["x-request-id"])["path"] == "/roles/ROLE" + PATHS[-1]
     unknown = gateway.ask(write_request(text, "/roles/nobody/v1/completions", key="part"))
     assert (unknown.status, unknown.json["error"]["message"][-17:]) == (404, " /roles/sentry/v1")
-    others = (
-        "/roles/architect/v1/completions",
-        "/roles//v1/completions",
-        "/roles/sentry/status",
-        "/roles/sentry/../v1",
-    )
-    assert [gateway.ask(write_request(text, path, key="part")).status for path in others] == [403, 404, 404, 404]
+    assert gateway.ask(write_request(text, "/roles/architect/v1/completions", key="part")).status == 403
     models = gateway.ask(write_request(path="/roles/worker/v1/models")).json
     assert [one["id"] for one in models["data"]] == ["worker"]
     assert gateway.ask(write_request(path="/roles/worker/v1/models", key="part")).json["data"] == []

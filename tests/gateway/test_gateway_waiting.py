@@ -63,9 +63,7 @@ def count_waiting(gateway: Gateway) -> int:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_no_more_than_some_requests_wait_for_the_next_engine(
-    roles: Gateway, pool: ThreadPoolExecutor, way: str
-) -> None:
+def test_no_more_than_some_requests_wait_for_an_engine(roles: Gateway, pool: ThreadPoolExecutor, way: str) -> None:
     running = [ask(roles, pool, chunks=60, interval=0.05) for _ in range(6)]
     wait_until(lambda: len([one for one in roles.engines["big"].seen if one.sent and not one.left_at]) >= 6)
     send_away(roles, way)

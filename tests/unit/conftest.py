@@ -119,18 +119,6 @@ def gpus(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return root
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    # Here and not beside the tests: with workers, the process that writes the summary reads this file alone. By the
-    # reports, which also come from them.
-    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
-    rows = [value for report in reports for name, value in report.user_properties if name == "state of a host"]
-    if rows and terminalreporter.verbosity >= 0:
-        terminalreporter.section("what a role says of each state of a host")
-        for what, said in rows:
-            terminalreporter.write_line(what)
-            terminalreporter.write_line(f"    {said}")
-
-
 @pytest.fixture
 def paths(tmp_path: Path) -> HostPaths:
     return HostPaths(tmp_path / "etc", tmp_path / "state", tmp_path / "units")

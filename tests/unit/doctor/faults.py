@@ -72,10 +72,6 @@ def of_branch(version: str) -> Change:
     return several(lambda host: [host.module(version), host.library(version)], cdi(*GPUS, driver=version))
 
 
-def runc(version: str) -> Change:
-    return answer("runc --version", f"runc version {version}\n")
-
-
 def kernel(release: str) -> Change:
     """A kernel without a module."""
     return lambda host: host.kernel(release, module=False)
@@ -236,10 +232,6 @@ def open_secrets(host: FakeHost) -> None:
     (host.root / "etc/vllm-edge/secrets").mkdir(mode=0o755)
 
 
-def open_hook(host: FakeHost) -> None:
-    host.write("etc/vllm-edge/hooks/before_drain.d/tell").chmod(0o777)
-
-
 def open_to(**users: int) -> Change:
     """Device nodes that everybody may open, and users with a shell beside those of the system."""
     rows = [f"{name}:x:{uid}:{uid}::/home/{name}:/bin/bash" for name, uid in {"root": 0, **users}.items()]
@@ -247,6 +239,8 @@ def open_to(**users: int) -> Change:
     return several(in_place(0o666, "dev/nvidia0"), in_place(0o666, "dev/nvidiactl"), passwd)
 
 
+HOOK = "etc/vllm-edge/hooks/before_drain.d/tell"
+open_hook = several(write(HOOK), in_place(0o777, HOOK))
 with_maps = several(unit(ENGINE, MainPID="4711"), write("proc/4711/maps", MAPS))
 restarting = down(ActiveState="activating", SubState="auto-restart")
 
@@ -338,7 +332,6 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
         (dockerd_with(*flags), f"warn {SETTINGS}", f"'{address}' is root", "docker.service")
         for address, *flags in (
             ("tcp://0.0.0.0:2375", "-H", "fd://", "-H", "tcp://0.0.0.0:2375"),
-            ("tcp://:2375", "-Htcp://:2375"),
             ("tcp://[::]:2376", "--host=tcp://[::]:2376", "--tls"),
         )
     ),
@@ -353,8 +346,7 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (package("hi 1.17.8-1", *TOOLKIT), "warn runtime.toolkit", "that came with 1.18", "newer release"),
     (package("hi 1.17.8-1", TOOLKIT[3]), "fail runtime.toolkit", "libnvidia-container1 1.17.8", "one version"),
     (package("ii 1.18.2-1", TOOLKIT[3]), "warn runtime.toolkit-held", "libnvidia-container1", "apt-mark hold"),
-    (runc("1.1.3"), "warn runtime.runc", "runc 1.1.3", "1.1.7 or newer"),
-    (runc("1.1.6"), "warn runtime.runc", "runc 1.1.6", "1.1.7 or newer"),
+    (answer("runc --version", "runc version 1.1.6\n"), "warn runtime.runc", "runc 1.1.6", "1.1.7 or newer"),
     (removed(DROP_IN), "warn runtime.cdi-refresh", "does not create /dev/nvidia-uvm", "a drop-in"),
     (unit(REFRESH, ActiveState="inactive"), "warn runtime.cdi-refresh", "inactive", "systemctl enable --now"),
     (cdi(*GPUS, driver=OLD), "fail runtime.cdi-current", STALE, "nvidia-cdi-refresh.service"),

@@ -97,7 +97,6 @@ UNANSWERED = {"e2b": [RESULTS[0], replace(RESULTS[1], ok=False, error="HTTP 500.
 SENTRY = "Served name sentry does not answer as it should: HTTP 500. '"
 CASES: list[tuple[str, Deep, str, str]] = [
     ("weights", replace(GOOD, weights=(Weights("e2b", problems=("The weights are gone.",)),)), "are gone", ""),
-    ("status", engine(active_state="inactive", container_image_id=None), "is inactive", "systemctl start"),
     ("images", engine(container_image_id="sha256:bb"), "runs the image sha256:bb, recorded is sha256:aa", "site.yml"),
     ("images", engine(container_state="absent"), "is active and has no container", "systemctl restart"),
     ("images", replace(GOOD, images=("somebody moved the tag",)), "somebody moved the tag", ""),
@@ -105,7 +104,6 @@ CASES: list[tuple[str, Deep, str, str]] = [
     ("status", host(unfinished_switch=SWITCH), "was ended in phase healthy and left unfinished", "vllm-edge recover"),
     ("status", host(switch=SWITCH), "A switch to generation 5 (bf16-tp4) runs, asked by site.yml by alice", "progress"),
     ("status", host(live_files=[{"path": "/etc/x", "how": "it is missing"}]), "is not what generation 4", "site.yml"),
-    ("status", replace(GOOD, status=STATUS | {"problems": ["Docker is away"]}), "Docker is away", ""),
     ("files", rendered("it is missing"), "/etc/x is not what the inventory renders: it is missing", "site.yml"),
     ("canary", replace(GOOD, canary=UNANSWERED), SENTRY, "vllm-edge canary e2b"),
 ]
@@ -238,9 +236,7 @@ def test_the_command_runs_them_after_the_others(stubbed: FakeHost, capsys: pytes
     assert "The weights of e2b (google/gemma-4-E2B-it) are not recorded" in wrong[0]["evidence"]
 
 
-def test_the_models_of_the_inventory_are_hashed_and_an_engine_that_does_not_run_is_not_asked(
-    stubbed: FakeHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_are_hashed_and_stopped_engines_not_asked(stubbed: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         serving, "collect", lambda *_, **__: STATUS | {"engines": [ENGINE | {"active_state": "failed"}]}
     )
@@ -251,9 +247,7 @@ def test_the_models_of_the_inventory_are_hashed_and_an_engine_that_does_not_run_
     assert facts.canary == {}
 
 
-def test_the_module_asks_the_program_of_the_host(
-    run_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_module_asks_the_hosts_program(run_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "vllm-edge"
     document = {"host": "h", "as_root": True, "exit_status": 2, "summary": {"fail": 1}}
     check = {"check": "deep.files", "group": "deep", "state": "fail", "evidence": "x differs", "remedy": ""}

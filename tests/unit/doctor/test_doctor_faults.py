@@ -147,9 +147,7 @@ def switches(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     return found
 
 
-def test_a_running_switch_moves_units_and_sockets_and_one_that_was_killed_is_a_fault(
-    host: FakeHost, switches: dict[str, object]
-) -> None:
+def test_a_running_switch_is_no_fault_and_a_killed_one_is(host: FakeHost, switches: dict[str, object]) -> None:
     switches["unfinished_switch"] = {"message": "ended in phase stop", "id": "1"}
     check = host.checks()["serving.switch"]
     assert (check["state"], "ended in phase stop" in check["evidence"]) == ("fail", True)
@@ -192,9 +190,7 @@ def test_room_of_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("results", "state"), [("over_budget", "warn"), ("committed over_budget", "ok")])
-def test_a_generation_that_was_committed_over_its_budget(
-    host: FakeHost, switches: dict[str, object], results: str, state: str
-) -> None:
+def test_a_generation_over_its_budget(host: FakeHost, switches: dict[str, object], results: str, state: str) -> None:
     rows = ("refused", *results.split(), "unchanged")
     switches["history"] = [{"result": result, "message": "21400 MiB"} for result in rows]
     check = host.checks()["serving.switch"]

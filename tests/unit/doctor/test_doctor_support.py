@@ -232,9 +232,7 @@ def test_a_new_container_gets_the_gpus_that_nobody_uses(host: FakeHost) -> None:
     ("state", "asked"),
     [("activating", GPUS[1:]), ("deactivating", GPUS[1:]), ("reloading", GPUS[1:]), ("inactive", GPUS)],
 )
-def test_an_engine_that_starts_or_stops_keeps_its_gpu_to_itself(
-    host: FakeHost, state: str, asked: tuple[str, ...]
-) -> None:
+def test_an_engine_that_starts_or_stops_keeps_its_gpu(host: FakeHost, state: str, asked: tuple[str, ...]) -> None:
     host.unit("vllm-e2b.service", ActiveState=state)
     assert probed(host)[0] == set(asked)
 
@@ -276,9 +274,7 @@ def test_the_module_reports_and_does_not_fail(run_module: Run, host: FakeHost, c
     assert found["lines"][-1].endswith("2 fail; failed: driver.versions, gpus.expected")
 
 
-def test_the_module_writes_a_support_report_except_in_check_mode(
-    run_module: Run, host: FakeHost, tmp_path: Path
-) -> None:
+def test_the_module_writes_a_report_except_in_check_mode(run_module: Run, host: FakeHost, tmp_path: Path) -> None:
     path = tmp_path / "report"
     replace = {"Reader": lambda: host.reader}
     args = {"support_report": str(path)}
@@ -287,13 +283,6 @@ def test_the_module_writes_a_support_report_except_in_check_mode(
     assert (found["rc"], found["changed"]) == (0, False) and path.stat().st_mode & 0o777 == 0o600
     failed = run_module("host_doctor", {"support_report": str(tmp_path / "absent/report")}, replace=replace)
     assert failed["failed"] and "absent/report cannot be written" in failed["msg"]
-
-
-def test_the_module_runs_here(run_module: Run) -> None:
-    """On whatever machine this is, as whatever user."""
-    found = run_module("host_doctor", {})
-    assert found["rc"] == 0
-    assert [check["check"] for check in found["doctor"]["checks"]] == list(CHECKS)
 
 
 def test_lines_for_people(host: FakeHost) -> None:
@@ -308,9 +297,7 @@ def test_lines_for_people(host: FakeHost) -> None:
     ]
 
 
-def test_a_support_report_that_cannot_be_written(
-    host: FakeHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_that_cannot_be_written(host: FakeHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "nowhere" / "report.tar.gz")
     assert command.run_doctor(host.reader.paths, output="text", support_report=path, reader=host.reader) == 2
     assert f"{path} cannot be written" in capsys.readouterr().err

@@ -100,7 +100,6 @@ def created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         # Version 1: Docker inside needs the machine's tree.
         (False, ["--cgroupns=host", "--volume={0}:{0}:rw"]),
     ],
-    ids=["version 2", "version 1"],
 )
 def test_control_groups_of_the_host(
     created: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, controllers: bool, expected: list[str]

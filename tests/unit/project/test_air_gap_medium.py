@@ -69,9 +69,7 @@ def test_paths_become_absolute_and_commits_are_pinned(read: Callable[..., dict[s
     assert served["nvidia_driver_repository_key_url"] == "http://web/m/keys/vllm-edge-nvidia-driver.asc"
 
 
-def test_a_mistake_names_the_variable_its_value_and_what_to_do(
-    read: Callable[..., dict[str, Any]], filters: Filters, tmp_path: Path
-) -> None:
+def test_a_mistake_names_the_remedy(read: Callable[..., dict[str, Any]], filters: Filters, tmp_path: Path) -> None:
     none = filters["read_medium"](str(tmp_path / "none"), "0" * 64, "/media/m", "", {})
     for found, said in (
         (none, "none, which is no file of the controller: copy the medium there, or set air_gap"),

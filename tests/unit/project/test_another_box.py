@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -69,24 +68,3 @@ def test_the_way_of_the_page_up_to_the_host(tmp_path: Path) -> None:
     run(validate)
     assert re.search(r"^\s*advised\b.*\bfits\b", run(plan), re.MULTILINE)
     assert site.endswith(" site.yml")
-
-
-@pytest.mark.slow
-def test_the_lab_s_part_of_the_inventory_leaves_the_page_s_alone(tmp_path: Path) -> None:
-    """Variables of a host come before those of its group, so what the lab adds there must name nothing of the page."""
-    generated = tmp_path / "lab/generated/vllm-edge-box"
-    generated.mkdir(parents=True)
-    seen = {"ansible_port": 22026, "ansible_ssh_private_key_file": "key", "ansible_ssh_common_args": "-o X=y"}
-    (generated / "vars.json").write_text(json.dumps({**seen, "lab_gateway_port": 22426}))
-    wanted = {
-        **{name: yaml.safe_load(FILES["group_vars/gpu_hosts/main.yml"])[name] for name in ("gpu_count", "gpu_name")},
-        **{"serving_profile": "advised", "ansible_host": "127.0.0.1", "ansible_port": 22026},
-        **{"serving_gateway_url": "https://127.0.0.1:22426", "plan_facts": "recorded"},
-        "vllm_engine_chat_template": "gemma4.jinja",
-    }
-    names = f"[{','.join(wanted)}]"
-    ask = f"ansible -i molecule/box/inventory box -c local -e lab_project={tmp_path} -m debug -a var={names}"
-    said = run(ask, VLLM_EDGE_LAB_NAME="vllm-edge-box")
-    assert yaml.safe_load(said.partition("=>")[2]) == {names: list(wanted.values())}
-    place = read_yaml("inventory/host_vars/box/place.yml")["lab_project"]
-    assert Path(place.replace("{{ inventory_dir }}", str(SCENARIO / "inventory"))).resolve() == ROOT

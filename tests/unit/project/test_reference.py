@@ -84,14 +84,6 @@ def test_sizes_and_times_have_a_unit(options: list[Named]) -> None:
     ] == []
 
 
-def test_every_plugin_has_an_author_and_attributes(documented: Docs) -> None:
-    for name, plugin in documented.items():
-        assert plugin["doc"].get("author"), name
-        attributes = plugin["doc"].get("attributes", {})
-        assert {"check_mode", "diff_mode", "idempotent"} <= attributes.keys(), name
-        assert all("support" in attribute and attribute.get("description") for attribute in attributes.values()), name
-
-
 def names_below(prefix: str, values: Mapping[str, Any], below: str) -> Iterator[str]:
     """Yield the names that O() or RV() may contain, with [] after each list."""
     for key, value in values.items():
@@ -138,13 +130,6 @@ def test_modules_that_documentation_and_examples_name_exist(documented: Docs) ->
         assert not tasks or f"{COLLECTION}.{name}" in used, name
         named |= used
     assert {name for name in named if not name.startswith("ansible.builtin.")} <= ours
-
-
-def test_every_doc_fragment_is_used_twice() -> None:
-    """An option of one module belongs into that module."""
-    for path in FRAGMENTS:
-        name = re.compile(rf"^  - {re.escape(COLLECTION)}\.{path.stem}(\.\w+)?$", re.MULTILINE)
-        assert len([plugin for plugin in MODULES if name.search(plugin.read_text())]) > 1, path.name
 
 
 def test_every_key_in_use_is_described(options: list[Named]) -> None:

@@ -38,19 +38,6 @@ def load(path: Path) -> Any:
     return yaml.load(path.read_text(), yaml.CSafeLoader) or {}
 
 
-@pytest.mark.slow
-def test_playbooks_see_group_vars_and_inventory_overrides(tmp_path: Path) -> None:
-    """Those of playbooks/ by the link beside them, and site.yml by those beside itself."""
-    (tmp_path / "group_vars" / "gpu_hosts").mkdir(parents=True)
-    (tmp_path / "hosts.yml").write_text("gpu_hosts: {hosts: {sentinel: {}}}\n")
-    (tmp_path / "group_vars" / "gpu_hosts" / "main.yml").write_text("vram_foreign: sentinel\n")
-    for directory in (ROOT, ROOT / "playbooks"):
-        command = ["ansible-inventory", "-i", str(tmp_path), "--playbook-dir", str(directory), "--host", "sentinel"]
-        variables = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
-        assert variables["serving_roles"] == ["architect", "worker", "auditor", "sentry"]
-        assert variables["vram_foreign"] == "sentinel"
-
-
 def test_plays_run_on_gpu_hosts() -> None:
     plays = [(path, play) for path in PLAYBOOKS for play in load(path)]
     elsewhere = [(path, play) for path, play in plays if play.get("hosts") != "gpu_hosts"]

@@ -75,19 +75,6 @@ def test_four_requests_of_full_length_fit_at_once_where_all_roles_share_an_engin
         assert not engines[0].pinned or sum(int(engine.max_concurrency) for engine in engines) >= 4, profile
 
 
-@pytest.mark.slow
-def test_only_data_name_the_roles() -> None:
-    roles, found = set(DATA["serving_roles"]), []
-    for folder in ("plugins", "roles", "playbooks", "lab", "tools"):
-        for file in sorted((ROOT / folder).rglob("*.py")):
-            words = {node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)}
-            found += [(file.name, role) for role in roles & {word for word in words if isinstance(word, str)}]
-        for file in sorted(set((ROOT / folder).rglob("*.yml")) - set((ROOT / folder).glob("group_vars/**"))):
-            text = re.sub(r"(?m)^ *#.*$", "", file.read_text())
-            found += [(file.name, role) for role in roles - {"worker"} if re.search(rf"\b{role}\b", text)]
-    assert found == []
-
-
 def test_what_the_page_says_about_speed() -> None:
     said = {}
     for row in rows("engine"):

@@ -42,6 +42,6 @@ def seen(record_property: Callable[[str, object], None]) -> Callable[[str, Any],
 
     def add(what: str, said: Any) -> None:
         if said:
-            record_property("state of a host", (what, said))
+            record_property("What a role says of each state of a host", [what, "", said])
 
     return add

@@ -35,9 +35,6 @@ W: An error occurred during the signature verification. The repository is not up
 E: Failed to fetch {VENDOR}/InRelease  Sub-process /usr/bin/sqv returned an error code (1), error message is: \
 Missing key D348, which is needed.
 """
-LOCKED = """E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 2666 (unattended-upgr)
-E: Unable to acquire the dpkg frontend lock (/var/lib/dpkg/lock-frontend), is another process using it?
-"""
 UNMET = """The following packages have unmet dependencies:
  nvidia-container-toolkit : Depends: nvidia-container-toolkit-base (= 1.20.0-1) but 1.18.2-1 is to be installed
                             Depends: libnvidia-container-tools (= 1.20.0-1) but 1.18.2-1 is to be installed
@@ -80,15 +77,9 @@ SQV = "Sub-process /usr/bin/sqv returned an error code (1), error message is: "
         (f"{RELEASE}is expired (invalid since 3d).\n", "is expired", "toolkit_url is up to date"),
         (FETCH.format("407  Proxy Authentication Required"), "407 Proxy Authentication", "put them into its address"),
         (FETCH.format("Certificate verification failed: NOT trusted."), "NOT trusted", "install the CA of your proxy"),
-        (LOCKED, "held by process 2666 (unattended-upgr)", "waited for 300 s (apt_repository_lock_timeout_s)"),
         ("E: dpkg was interrupted, you must manually run 'sudo dpkg --configure -a'.\n", "interrupted", "dpkg --audit"),
         ("E: Sub-process /usr/bin/dpkg returned an error code (1)\n", "error code (1)", "/var/log/apt/term.log"),
         ("E: You don't have enough free space in /var/cache/apt/archives/.\n", "/var/cache/apt", "'apt-get clean'"),
-        (
-            "E: Version '9-1' for 'toolkit' was not found\n",
-            "'9-1'",
-            "(there is 1.20.0-1, 1.18.2-1). Set toolkit_version",
-        ),
         (UNMET, "toolkit : Depends: nvidia-container-toolkit-base (= 1.20.0-1)", "held broken packages."),
         ("E: Malformed entry 1 in list file /etc/apt/x.list\n", "Malformed entry 1", "Correct the sources in /etc/apt"),
     ],
@@ -105,7 +96,7 @@ def test_what_scripts_of_packages_print_is_printable() -> None:
     assert apt.explain("E: a\x1b[2K\x07\u202e\n", REQUEST) == "a\\u001b[2K\\u0007\\u202e."
 
 
-def test_room_and_removals() -> None:
+def test_room() -> None:
     df = "Mounted on Avail\n{} {}\n{} {}\n"
     told = "Need to get 1,000 MB of archives.\nAfter this operation, 2 GB of additional disk space will be used.\n"
     assert apt.refuse(told, [], df.format("/var", 2 * 10**9, "/", 3 * 10**9)) == ""
@@ -113,9 +104,6 @@ def test_room_and_removals() -> None:
     assert apt.refuse(told, [], df.format("/var", 10**9, "/", 3 * 10**9)).startswith(apart)
     assert "it takes 2861 MiB of the file system /," in apt.refuse(told, [], df.format("/", 3 * 10**9, "/", 3 * 10**9))
     assert apt.refuse("After this operation, 3 MB disk space will be freed.\n", [], df.format("/", 0, "/", 0)) == ""
-    removed = "The following packages will be REMOVED:\n  old podman-docker* libz:i386\nThe following NEW packages\n"
-    assert "apt would remove libz, podman-docker, which" in apt.refuse(removed, ["old"], "")
-    assert apt.refuse(removed, ["old", "libz", "podman-docker"], "") == ""
 
 
 def test_branches_and_releases_that_there_are() -> None:
@@ -186,7 +174,6 @@ def test_archive_whose_source_contains_its_key() -> None:
     [
         ({"url": "http://v.example/\nTrusted: yes"}, "vendor_url has 'http://v.example/\\nTrusted: yes'"),
         ({"suites": ["/\n\nTypes: deb"]}, "suites has"),
-        ({"components": ["main\r"]}, "components has"),
         ({"packages": []}, "vendor_packages is empty"),
         ({"packages": ["a*", "nvidia-*"]}, "vendor_packages has 'a*'"),
         ({"packages": ["nvidia-*\nPin: release *"]}, "vendor_packages has"),

@@ -102,42 +102,33 @@ def args(program: Callable[[str, str], None]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_command_and_failure(
+def test_commands_and_failures(
     run_module: Callable[..., dict[str, Any]], args: dict[str, Any], tmp_path: Path, check: bool
 ) -> None:
+    def run(given: dict[str, Any], code: int, answer: str) -> tuple[dict[str, Any], list[str]]:
+        (tmp_path / "answer").write_text(f"{answer}\n")
+        (tmp_path / "code").write_text(str(code))
+        result = run_module("container_gpu_probe", given, check=check)
+        return result, (tmp_path / "command").read_text().replace(PROBE, "the program").splitlines()
+
     args["gpus"] = [*GPUS, "GPU-c"]
-    (tmp_path / "answer").write_text(printed(uuids=args["gpus"], devices=3) + "\n")
-    (tmp_path / "code").write_text("0")
-    result = run_module("container_gpu_probe", args, check=check)
+    result, command = run(args, 0, printed(uuids=args["gpus"], devices=3))
     assert (result["changed"], result["problem"], result["driver"]) == (False, "", "580.173.02")
     assert (result["libcuda"], result["cuda"]) == (LIBRARY, "13.0")
-    command = (tmp_path / "command").read_text().replace(PROBE, "the program").splitlines()
     assert command[:3] == ["run", "--rm", "--pull=never"]
     devices = [f"--device=nvidia.com/gpu={gpu}" for gpu in args["gpus"]]
     assert command[4:] == [*args["flags"], *devices, "--entrypoint=python3", "engine", "-c", "the program", "GPU-b"]
-    (tmp_path / "code").write_text("125")
-    (tmp_path / "answer").write_text("")
-    result = run_module("container_gpu_probe", args, check=check)
-    assert result["rc"] == (0 if check else 1)
-    assert "ended with 125" in result["problem"]
-
-
-@pytest.mark.parametrize("check", [True, False])
-def test_one_that_runs(
-    run_module: Callable[..., dict[str, Any]], args: dict[str, Any], tmp_path: Path, check: bool
-) -> None:
     running = {"container": "vllm-e2b", "gpus": GPUS}
-    (tmp_path / "answer").write_text(f"{BOTH}\n")
-    (tmp_path / "code").write_text("0")
-    result = run_module("container_gpu_probe", running, check=check)
+    result, command = run(running, 0, BOTH)
     assert (result["changed"], result["problem"], result["driver"]) == (False, "", "580.173.02")
-    assert (tmp_path / "command").read_text() == f"exec\nvllm-e2b\npython3\n-c\n{PROBE}\n"
-    (tmp_path / "answer").write_text(json.dumps({"error": "nvmlInit_v2: Unknown Error (999)"}) + "\n")
-    (tmp_path / "code").write_text("3")
-    result = run_module("container_gpu_probe", running, check=check)
-    assert result["rc"] == (0 if check else 1) and "Unknown Error (999)" in result["problem"]
-    refused = run_module("container_gpu_probe", running | args)
-    assert "mutually exclusive" in refused["msg"]
+    assert command == ["exec", "vllm-e2b", "python3", "-c", "the program"]
+    for given, code, answer, said in (
+        (args, 125, "", "ended with 125"),
+        (running, 3, json.dumps({"error": "nvmlInit_v2: Unknown Error (999)"}), "Unknown Error (999)"),
+    ):
+        result, _ = run(given, code, answer)
+        assert result["rc"] == (0 if check else 1) and said in result["problem"]
+    assert "mutually exclusive" in run_module("container_gpu_probe", running | args)["msg"]
 
 
 def run_probe(lab: testing.LabRoot, library: Path, *free: str, **more: str) -> tuple[int, dict[str, Any]]:

@@ -55,12 +55,6 @@ STATES = [
         for version in ("1.20.1-1", "1.20.0+8269969f-1")
     ),
     Case("Debian 12: its repository is known", "validate"),
-    Case(
-        "distribution of the RHEL family",
-        "validate",
-        ("this host is Rocky-9", "Install one of these distributions, or install Docker 25 and the toolkit yourself"),
-        facts=platform("Rocky", "9.4"),
-    ),
 ]
 VARIABLES = {"container_runtime_toolkit_version": "1.18.2-1", "container_runtime_docker_packages": [], REPOSITORY: ""}
 

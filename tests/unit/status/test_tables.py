@@ -7,7 +7,7 @@ from typing import Any
 
 import page_example
 import pytest
-from ansible.module_utils.vllm_edge.status.tables import bar, render, render_gpu_table, render_role_table, verdict
+from ansible.module_utils.vllm_edge.status.tables import render, render_gpu_table, render_role_table, verdict
 from ansible.module_utils.vllm_edge.switch.journal import to_json
 from journals import ended
 
@@ -196,16 +196,3 @@ def test_problems_and_what_was_started_against_the_plan_stand_in_the_report() ->
     assert "Problems: Something is wrong." in tell(problems=["Something is wrong. " * 20])
     for absent in ("plan_override", "Problems:", "accepted risks"):
         assert absent not in tell()
-
-
-@pytest.mark.parametrize(
-    ("used", "budget", "expected"),
-    [
-        (0, 0, "[                    ]"),
-        (50, 75, "[##########.....|    ]"),
-        (90, 50, "[##########|#######  ]"),
-        (100, 100, "[###################|]"),
-    ],
-)
-def test_bar_is_to_scale(used: int, budget: int, expected: str) -> None:
-    assert bar(used, budget, 100) == expected

@@ -98,14 +98,12 @@ class Command:
         self.paths, self.capsys, self.unit = paths, capsys, FakeUnit(paths)
         self.out = self.err = ""
 
-    def switch(self, wanted: str, *steps: Journal | None, choice: Choice | None = None, output: str = "text") -> int:
-        """The journal takes these steps while the unit runs."""
+    def switch(
+        self, wanted: str | None, *steps: Journal | None, choice: Choice | None = None, output: str = "text"
+    ) -> int:
+        """The journal takes these steps while the unit runs; with None it is `rollback`."""
         self.unit.steps = list(steps)
         return self.end(run_switch_to(wanted, self.paths, choice or Choice(), output=output, unit=self.unit))
-
-    def rollback(self, *steps: Journal | None) -> int:
-        self.unit.steps = list(steps)
-        return self.end(run_switch_to(None, self.paths, Choice(), output="text", unit=self.unit))
 
     def end(self, status: int) -> int:
         self.out, self.err = self.capsys.readouterr()
@@ -162,7 +160,7 @@ def test_what_the_unit_runs_is_a_command_of_the_program(command: Command, monkey
 
 
 def test_rollback_goes_to_the_previous_one_and_says_so(command: Command) -> None:
-    assert command.rollback(ended(generation=3)) == Exit.OK
+    assert command.switch(None, ended(generation=3)) == Exit.OK
     started = command.unit.started
     assert started[started.index("run-switch") + 1] == "3"
     assert "--origin=host" in started and "--inventory-profile=nvfp4-tp2" in started
@@ -242,7 +240,6 @@ def test_a_refusal_that_no_journal_tells_is_one(command: Command, status: Exit) 
         ("ExecMainCode=0 ExecMainStatus=0", None),
         ("", None),
     ],
-    ids=["exited", "killed", "unknown", "silent"],
 )
 def test_the_exit_status_is_asked_before_systemd_forgets_the_unit(shown: str, status: int | None) -> None:
     calls: list[str] = []
@@ -257,9 +254,7 @@ def test_the_exit_status_is_asked_before_systemd_forgets_the_unit(shown: str, st
 
 
 @pytest.mark.parametrize("signal", [KeyboardInterrupt, BrokenPipeError])
-def test_who_stops_following_is_told_how_to_go_on(
-    command: Command, signal: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_stops_following(command: Command, signal: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch_unit, "follow", Mock(side_effect=signal))
     assert command.switch("4") == 130
     assert "The switch goes on in vllm-edge-switch.service" in command.err
@@ -308,7 +303,7 @@ def test_a_profile_is_its_newest_generation_and_one_damaged_hides_no_other(comma
 )
 def test_no_way_back(command: Command, now: Committed | None, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch_unit, "committed", lambda paths: now)
-    assert told in command.refused(command.rollback())
+    assert told in command.refused(command.switch(None))
 
 
 @pytest.mark.parametrize(

@@ -189,9 +189,7 @@ def test_without_docker_an_engine_takes_its_time(finishing: ServingHost) -> None
     assert finishing.docker.killed == []
 
 
-def test_names_go_away_and_come_back_where_there_is_a_gateway(
-    host: ServingHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_go_away_and_come_back(host: ServingHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HAProxy, "is_stopped", lambda self: True)
     assert host.world.away(host.generation, host.generation, Moves()).detail == "this host has no gateway"
     host.world.publish(Phase.DRAIN)
@@ -306,7 +304,7 @@ def test_a_target_that_does_not_come_up_is_told(host: ServingHost) -> None:
     assert "vllm-edge.target is inactive and disabled: its engines do not all start" in text
 
 
-def test_what_runs_is_told_of_which_generation_it_is(host: ServingHost) -> None:
+def test_what_runs_is_said_of_every_engine_and_of_which_generation_it_is(host: ServingHost) -> None:
     host.docker.containers = []
     host.docker.engine("e2b", "of another one")
     assert host.world.what_runs(host.generation) == "e2b (of another generation) serves"
@@ -316,9 +314,8 @@ def test_what_runs_is_told_of_which_generation_it_is(host: ServingHost) -> None:
     host.docker.containers = []
     host.failed("e2b", phase="not-answering")
     assert host.world.what_runs(host.generation) == "e2b (e2b) is active and does not answer"
-
-
-def test_what_runs_is_said_of_every_engine(host: ServingHost) -> None:
+    host.serve("e2b")
+    host.failed("e2b", phase="serving")
     host.serve("old", ActiveState="deactivating", SubState="stop-sigterm")
     write(host.paths.unit_file("vllm-old.service"), f"# {model.MARK}\nExecStart=/opt/vllm-edge run-engine old\n")
     wanted = host.generation_with("e2b", "e4b")
@@ -377,11 +374,8 @@ def test_a_slow_load_is_a_warning(host: ServingHost) -> None:
     load = Load("2026-11-25T02:00:00Z", config.input_hash, config.image_id, "e2b", "main", 150.0, phases)
     remember_load(host.paths.engine_loads("e2b"), load)
     host.loads("e2b", (20, UP))
-    done = wait_healthy(host, "e2b")
-    assert list(done.warnings) == [
-        "Engine e2b took 150 s to load, and 1 to 100 s were expected (the plan; the disk's read rate is not known): "
-        "most of it was 'loading weights' with 140 s. 'journalctl -u vllm-e2b.service' shows what it did meanwhile."
-    ]
+    (warning,) = wait_healthy(host, "e2b").warnings
+    assert warning.startswith("Engine e2b took 150 s to load, and 1 to 100 s were expected")
 
 
 def test_engines_are_waited_for_from_where_they_are_until_all_serve(host: ServingHost) -> None:

@@ -272,9 +272,7 @@ def test_a_damaged_generation_is_written_again_without_a_switch(host: Host) -> N
     assert not host.run(engine())["changed"]
 
 
-def test_the_file_by_which_engines_judge_requests_is_there_before_they_start(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_policy_of_engines_is_there_before_they_start(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     former = os.umask(0o077)
     try:
         host.settle(engine())

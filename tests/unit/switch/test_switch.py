@@ -67,9 +67,7 @@ def test_a_switch_commits_and_touches_only_what_differs(bench: SwitchHost, capsy
         ("host", "inventory", "2026-11-20T00:00:00Z"),
     ],
 )
-def test_what_is_active_already_is_kept_and_its_origin(
-    bench: SwitchHost, origin: str, kept: str, chosen_at: str
-) -> None:
+def test_what_is_active_is_kept_and_its_origin(bench: SwitchHost, origin: str, kept: str, chosen_at: str) -> None:
     journal = bench.ends(Result.UNCHANGED, bench.old, origin=origin)
     assert bench.log == ["moves@1", "back@1"] and journal.phases == ()
     now = recorded(bench)
@@ -110,9 +108,7 @@ def test_a_phase_that_fails(bench: SwitchHost, phase: Phase, when: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ROLLS_BACK)
-def test_an_unexpected_error_is_a_failed_phase(
-    bench: SwitchHost, capsys: pytest.CaptureFixture[str], phase: Phase
-) -> None:
+def test_an_exception_is_a_failed_phase(bench: SwitchHost, capsys: pytest.CaptureFixture[str], phase: Phase) -> None:
     bench.fail(phase, KeyError("unheard of"))
     assert "KeyError: 'unheard of'" in bench.ends(Result.ROLLED_BACK).message
     assert "Traceback" in capsys.readouterr().err
@@ -145,18 +141,9 @@ NEW_ENGINE = f"31b-w4a16@{SMALL.input_hash}"
 OLD_ENGINE = "31b-nvfp4"
 
 
-@pytest.mark.parametrize(
-    ("quirk", "phase"),
-    [
-        ("crashes while loading", Phase.HEALTHY),
-        ("canary wrong", Phase.CANARY),
-        ("answers badly", Phase.CANARY),
-        ("grows", Phase.MEASURE),
-    ],
-)
-def test_a_faulty_new_engine_is_replaced_by_the_old_one(bench: SwitchHost, quirk: str, phase: Phase) -> None:
-    bench.world.change(quirks={NEW_ENGINE: quirk})
-    assert f"in phase {phase}" in bench.ends(Result.ROLLED_BACK).message
+def test_a_new_engine_that_does_not_pass_the_quality_suite_is_replaced_by_the_old_one(bench: SwitchHost) -> None:
+    bench.world.change(quirks={NEW_ENGINE: "answers badly"})
+    assert "in phase canary" in bench.ends(Result.ROLLED_BACK).message
 
 
 def test_an_old_engine_that_cannot_be_stopped_goes_on_serving_and_one_leaving_memory_warns(bench: SwitchHost) -> None:
@@ -439,10 +426,3 @@ def test_names_are_away_before_requests_are_waited_for_and_back_after_the_commit
     gone = ["architect", "worker", "sentry"]
     assert away == {"away": [], "drain": gone, "commit": gone, "back": gone, "clean_up": []}, "auditor's engine stays"
     assert [*bench.world.published] == [*(phase for phase in PHASES), None]
-
-
-def test_an_away_that_fails_leaves_no_name_away(bench: SwitchHost) -> None:
-    pids = bench.pids(*OLD.engines)
-    bench.fail("away", "no space left on /run", moment="after")
-    bench.ends(Result.ROLLED_BACK)
-    assert bench.pids(*OLD.engines) == pids, "nothing had to restart"

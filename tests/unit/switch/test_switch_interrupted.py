@@ -64,14 +64,14 @@ def at_write(monkeypatch: pytest.MonkeyPatch, act: Callable[[dict[str, Any]], No
     monkeypatch.setattr(journal_module, "write_durably", act_and_write)
 
 
-def fill_disk(monkeypatch: pytest.MonkeyPatch, bench: SwitchHost, phase: Phase, *, ballast_helps: bool) -> None:
+def fill_disk(monkeypatch: pytest.MonkeyPatch, phase: Phase) -> None:
     """From the journal write of this phase on the disk is full."""
     full: list[bool] = []
 
     def refuse(journal: dict[str, Any]) -> None:
         if (journal["phase"], journal["direction"]) == (phase, "forward"):
             full.append(True)
-        if full and (not ballast_helps or bench.ballast.exists()):
+        if full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     at_write(monkeypatch, refuse)
@@ -86,15 +86,9 @@ def end_at_boot(bench: SwitchHost) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_full_disk_takes_the_ballast_and_the_switch_goes_on(bench: SwitchHost, phase: Phase) -> None:
-    fill_disk(bench.monkeypatch, bench, phase, ballast_helps=True)
-    bench.ends(Result.COMMITTED)
-
-
-@pytest.mark.parametrize("phase", PHASES)
 def test_no_phase_acts_unjournalled(bench: SwitchHost, capsys: pytest.CaptureFixture[str], phase: Phase) -> None:
     with bench.monkeypatch.context() as patch:
-        fill_disk(patch, bench, phase, ballast_helps=False)
+        fill_disk(patch, phase)
         status = bench.switch()
     said = capsys.readouterr()
     assert "No space left on device" in said.err, "the journal cannot say it"
@@ -123,9 +117,7 @@ def test_without_room_for_the_ballast_nothing_begins(bench: SwitchHost) -> None:
 
 
 @pytest.mark.parametrize("phase", ACTIONS)
-def test_a_second_switch_is_told_of_the_first(
-    bench: SwitchHost, capsys: pytest.CaptureFixture[str], phase: Phase
-) -> None:
+def test_a_second_switch_is_told_of_it(bench: SwitchHost, capsys: pytest.CaptureFixture[str], phase: Phase) -> None:
     seen: list[tuple[int, str]] = []
 
     def second() -> None:

@@ -86,9 +86,7 @@ def test_an_absent_engine_is_away(tmp_path: Path) -> None:
         ("", None),
     ],
 )
-def test_docker_service_by_systemd(
-    shown: str, active: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_docker_by_systemd(shown: str, active: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "systemctl"
     program.write_text(f"#!/bin/sh\nprintf '%s\\n' 'Id=docker.service' 'InvocationID=0f' '{shown}'\n")
     program.chmod(0o755)

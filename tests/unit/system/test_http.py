@@ -132,9 +132,7 @@ def test_an_answer_within_the_deadline_is_whole(place: Path, unix: bool) -> None
     ],
     ids=["nothing", "link to nothing", "directory", "pipe", "socket of nobody"],
 )
-def test_what_an_engine_puts_in_place_of_its_socket_is_not_followed(
-    place: Path, put: Callable[[Path], object], told: str
-) -> None:
+def test_what_stands_in_for_a_socket_is_not_followed(place: Path, put: Callable[[Path], object], told: str) -> None:
     put(place)
     said = request(f"unix:{place}", "/health", 1)
     assert said.status is None and told in said.error and said.error.isprintable()

@@ -31,7 +31,6 @@ BOTH = KEY_OF_RSA.read_bytes() + KEY_OF_ED25519.read_bytes()
 @pytest.mark.parametrize(
     ("data", "expected"),
     [(KEY_OF_ED25519.read_bytes(), [ED25519]), (KEY_OF_RSA.read_bytes(), [RSA]), (BOTH, [ED25519, RSA])],
-    ids=["ed25519", "rsa", "both"],
 )
 def test_fingerprints_of_primary_keys_armoured_and_binary(data: bytes, expected: list[str]) -> None:
     binary = dearmour(data)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,25 +74,9 @@ def test_units_as_systemctl_shows_them(program: Path) -> None:
     assert loading.loaded and not loading.down and not loading.auto_restart
     gone = units["vllm-gone.service"]
     assert not gone.loaded and gone.down and gone.stop_timeout_s is None
+    assert not replace(gone, job=True).down, "it waits for its turn"
     assert units["vllm-other.service"] == Unit("vllm-other.service")
     assert asked(program)[0].endswith("-- vllm-e2b.service vllm-gone.service vllm-other.service")
-
-
-@pytest.mark.parametrize(
-    ("active", "sub", "job", "down", "auto_restart"),
-    [
-        ("inactive", "dead", "0", True, False),
-        ("inactive", "dead", "12", False, False),
-        ("failed", "failed", "", True, False),
-        ("activating", "auto-restart", "", False, True),
-        ("activating", "auto-restart-queued", "", False, True),
-        ("deactivating", "stop-sigterm", "3", False, False),
-    ],
-)
-def test_what_a_state_means(program: Path, active: str, sub: str, job: str, down: bool, auto_restart: bool) -> None:
-    tell(program, answer=f"Id=a.service\nLoadState=loaded\nActiveState={active}\nSubState={sub}\nJob={job}\n")
-    unit = Systemd().show(["a.service"])["a.service"]
-    assert (unit.down, unit.auto_restart) == (down, auto_restart)
 
 
 def test_a_systemd_that_cannot_be_asked_is_an_error(program: Path) -> None:
@@ -137,12 +122,6 @@ def test_a_stop_that_takes_too_long_is_told_and_no_exception(program: Path) -> N
     assert said == "'systemctl stop -- a.service' did not end within 0.1 s"
     with pytest.raises(SystemdError, match="'nothing-like-it' cannot be run"):
         run_command(["nothing-like-it"], 1)
-
-
-@pytest.mark.parametrize(("state", "down"), [("stopping", True), ("running", False), ("degraded", False)])
-def test_whether_the_host_goes_down(program: Path, state: str, down: bool) -> None:
-    tell(program, answer=f"{state}\n", status="0" if state == "running" else "1")
-    assert Systemd().going_down() is down
 
 
 @pytest.mark.parametrize(

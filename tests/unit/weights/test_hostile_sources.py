@@ -137,9 +137,7 @@ def check_nothing_is_left(arguments: Result) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_directory_of_a_stranger_is_refused(
-    weights: Run, arguments: Result, source: Path, tmp_path: Path, case: str
-) -> None:
+def test_hostile_directory_is_refused(weights: Run, arguments: Result, source: Path, tmp_path: Path, case: str) -> None:
     prepare, text = CASES[case]
     prepare(source, tmp_path / "outside")
     result = run_bounded(lambda: weights(source_directory=str(source), revision=COMMIT))
@@ -177,9 +175,7 @@ def test_file_that_grows_after_it_was_listed_or_opened_is_refused(
     check_nothing_is_left(arguments)
 
 
-def test_pinned_manifest_is_compared_before_anything_is_put_in_place(
-    weights: Run, arguments: Result, source: Path
-) -> None:
+def test_pinned_manifest_is_compared_before_anything_is_put(weights: Run, arguments: Result, source: Path) -> None:
     given = {"source_directory": str(source), "revision": COMMIT}
     refused = weights(**given, manifest_sha256="0" * 64)
     assert refused["rc"] == 1 and "vllm_models.tiny.manifest_sha256 is 000" in refused["msg"], refused

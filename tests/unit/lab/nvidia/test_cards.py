@@ -16,7 +16,6 @@ from lab.nvidia import testing
 from lab.nvidia.cards import read_cards
 from lab.world import World
 
-ROOT = Path(__file__).resolve().parents[4]
 H100 = "NVIDIA H100 80GB HBM3"
 CUDA = """
 import ctypes
@@ -55,9 +54,7 @@ def test_the_text_names_the_cards(text: str, names: list[str], mib: list[int]) -
         ("L5", '"L5" is not a card'),
         ("4xL4,", '"" is not a card'),
         ("4xL4,5xL4", "1 to 8 GPUs"),
-        ("0xL4", "1 to 8 GPUs"),
         ("NVIDIA B200:183359", "is not a card"),
-        ("NVIDIA B200:-1:10.0", "is not a card"),
         ("$(id):23034:8.9", "is not a card"),
     ],
 )

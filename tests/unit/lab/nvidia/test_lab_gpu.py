@@ -26,22 +26,13 @@ def used_mib(gpu: int) -> int:
     return int(info.used) // 1024 // 1024
 
 
-def test_a_fault_by_index_or_uuid_and_the_conditions_of_one_of_an_engine(lab_gpu: Run, gpus: testing.LabRoot) -> None:
-    assert lab_gpu("fault", "set", "--gpu", "1", "orphan=300").returncode == 0
-    assert (gpus.gpu(1) / "faults" / "orphan").read_text() == "300\n"
-    assert lab_gpu("fault", "list").stdout == f"GPU 1 {testing.UUIDS[1]}: orphan=300\n"
-    assert lab_gpu("fault", "clear", "--gpu", testing.UUIDS[1], "orphan").returncode == 0
-    assert lab_gpu("fault", "list").stdout == ""
-    faults = ("engine-grows=900,model=google/gemma-4-E2B-it,max_model_len=2048", "engine-hangs=port=8000")
-    for fault in faults:
-        assert lab_gpu("fault", "set", "--gpu", "3", fault).returncode == 0
-    assert lab_gpu("fault", "list").stdout == "".join(f"GPU 3 {testing.UUIDS[3]}: {fault}\n" for fault in faults)
-    for value in ("", "=10,max_model_len=2048"):
-        assert lab_gpu("fault", "set", "--gpu", "3", f"engine-never-healthy{value}").returncode == 0
-    lab_gpu("fault", "clear")
+def test_faults_are_listed_and_cleared(lab_gpu: Run, gpus: testing.LabRoot) -> None:
+    fault = "engine-grows=900,model=google/gemma-4-E2B-it,max_model_len=2048"
+    assert lab_gpu("fault", "set", "--gpu", testing.UUIDS[3], fault).returncode == 0
+    assert lab_gpu("fault", "list").stdout == f"GPU 3 {testing.UUIDS[3]}: {fault}\n"
     lab_gpu("fault", "set", "--gpu", "all", "no-process-memory")
     lab_gpu("fault", "set", "library-mismatch")
-    assert len(lab_gpu("fault", "list").stdout.splitlines()) == 5
+    assert len(lab_gpu("fault", "list").stdout.splitlines()) == 6
     lab_gpu("fault", "clear")
     assert lab_gpu("fault", "list").stdout == ""
     assert (gpus.path / "module").read_text().strip() == DRIVER_VERSION
@@ -57,9 +48,7 @@ def test_a_fault_by_index_or_uuid_and_the_conditions_of_one_of_an_engine(lab_gpu
         (("--gpu", "0", "orphan=many"), "a whole number"),
         (("--gpu", "0", "cuda-init-fails=7"), "802, 803 or 804"),
         (("--gpu", "0", "orphan=30,max_model_len=2048"), "only a fault of engines has conditions"),
-        (("--gpu", "0", "engine-grows=max_model_len=2048"), "engine-grows needs a value"),
         (("--gpu", "0", "engine-grows=30,max_model_len"), "'max_model_len' is no condition"),
-        (("--gpu", "0", "engine-hangs=max-model-len=2048"), "'max-model-len=2048' is no condition"),
         (("--gpu", "0", "engine-hangs=30"), "takes conditions alone"),
     ],
 )

@@ -1,34 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nvidia-smi: the same truth in the forms that people and scripts read."""
+"""nvidia-smi in the forms that people and scripts read, and what tests/unit/gpu does not see of the simulated NVML."""
 
 from __future__ import annotations
 
 import shlex
 import subprocess
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from lab.nvidia import testing
-
-pytestmark = pytest.mark.slow
+from lab.nvidia import compiler, testing
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_table_and_memory_details(smi: Run, gpus: testing.LabRoot) -> None:
-    with gpus.claim(1, 16000) as pid:
-        lines = smi().stdout.splitlines()
-    assert "Driver Version: 580.173.02     CUDA Version: 13.0" in lines[2]
-    assert {len(line) for line in lines[1:] if line} == {91}
-    assert sum("16000MiB /  23034MiB" in line for line in lines) == 1
-    assert [line for line in lines if str(pid) in line and "16000MiB" in line]
-    assert "No running processes found" in smi().stdout
-    lines = [line.replace(" ", "") for line in smi("-q", "-d", "MEMORY", "-i", testing.UUIDS[0]).stdout.splitlines()]
-    start = lines.index("FBMemoryUsage")
-    assert lines[start + 1 : start + 5] == ["Total:23034MiB", "Reserved:470MiB", "Used:0MiB", "Free:22564MiB"]
+@pytest.mark.slow
+def test_a_holder_in_another_pid_namespace_is_not_listed_but_counts(gpus: testing.LabRoot, nvml_library: Path) -> None:
+    if subprocess.run(["unshare", "--fork", "--pid", "--mount-proc", "true"], capture_output=True).returncode != 0:
+        pytest.skip("this user may not make a pid namespace")
+    code = (
+        "import pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0);"
+        "print(n.nvmlDeviceGetMemoryInfo(h).used >> 20, len(n.nvmlDeviceGetComputeRunningProcesses(h)))"
+    )
+    with gpus.claim(0, 5000):
+        seen = subprocess.run(
+            ["unshare", "--fork", "--pid", "--mount-proc", sys.executable, "-c", code],
+            capture_output=True, text=True, check=True, env=gpus.environment(nvml_library),
+        )  # fmt: skip
+    assert seen.stdout.split() == ["5470", "0"]
 
+
+@pytest.mark.slow
+def test_slow_release_starts_anew_for_a_claim_made_again(nvml: ModuleType, gpus: testing.LabRoot) -> None:
+    def used_mib() -> int:
+        info = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(0), version=nvml.nvmlMemory_v2)
+        return int(info.used) >> 20
+
+    gpus.set_fault(0, "slow-release", 1)
+    for _ in range(2):
+        with gpus.claim(0, 500, name="engine"):
+            assert used_mib() == 500
+        assert used_mib() == 500
+        time.sleep(2.1)
+        assert used_mib() == 0
+
+
+def test_binaries_run_on_old_systems(nvml_library: Path, smi_program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert max(map(compiler.needed_glibc, (nvml_library, smi_program))) <= compiler.OLDEST_GLIBC
+    monkeypatch.setattr(compiler, "OLDEST_GLIBC", (2, 3))
+    with pytest.raises(RuntimeError, match="needs glibc 2"):
+        compiler.check_glibc(nvml_library)
+
+
+# ---- nvidia-smi -----------------------------------------------------------------------------------------------------
 
 LISTED = "".join(f"GPU {index}: NVIDIA L4 (UUID: {uuid})\n" for index, uuid in enumerate(testing.UUIDS))
 NO_DRIVER = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
@@ -39,6 +68,7 @@ LOST = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "arguments", "text", "status"),
     [
@@ -52,7 +82,6 @@ LOST = (
         ((0, "no-memory-v2"), "--query-gpu=memory.used --format=csv,noheader,nounits -i 0", "470\n", 0),
         ((0, "nvml-error", "TIMEOUT"), "--query-gpu=index,memory.used --format=csv,noheader -i 0", "0, [Timeout]\n", 0),
         (None, "--query-gpu=colour --format=csv", 'Field "colour" is not a valid field to query.', 2),
-        (None, "--query-gpu=index", '"--format=" switch is missing', 2),
         (None, "--wings", "Invalid combination of input arguments", 2),
         (None, "-L -i 9", "No devices were found", 6),
         ((None,), "", NO_DRIVER, 9),

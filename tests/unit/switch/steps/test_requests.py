@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.answers import canary_command as command
-from ansible.module_utils.vllm_edge.engine.metrics import kv_blocks, requests_in_work
+from ansible.module_utils.vllm_edge.engine.metrics import kv_blocks
 from ansible.module_utils.vllm_edge.generation.model import Limits
 from ansible.module_utils.vllm_edge.switch.model import Done, Moves, PhaseFailed
 from ansible.module_utils.vllm_edge.switch.steps import page_cache
@@ -71,21 +71,6 @@ def test_questions_are_asked_at_once_and_what_one_raises_is_raised_after_all_hav
 )
 def test_kv_blocks(text: str, blocks: int | None) -> None:
     assert kv_blocks(text) == blocks
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        (METRICS.format("2.0", "3.0"), 6),
-        (METRICS.format("0.0", "0.0"), 1),
-        ("vllm:num_requests_running 0.0\n", 0),
-        ("vllm:num_requests_running 1e0\nvllm:num_requests_waiting 2\n", 3),
-        ("other_metric 4\n", None),
-        ("", None),
-    ],
-)
-def test_requests_in_work(text: str, count: int | None) -> None:
-    assert requests_in_work(text) == count
 
 
 def test_draining_ends_when_twice_in_a_row_nothing_runs_or_at_its_limit(bench: Bench) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims on the simulated GPUs: held by processes, gone with them."""
+"""What an engine has of the simulated GPUs: claims that go with their process, and torch's sentences without CUDA."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from helpers import ROOT
 from vllm_edge_lab import gpus
 
+from lab.nvidia import testing
 from lab.nvidia.testing import UUIDS, LabRoot
 
 MIB = 2**20
@@ -93,3 +94,43 @@ def test_what_does_not_fit_is_refused_in_the_words_of_torch(lab_gpu_root: LabRoo
         )
         assert (gpu.path / "claims" / "mine").read_text().strip() == "1000"
         os.close(claim._descriptor)
+
+
+# ---- a worker where CUDA cannot be used -----------------------------------------------------------------------------
+
+NODES = ("nvidiactl", "nvidia-uvm", "nvidia0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("nodes", "fault", "said"),
+    [
+        (NODES, "", ""),
+        (("nvidiactl", "nvidia0"), "", "CUDA unknown error - this may be due to an incorrectly set up environment"),
+        (("nvidiactl", "nvidia-uvm"), "", "No CUDA GPUs are available"),
+        (("nvidia-uvm", "nvidia0"), "", "No CUDA GPUs are available"),
+        (NODES, "35", "The NVIDIA driver on your system is too old (found version 12040)"),
+        (NODES, "module 570.211.01", "Error 803: system has unsupported display driver / cuda driver combination"),
+    ],
+)
+def test_a_worker_ends_with_torchs_sentence(tmp_path: Path, nodes: tuple[str, ...], fault: str, said: str) -> None:
+    root = testing.create_root(tmp_path / "gpus", gpus=1)
+    root.set_nodes(*nodes)
+    if fault.startswith("module"):
+        root.set_module(fault.split()[1])
+    elif fault:
+        root.set_fault(0, "cuda-init-fails", fault)
+    environment = root.environment(testing.build_cuda(tmp_path)) | {"PYTHONPATH": str(ROOT / "lab/engine")}
+    command = [sys.executable, "-c", "from vllm_edge_lab import cuda; cuda.initialise()"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == (1 if said else 0)
+    assert root.nodes() == set(nodes), "nobody makes a node in a container"
+    assert said in done.stderr and ("RuntimeError: " in done.stderr) is bool(said)
+
+
+@pytest.mark.slow
+def test_a_worker_without_a_driver(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from vllm_edge_lab import cuda; cuda.initialise('libcuda-absent.so.1')"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "lab/engine")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert "RuntimeError: Found no NVIDIA driver on your system." in done.stderr
