@@ -121,8 +121,8 @@ def test_removal_without_packages(play: Run) -> None:
         name for name in held if "container" in name
     ]
     assert "busybox-static" in held
-    places = "/etc/apt /etc/modules-load.d /etc/systemd/system/nvidia-persistenced.service.d"
-    left = UBUNTU.run(f"find {places} -name '*vllm-edge*' -type f")
+    left = UBUNTU.run("find /etc/apt /etc/modules-load.d -name '*vllm-edge*' -type f")
+    left += UBUNTU.run("find /etc/systemd/system -path '*/nvidia-persistenced.service.d/*vllm-edge*'")
     assert [path for path in left.splitlines() if "container-toolkit" not in path] == []
     assert UBUNTU.run("dpkg-query -W -f '${db:Status-Abbrev}' nvidia-utils-615-server") == "ii"
 
