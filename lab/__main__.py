@@ -8,7 +8,7 @@ import os
 
 from lab.engine.vllm_edge_lab.cpu import LESSER
 from lab.nvidia.cards import read_cards
-from lab.world import World, cut, down, offline_command, prepare, reboot, reconnect, ssh_command, status, up
+from lab.server import Server, cut, down, offline_command, prepare, reboot, reconnect, ssh_command, status, up
 
 
 def main() -> None:
@@ -67,26 +67,26 @@ def main() -> None:
         except ValueError as problem:
             parser.error(str(problem))
     host = (options.medium, options.cpu, options.seed, options.gpus)
-    world = World(options.name, options.ssh_port, *host, options.gateway_port)
+    server = Server(options.name, options.ssh_port, *host, options.gateway_port)
     if options.command == "images":
         prepare()
     elif options.command == "up":
-        up(world)
+        up(server)
     elif options.command == "down":
-        down(world, options.keep_images)
+        down(server, options.keep_images)
     elif options.command == "reboot":
-        reboot(world, options.hard)
+        reboot(server, options.hard)
     elif options.command == "cut":
-        cut(world)
+        cut(server)
     elif options.command == "reconnect":
-        reconnect(world)
+        reconnect(server)
     elif options.command == "offline":
-        words = offline_command(world, options.words)
+        words = offline_command(server, options.words)
         os.execvp(words[0], words)
     elif options.command == "status":
-        status(world)
+        status(server)
     else:
-        words = ssh_command(world)
+        words = ssh_command(server)
         os.execvp(words[0], [*words, *(["-t"] if not options.words else []), *options.words])
 
 

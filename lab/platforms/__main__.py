@@ -8,16 +8,16 @@ import os
 
 from lab.docker import LABEL, docker, ensure_engine, image_exists
 from lab.images import HOST_PACKAGES, apt_repositories, debian_image, derived_image, digest, host_image
+from lab.server import Server, remove, start_host
 from lab.shell import LAB, alone, stage
-from lab.world import World, remove, start_host
 
 RELEASES = {"debian12": "bookworm", "debian13": "trixie", "ubuntu2404": "trixie"}
 """The Debian release that each platform's root file system is made of."""
 FIRST_PORT = 22031
 
 
-def world(name: str, first_port: int, platform: str) -> World:
-    return World(f"{name}-{platform}", first_port + list(RELEASES).index(platform))
+def server(name: str, first_port: int, platform: str) -> Server:
+    return Server(f"{name}-{platform}", first_port + list(RELEASES).index(platform))
 
 
 def platform_image(platform: str) -> str:
@@ -51,7 +51,7 @@ def up(name: str, first_port: int, platforms: list[str]) -> None:
         images = {platform: platform_image(platform) for platform in platforms}
         repositories = apt_repositories()
     for platform, image in images.items():
-        host = world(name, first_port, platform)
+        host = server(name, first_port, platform)
         if docker("network", "inspect", host.name, check=False).returncode != 0:
             docker("network", "create", f"--label={LABEL}={host.name}", host.name)
         start_host(host, image, f"--volume={repositories}:/srv/apt:ro", f"--hostname={platform}")
@@ -61,7 +61,7 @@ def down(name: str, first_port: int, platforms: list[str]) -> None:
     """Remove the platforms' hosts, and keep the images."""
     ensure_engine()
     for platform in platforms:
-        remove(world(name, first_port, platform))
+        remove(server(name, first_port, platform))
 
 
 def main() -> None:

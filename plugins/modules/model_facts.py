@@ -107,7 +107,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ..module_utils.vllm_edge.planning.checkpoint import families, hub, model_facts, recorded_facts, recording
 from ..module_utils.vllm_edge.planning.checkpoint.headers import FactsError
 from ..module_utils.vllm_edge.planning.contract import UnknownArchitecture
-from ..module_utils.vllm_edge.planning.separate_process import read_apart
+from ..module_utils.vllm_edge.planning.separate_process import read_in_subprocess
 from ..module_utils.vllm_edge.weights.access import Secrets
 
 ARGUMENT_SPEC: dict[str, Any] = {
@@ -131,7 +131,7 @@ def main() -> None:
             read = functools.partial(model_facts.read, Path(params["path"]), repo, params["revision"])
         else:
             read = functools.partial(hub.read, repo, params["revision"], params["endpoint"], params["token"])
-        facts = read_apart(repo, read, drop_root=False)
+        facts = read_in_subprocess(repo, read, drop_root=False)
         model = families.interpret(facts)
     except (FactsError, UnknownArchitecture) as error:
         module.fail_json(msg=str(error))

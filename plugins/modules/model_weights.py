@@ -207,7 +207,7 @@ from ..module_utils.vllm_edge.weights.record import (
     load_record,
 )
 from ..module_utils.vllm_edge.weights.sources import HubError, HubSource
-from ..module_utils.vllm_edge.weights.survey import Ownership, find_ownership_faults
+from ..module_utils.vllm_edge.weights.verification import Ownership, find_ownership_faults
 
 
 def argument_spec() -> dict[str, Any]:
@@ -324,7 +324,7 @@ class ModelWeights:
 
     def warn(self, plan: transfer.Plan) -> None:
         """Warn about unknown files, and about a directory that is no longer used."""
-        unknown = plan.survey.unknown
+        unknown = plan.verification.unknown
         if unknown:
             self.module.warn(
                 f"{self.wanted.path} has files that are not of {self.wanted.repo} at {plan.commit}: "
@@ -343,7 +343,7 @@ class ModelWeights:
                 plan = self.plan()
             except HubError as reason:
                 return self.unforeseen(str(reason))
-            return self.result(plan, self.owner(), None if plan.bring else plan.survey.good)
+            return self.result(plan, self.owner(), None if plan.bring else plan.verification.good)
         with self.held:
             self.lock()
             try:
@@ -354,7 +354,7 @@ class ModelWeights:
                     self.hub_home.parent.rmdir()
 
     def apply(self, plan: transfer.Plan, owner: Ownership) -> dict[str, Any]:
-        files = {**plan.survey.good}
+        files = {**plan.verification.good}
         if not plan.bring:
             self.wanted.check_manifest(hash_manifest(files))
         if plan.bring and plan.source is not None:
@@ -398,7 +398,7 @@ class ModelWeights:
     def result(self, plan: transfer.Plan, owner: Ownership, files: Mapping[str, RecordedFile] | None) -> dict[str, Any]:
         """Return what was (or would be) done; `files` are the complete files, None if they still have to arrive."""
         self.warn(plan)
-        faults = find_ownership_faults(self.wanted.path, plan.survey.good, owner)
+        faults = find_ownership_faults(self.wanted.path, plan.verification.good, owner)
         actions, before, after = transfer.describe_changes(self.wanted, plan, owner, faults)
         return {
             "changed": bool(actions),
@@ -411,11 +411,11 @@ class ModelWeights:
             **({} if files is None else {"manifest_sha256": hash_manifest(files)}),
             "downloaded": [item.path for item in plan.bring],
             "downloaded_bytes": transfer.sum_bytes(plan.bring),
-            "damaged": plan.survey.damaged,
+            "damaged": plan.verification.damaged,
             "healed": {str(path): has for path, has in faults.items()},
             "removed": plan.obsolete,
-            "rehashed": plan.survey.rehashed,
-            "unknown": plan.survey.unknown,
+            "rehashed": plan.verification.rehashed,
+            "unknown": plan.verification.unknown,
             # Not `skipped`, because Ansible treats a result with that key as a skipped task and ignores changed_when.
             "not_brought": plan.skipped,
             "actions": actions,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from gateway_world import HAPROXY, Gateway
+from gateway_host import HAPROXY, Gateway
 
 
 @pytest.fixture(scope="session")

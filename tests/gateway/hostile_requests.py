@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gateway_world import (
+from gateway_host import (
     CLIENTS,
     CONTINUATION,
     H2,

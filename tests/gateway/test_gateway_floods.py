@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from gateway_world import (
+from gateway_host import (
     H2,
     H2_PREFACE,
     HEADERS,

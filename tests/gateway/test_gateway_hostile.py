@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from gateway_world import CLIENTS, PATHS, Answer, Connection, Gateway, write_request
+from gateway_host import CLIENTS, PATHS, Answer, Connection, Gateway, write_request
 from hostile_requests import BODIES, CASES, MIB, Body, judge, send, send_body
 
 pytestmark = pytest.mark.slow

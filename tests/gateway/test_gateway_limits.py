@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from gateway_world import CLIENTS, H2, KEYS, LIMITS, Connection, Gateway, wait_until, write_certificate, write_request
+from gateway_host import CLIENTS, H2, KEYS, LIMITS, Connection, Gateway, wait_until, write_certificate, write_request
 from hostile_requests import MIB, fill
 
 pytestmark = pytest.mark.slow

@@ -25,13 +25,13 @@ from ansible.module_utils.vllm_edge.gateway.clients import GatewayError
 from ansible.module_utils.vllm_edge.gateway.command import synchronize
 from ansible.module_utils.vllm_edge.gateway.describe import describe_gateway
 from ansible.module_utils.vllm_edge.gateway.sync import Report, open_proxy, publish_phase, view_host
-from ansible.module_utils.vllm_edge.gateway.view import Course, parse_text
+from ansible.module_utils.vllm_edge.gateway.view import SwitchProgress, parse_text
 from ansible.module_utils.vllm_edge.generation import store
 from ansible.module_utils.vllm_edge.generation.model import Generation
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.switch.history import read_course
+from ansible.module_utils.vllm_edge.switch.history import read_switch_progress
 from ansible.module_utils.vllm_edge.trials.bench.client import temporary_client
-from gateway_world import ENGINES, KEYS, Connection, Gateway, wait_until, write_request
+from gateway_host import ENGINES, KEYS, Connection, Gateway, wait_until, write_request
 from generations import activate, engine, put, rendered
 
 pytestmark = pytest.mark.slow
@@ -60,11 +60,11 @@ class Host:
         return self.gateway.ask(write_request(WORKER, key=key)).status
 
     def sync(self, **options: bool) -> Report:
-        return synchronize(self.paths, read_course, **options)
+        return synchronize(self.paths, read_switch_progress, **options)
 
     def apply(self, live: Generation, *keep: str) -> Report:
-        course = Course("away", keep, self.coming) if live is self.live else None
-        return sync.apply(self.paths, lambda: view_host(self.paths, live, course))
+        progress = SwitchProgress("away", keep, self.coming) if live is self.live else None
+        return sync.apply(self.paths, lambda: view_host(self.paths, live, progress))
 
     def map(self, name: str) -> dict[str, str]:
         return parse_text((self.gateway.etc / f"{name}.map").read_text())

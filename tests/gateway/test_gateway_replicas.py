@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-from gateway_world import Answer, Gateway, wait_until, write_request
+from gateway_host import Answer, Gateway, wait_until, write_request
 
 pytestmark = pytest.mark.slow
 

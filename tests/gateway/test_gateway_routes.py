@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 
 import pytest
-from gateway_world import ENGINES, H2, KEYS, PATHS, Gateway, name_backend, write_request
+from gateway_host import ENGINES, H2, KEYS, PATHS, Gateway, name_backend, write_request
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from gateway_world import H2, KEYS, Answer, Connection, Gateway, wait_until, write_request
+from gateway_host import H2, KEYS, Answer, Connection, Gateway, wait_until, write_request
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ REQUEST: dict[str, Any] = {
 
 
 def run(job: Path, request: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    """Run the script as `trials.companion` does."""
+    """Run the script as `trials.sidecar` does."""
     image = images.engine_image()
     (job / "out").mkdir(exist_ok=True)
     (job / "request.json").write_text(json.dumps(request))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A host in this process: systemd as `systemctl` prints it, Docker, a clock that only sleeping moves, HTTP answers.
 
-All of them under the real HostWorld: `Bench`.
+All of them under the real SwitchedHost: `Bench`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ansible.module_utils.vllm_edge.generation.model import Generation
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
 from ansible.module_utils.vllm_edge.names import TARGET
 from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.switch.host import SwitchedHost
 from ansible.module_utils.vllm_edge.switch.model import Done, Moves, PhaseFailed
-from ansible.module_utils.vllm_edge.switch.world import HostWorld
 from ansible.module_utils.vllm_edge.system.docker import Container, DockerAway, DockerRefused, DockerUnit
 from ansible.module_utils.vllm_edge.system.http import Answer
 from ansible.module_utils.vllm_edge.system.systemd import Ran, Systemd, SystemdError
@@ -223,7 +223,7 @@ class Bench:
         self.systemctl = FakeSystemctl(self.clock)
         self.docker_runs = True
         self.kinds: dict[int, Owner] = {}
-        self.world = HostWorld(
+        self.machine = SwitchedHost(
             self.paths,
             systemd=Systemd(self.systemctl),
             docker=self.docker,
@@ -308,7 +308,7 @@ class ServingHost(Bench):
             time.sleep(0.01)
 
     def stop(self, *engines: str) -> Done:
-        return self.world.stop(Moves(stop=engines or ("e2b",)))
+        return self.machine.stop(Moves(stop=engines or ("e2b",)))
 
     def failed(self, name: str, failure: Failure = OOM, phase: str = "failed") -> None:
         state = EngineState(name, phase, failure.time, input_hash="h", last_failure=failure)

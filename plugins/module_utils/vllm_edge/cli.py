@@ -171,10 +171,10 @@ def _run_rollback(options: Options, paths: HostPaths) -> int:
 
 @command("stop", "finish requests and stop all engines until the next boot or switch", FORMAT)
 def _stop(options: Options, paths: HostPaths) -> int:
+    from .switch.host import SwitchedHost
     from .switch.stop import run_stop
-    from .switch.world import HostWorld
 
-    return run_stop(paths, output=options.format, open_world=HostWorld)
+    return run_stop(paths, output=options.format, open_world=SwitchedHost)
 
 
 @command("history", "list previous switches of this host, newest first", FORMAT)
@@ -223,9 +223,9 @@ def _run_gateway(options: Options, paths: HostPaths) -> int:
 
     if options.action == "status":
         return run_status(paths, output=options.format)
-    from .switch.history import read_course
+    from .switch.history import read_switch_progress
 
-    return run_sync(paths, read_course, check=options.check, output=options.format)
+    return run_sync(paths, read_switch_progress, check=options.check, output=options.format)
 
 
 LONG_RUN = (

@@ -19,7 +19,7 @@ from ansible.module_utils.vllm_edge.doctor.registry import DEEP
 from ansible.module_utils.vllm_edge.facts import serving
 from ansible.module_utils.vllm_edge.facts.model import Deep, Expectation, Weights
 from ansible.module_utils.vllm_edge.weights.record import Record
-from ansible.module_utils.vllm_edge.weights.survey import hash_file, observe
+from ansible.module_utils.vllm_edge.weights.verification import hash_file, observe
 from doctor_host import FakeHost
 
 COMMIT = "0" * 40

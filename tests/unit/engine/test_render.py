@@ -14,7 +14,7 @@ from ansible.module_utils.vllm_edge.engine import policy
 from ansible.module_utils.vllm_edge.engine.config import EngineConfigError, read_config
 from ansible.module_utils.vllm_edge.engine.render import Settings, describe_engine, list_create_arguments, read_settings
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.trials.companion import Companion, build_create_arguments
+from ansible.module_utils.vllm_edge.trials.sidecar import Sidecar, build_create_arguments
 from helpers import ROOT
 
 IMAGE = f"sha256:{'0a' * 32}"
@@ -159,9 +159,9 @@ def test_an_engine_always_has_a_limit_of_memory() -> None:
 
 def test_every_container_of_ours_has_a_user_with_a_name_and_dumps_no_core() -> None:
     images = yaml.safe_load((ROOT / "roles/vllm_image/vars/main.yml").read_text())["__vllm_image_cage"]
-    companion = build_create_arguments(Companion("test", "image", 8050, program=""), Path("/job"), Path("/out"))
+    sidecar = build_create_arguments(Sidecar("test", "image", 8050, program=""), Path("/job"), Path("/out"))
     ulimits = yaml.safe_load((ROOT / "roles/vllm_engine/defaults/main.yml").read_text())["vllm_engine_ulimits"]
-    for words in (images, companion, render(ulimits=ulimits)):
+    for words in (images, sidecar, render(ulimits=ulimits)):
         assert {"--env=USER=vllm-edge", "--env=LOGNAME=vllm-edge", "--ulimit=core=0:0"} <= {*words}
 
 

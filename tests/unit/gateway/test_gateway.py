@@ -26,7 +26,7 @@ from ansible.module_utils.vllm_edge.gateway.describe import describe_gateway, li
 from ansible.module_utils.vllm_edge.gateway.names import backend_name, find_link, name_link, name_server
 from ansible.module_utils.vllm_edge.gateway.sync import Report, publish_phase, view_host
 from ansible.module_utils.vllm_edge.gateway.view import (
-    Course,
+    SwitchProgress,
     View,
     build_view,
     parse_text,
@@ -36,7 +36,7 @@ from ansible.module_utils.vllm_edge.gateway.view import (
 from ansible.module_utils.vllm_edge.generation import store
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.system.files import is_locked
-from fake_world import BIG, GPUS, SMALL
+from fake_machine import BIG, GPUS, SMALL
 from generations import activate, engine, put, rendered
 
 OPTIONS: dict[str, Any] = {"stands_in_for": ["architect"], "gpus": GPUS[2:3], "max_model_len": 32768}
@@ -79,7 +79,9 @@ class Host:
         return synchronize(self.paths, no_switch, **options)
 
     def away(self, *keep: str) -> Report:
-        return sync.apply(self.paths, lambda: view_host(self.paths, self.live, Course("away", keep, self.coming)))
+        return sync.apply(
+            self.paths, lambda: view_host(self.paths, self.live, SwitchProgress("away", keep, self.coming))
+        )
 
     def map(self, name: str) -> dict[str, str]:
         return parse_text((self.paths.gateway / f"{name}.map").read_text())
@@ -247,10 +249,10 @@ def test_a_name_is_away_only_if_none_of_its_engines_stays(
     pooled: Host, keep: list[str] | None, auditor: str, links: list[str], architect: str
 ) -> None:
     servers = Servers(dict.fromkeys(SERVERS, False))
-    course = None if keep is None else Course("away", keep, pooled.coming)
+    progress = None if keep is None else SwitchProgress("away", keep, pooled.coming)
 
     def apply() -> Report:
-        look = functools.partial(view_host, pooled.paths, pooled.live, course)
+        look = functools.partial(view_host, pooled.paths, pooled.live, progress)
         return sync.apply(pooled.paths, look, proxy=servers.proxy)
 
     report = apply()
@@ -321,7 +323,7 @@ def test_without_a_readable_generation_only_keys_and_rights_follow_the_clients(h
         assert host.map("rights") == {"robot:auditor": "1"}, "no new right, and none that it no longer has"
         assert run_sync(host.paths, no_switch, check=False, output="text") == 1
     # The first switch of a host has not committed yet.
-    assert synchronize(host.paths, lambda paths: Course("start")).warnings == ()
+    assert synchronize(host.paths, lambda paths: SwitchProgress("start")).warnings == ()
     host.paths.active_profile.write_text(record)
 
 
@@ -524,7 +526,7 @@ def test_the_status_of_a_gateway(host: Host, capsys: pytest.CaptureFixture[str])
 def test_views_are_pure(host: Host) -> None:
     """An engine whose arguments change keeps its name; it is away, with the context that comes."""
     longer = replace(host.live, engines={**host.live.engines, "e4b": host.coming.engines["e4b"]})
-    seen = build_view("edge", longer, Course("away", (), host.coming), lambda name: 0.2)
+    seen = build_view("edge", longer, SwitchProgress("away", (), host.coming), lambda name: 0.2)
     assert {role.state for role in seen.roles} == {"away"} and {role.retry_after_s for role in seen.roles} == {1}
     assert render_models(seen)["ports.map"] == {"8050": "31b-w4a16", "8060": "e4b"}
     clients = read_clients(host.paths.gateway / "clients.json")

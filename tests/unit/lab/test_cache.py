@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import lab.docker
+import lab.server
 import lab.shell
-import lab.world
+from lab.server import Server
 from lab.shell import MARKER, cache_directory, remove_cache
-from lab.world import World
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_file_in_place_of_a_cache_is_refused(cache: Path) -> None:
 @pytest.mark.parametrize("name", ["..", "../../etc", "", ".", "a/b", "-f", "a b", "ä", "a\n", "x" * 64])
 def test_a_name_that_leads_elsewhere(name: str) -> None:
     with pytest.raises(SystemExit, match="VLLM_EDGE_LAB_NAME is "):
-        World(name, 22022)
+        Server(name, 22022)
 
 
 class Docker:
@@ -103,8 +103,8 @@ class Docker:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: str) -> None:
         self.answers, self.told = answers, []
-        monkeypatch.setattr(lab.world, "docker_output", self.output)
-        monkeypatch.setattr(lab.world, "docker", self.run)
+        monkeypatch.setattr(lab.server, "docker_output", self.output)
+        monkeypatch.setattr(lab.server, "docker", self.run)
 
     def output(self, *words: Any) -> str:
         self.told.append(words)
@@ -117,9 +117,9 @@ class Docker:
 
 @pytest.mark.slow
 def test_only_what_carries_the_label_is_removed(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab.world, "LAB", tmp_path)
+    monkeypatch.setattr(lab.server, "LAB", tmp_path)
     docker = Docker(monkeypatch, ps="id1 id2", volume="mine-docker mine-data", network="net1")
-    lab.world.remove(World("mine", 22022))
+    lab.server.remove(Server("mine", 22022))
     removed = [words[1:] for words in docker.told if words[0] == "rm" or words[1] == "rm"]
     assert removed == [
         ("--force", "--volumes", "id1", "id2"),
@@ -133,10 +133,10 @@ def test_only_what_carries_the_label_is_removed(cache: Path, tmp_path: Path, mon
 @pytest.mark.slow
 def test_a_stranger_with_the_name_of_the_host_is_left_alone(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     docker = Docker(monkeypatch, ps="", inspect="running")
-    monkeypatch.setattr(lab.world, "prepare", dict)
+    monkeypatch.setattr(lab.server, "prepare", dict)
     with pytest.raises(SystemExit, match="a container mine-host that the lab did not make"):
-        lab.world.up(World("mine", 22022))
-    lab.world.remove(World("mine", 22022))
+        lab.server.up(Server("mine", 22022))
+    lab.server.remove(Server("mine", 22022))
     assert {words[0] for words in docker.told} <= {"ps", "inspect", "volume", "network"}
     assert not [words for words in docker.told if "rm" in words]
 
@@ -146,9 +146,9 @@ def test_no_value_of_the_environment_stands_on_a_command_line(monkeypatch: pytes
     secret = {"HF_TOKEN": "hf_x", "ANSIBLE_BECOME_PASS": "s3cret", "AWS_SECRET": "s3cret", "X\nY": "s3cret"}
     for name, value in secret.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(lab.world, "as_root", lambda: ["/usr/bin/sudo"] if sudo else [])
-    monkeypatch.setattr(lab.world, "docker_output", lambda *_: "4711")
-    words = lab.world.offline_command(World("mine", 22022), ["ansible-playbook", "site.yml"])
+    monkeypatch.setattr(lab.server, "as_root", lambda: ["/usr/bin/sudo"] if sudo else [])
+    monkeypatch.setattr(lab.server, "docker_output", lambda *_: "4711")
+    words = lab.server.offline_command(Server("mine", 22022), ["ansible-playbook", "site.yml"])
     line = " ".join(words)
     assert "hf_x" not in line and "s3cret" not in line and "HF_TOKEN" not in line
     assert [word for word in words if "=" in word and not word.startswith("--")] == (

@@ -13,9 +13,9 @@ import pytest
 
 import lab.docker
 import lab.machine
-import lab.world
+import lab.server
 from lab.machine import CACHE_GIB, DOCKER_GIB, GIB, MEMORY_GIB, missing_of_cpu, missing_of_docker, missing_of_memory
-from lab.world import World
+from lab.server import Server
 
 ROOT = Path(__file__).resolve().parents[3]
 FLAGS = "processor\t: 0\nflags\t\t: fpu sse2 avx {0} aes\n"
@@ -86,9 +86,9 @@ def test_it_runs_before_anything_is_installed() -> None:
 def created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The arguments of `docker create` of a host."""
     arguments: list[str] = []
-    monkeypatch.setattr(lab.world, "docker", lambda *words, **_: arguments.extend(map(str, words)))
+    monkeypatch.setattr(lab.server, "docker", lambda *words, **_: arguments.extend(map(str, words)))
     for name in ("keys", "copy_in"):
-        monkeypatch.setattr(lab.world, name, lambda *_: None)
+        monkeypatch.setattr(lab.server, name, lambda *_: None)
     return arguments
 
 
@@ -107,6 +107,6 @@ def test_control_groups_of_the_host(
     if controllers:
         (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
     monkeypatch.setattr(lab.docker, "CGROUP", tmp_path)
-    lab.world.create_host(World("x", 22999), "image")
+    lab.server.create_host(Server("x", 22999), "image")
     told = [word for word in created if word.startswith("--cgroupns") or ":rw" in word or "/sys/fs/cgroup" in word]
     assert told == [word.format(tmp_path) for word in expected]

@@ -144,13 +144,13 @@ PLANNED = {
     "bf16-tp4-graphs": "oom_warmup",
 }
 """As it was measured on the reference host."""
-UNCOUNTED = {
+UNMODELED = {
     "serving_engines": {"e2b": {**E2B, "served_names": ["a"], "extra_args": ["--enable-lora"]}},
     "serving_profiles": {"e2b-only": {"engines": ["e2b"]}},
     "serving_roles": ["a"],
     **dict.fromkeys(("serving_profile", "plan_profile"), "e2b-only"),
 }
-del UNCOUNTED["serving_engines"]["e2b"]["name"]
+del UNMODELED["serving_engines"]["e2b"]["name"]
 MISSPELT = {"model": "e2b", "gpus": [3], "served_names": ["architect"], "tool_call_parsr": "gemma4"}
 NVFP4 = REFUSED | dict.fromkeys(("serving_profile", "plan_profile"), "nvfp4-tp1")
 OVERRIDE = {"plan_override": "true"}
@@ -165,14 +165,14 @@ PLANS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"serving_engines": {"e2b-all": MISSPELT}, "plan_profile": "e2b-only"},
         ["serving_engines.e2b-all.tool_call_parsr"],
     ),
-    "uncounted": (
-        UNCOUNTED,
+    "unmodeled": (
+        UNMODELED,
         [
             "The plan cannot say whether e2b-only starts with vLLM 0.32.0. e2b: cannot_say.",
             "does not count '--enable-lora', which needs more memory",
         ],
     ),
-    "uncounted_anyway": (UNCOUNTED | OVERRIDE, []),
+    "uncounted_anyway": (UNMODELED | OVERRIDE, []),
     "format": ({"format": "yaml"}, ["format is 'yaml'; a plan is written as"]),
     "profile": ({"plan_profile": "e2b-olny"}, ["plan_profile 'e2b-olny' is not a key of serving_profiles"]),
     "release": ({"gpu_count": 2, "vllm_image_base": "registry/vllm:latest"}, ["names no release of vLLM"]),

@@ -16,7 +16,7 @@ from ansible.module_utils.vllm_edge.switch import journal as journal_module
 from ansible.module_utils.vllm_edge.switch import rollback, run
 from ansible.module_utils.vllm_edge.switch.journal import history, holder, read_journal
 from ansible.module_utils.vllm_edge.switch.model import EXITS, Exit, Journal, Moves, PhaseFailed, Result
-from fake_world import OLD, host, new_host, unlike
+from fake_machine import OLD, host, new_host, unlike
 from generations import put
 
 
@@ -34,23 +34,23 @@ class SwitchHost:
         self.monkeypatch = monkeypatch
         self.old: Generation | None = None
         if first:
-            self.world = new_host(root)
-            self.new = store.load(self.world.paths, put(self.world.paths, OLD))
+            self.machine = new_host(root)
+            self.new = store.load(self.machine.paths, put(self.machine.paths, OLD))
         else:
-            self.world, self.old, self.new = host(root)
-        self.paths = self.world.paths
+            self.machine, self.old, self.new = host(root)
+        self.paths = self.machine.paths
         self.ballast = self.paths.state / ".switch.ballast"
-        self.world.before = functools.partial(self._act, "before")
-        self.world.after = functools.partial(self._act, "after")
+        self.machine.before = functools.partial(self._act, "before")
+        self.machine.after = functools.partial(self._act, "after")
         commit = committed.commit
 
         def commit_with_faults(generation: Generation, *arguments: Any, **named: Any) -> None:
-            self.world.before("commit", generation.number)
+            self.machine.before("commit", generation.number)
             commit(generation, *arguments, **named)
-            self.world.after("commit", generation.number)
+            self.machine.after("commit", generation.number)
 
         monkeypatch.setattr(committed, "commit", commit_with_faults)
-        monkeypatch.setattr(run, "_open_world", lambda paths: self.world)
+        monkeypatch.setattr(run, "_open_host", lambda paths: self.machine)
         monkeypatch.setattr(rollback, "DECIDE_POLL_S", 0.0)
         monkeypatch.setattr(journal_module, "LOCK_PATIENCE_S", 0.05)
         monkeypatch.setattr(os, "fsync", lambda handle: None)  # durability is shown in test_journal.py
@@ -103,8 +103,8 @@ class SwitchHost:
 
     def stop(self, *engines: str) -> None:
         """By hand, without a switch."""
-        self.world.towards = 1
-        self.world.stop(Moves(stop=engines))
+        self.machine.towards = 1
+        self.machine.stop(Moves(stop=engines))
 
     def kill(
         self, action: str, towards: Generation | None = None, *, moment: str = "before", recovery: bool = False
@@ -123,7 +123,7 @@ class SwitchHost:
         assert (status, journal.result) == (EXITS[result], result), journal.message
         there = to if isinstance(to, Generation) else self.new
         if whole and result is not Result.FAILED:
-            assert unlike(self.world, there if EXITS[result] in (Exit.OK, Exit.OVER_BUDGET) else self.old) == []
+            assert unlike(self.machine, there if EXITS[result] in (Exit.OK, Exit.OVER_BUDGET) else self.old) == []
         return journal
 
     @property
@@ -143,12 +143,12 @@ class SwitchHost:
 
     @property
     def log(self) -> list[str]:
-        entries: list[str] = self.world.load()["log"]
+        entries: list[str] = self.machine.load()["log"]
         return entries
 
     @property
     def units(self) -> dict[str, dict[str, Any]]:
-        units: dict[str, dict[str, Any]] = self.world.load()["units"]
+        units: dict[str, dict[str, Any]] = self.machine.load()["units"]
         return units
 
     def pids(self, *names: str) -> list[int]:
@@ -156,4 +156,4 @@ class SwitchHost:
         return [self.units[name]["pid"] for name in names]
 
     def unlike(self, generation: Generation | None) -> list[str]:
-        return unlike(self.world, generation)
+        return unlike(self.machine, generation)

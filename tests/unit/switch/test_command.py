@@ -339,8 +339,8 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[PhaseFailed]:
             raise problems[0]
         return MOVES
 
-    world = SimpleNamespace(HostWorld=lambda paths: SimpleNamespace(moves=asked))
-    monkeypatch.setitem(sys.modules, f"{PACKAGE}.switch.world", world)
+    machine = SimpleNamespace(SwitchedHost=lambda paths: SimpleNamespace(moves=asked))
+    monkeypatch.setitem(sys.modules, f"{PACKAGE}.switch.host", machine)
     return problems
 
 

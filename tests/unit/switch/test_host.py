@@ -28,20 +28,20 @@ from generations import engine
 
 
 def test_what_moves_from_one_generation_to_another(host: ServingHost) -> None:
-    moves = host.world.moves(host.generation_with("e4b"))
+    moves = host.machine.moves(host.generation_with("e4b"))
     assert (moves.stop, moves.start, moves.keep) == (("e2b",), ("e4b",), ())
     changed = {Path(change.path).name: change.after is None for change in moves.files}
     assert changed["vllm-e2b.service"] and not changed["vllm-e4b.service"] and not changed[TARGET]
-    moves = host.world.moves(host.generation)
+    moves = host.machine.moves(host.generation)
     assert not moves and moves.keep == ("e2b",)
     host.systemctl.unit(TARGET, ActiveState="inactive", UnitFileState="disabled", NeedDaemonReload="yes")
     host.systemctl.unit("vllm-e2b.service", NeedDaemonReload="yes")
-    moves = host.world.moves(host.generation)
+    moves = host.machine.moves(host.generation)
     assert moves.target == ("not enabled", "not active", f"needs daemon-reload (vllm-e2b.service, {TARGET})")
     assert moves.keep == ("e2b",)
     # An ended container has no hash.
     host.docker.containers = [replace(host.docker.containers[0], status="exited")]
-    assert host.world.moves(host.generation).start == ("e2b",)
+    assert host.machine.moves(host.generation).start == ("e2b",)
 
 
 def test_engines_are_known_by_their_files_their_units_and_their_containers(host: ServingHost, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_engines_are_known_by_their_files_their_units_and_their_containers(host:
     switch = write(tmp_path / "s", f"# {model.MARK}\n[Service]\nExecStart=/opt/vllm-edge recover --boot\n")
     host.systemctl.unit("vllm-edge-recover.service", ActiveState="active", FragmentPath=switch)
     host.systemctl.unit("vllm-lost.service", ActiveState="active", FragmentPath=tmp_path / "nothing")
-    assert host.world.moves(host.generation).stop == ("linked", "orphan")
+    assert host.machine.moves(host.generation).stop == ("linked", "orphan")
 
 
 @pytest.mark.parametrize("why", ["docker.service is not running", "connection refused"])
@@ -67,24 +67,24 @@ def test_docker_is_waited_for_and_then_named(host: ServingHost, why: str) -> Non
 
     docker(away=True)
     host.clock.at(10, lambda: docker(away=False))
-    assert host.world.moves(host.generation).keep == ("e2b",)
+    assert host.machine.moves(host.generation).keep == ("e2b",)
     assert host.clock.now >= 1010
     docker(away=True)
-    text = failure(lambda: host.world.moves(host.generation)).text
+    text = failure(lambda: host.machine.moves(host.generation)).text
     assert f"The Docker Engine did not answer for 60 s ({why})" in text and "'systemctl start docker.service'" in text
 
 
 def test_what_cannot_be_asked_or_read_is_named(host: ServingHost) -> None:
     host.systemctl.busy = 4
-    assert host.world.moves(host.generation).keep == ("e2b",)
+    assert host.machine.moves(host.generation).keep == ("e2b",)
     host.systemctl.busy = 1000
-    text = failure(lambda: host.world.moves(host.generation)).text
+    text = failure(lambda: host.machine.moves(host.generation)).text
     assert text.startswith("systemd cannot be asked: Failed to get properties")
     host.systemctl.busy = 0
     place = host.paths.engine_dir("e2b") / "engine.json"
     place.unlink()
     place.mkdir()
-    assert "engine.json cannot be read" in failure(lambda: host.world.moves(host.generation)).text
+    assert "engine.json cannot be read" in failure(lambda: host.machine.moves(host.generation)).text
 
 
 def test_units_are_stopped_side_by_side_with_a_deadline_above_systemds(host: ServingHost) -> None:
@@ -94,7 +94,7 @@ def test_units_are_stopped_side_by_side_with_a_deadline_above_systemds(host: Ser
     assert host.systemctl.orders("stop") == [["vllm-e2b.service", "vllm-e4b.service"]]
     assert done.detail == "e2b, e4b stopped in 0.0 s"
     assert done.warnings == () and host.docker.removed == []
-    assert host.world.stop(Moves()).detail == "no engine has to stop"
+    assert host.machine.stop(Moves()).detail == "no engine has to stop"
     host.systemctl.unit("vllm-e2b.service", TimeoutStopUSec="3min")
     host.stop()
     assert host.systemctl.patience_s == 240.0
@@ -191,42 +191,42 @@ def test_without_docker_an_engine_takes_its_time(finishing: ServingHost) -> None
 
 def test_names_go_away_and_come_back(host: ServingHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HAProxy, "is_stopped", lambda self: True)
-    assert host.world.away(host.generation, host.generation, Moves()).detail == "this host has no gateway"
-    host.world.publish(Phase.DRAIN)
+    assert host.machine.away(host.generation, host.generation, Moves()).detail == "this host has no gateway"
+    host.machine.publish(Phase.DRAIN)
     assert not host.paths.gateway.exists()
-    host.world.paths = paths = replace(host.paths, run=tmp_path / "run", gateway_run=tmp_path / "gateway")
+    host.machine.paths = paths = replace(host.paths, run=tmp_path / "run", gateway_run=tmp_path / "gateway")
     write(paths.gateway / "haproxy.cfg", "")
     link = paths.run / "roles" / "e2b.sock"
-    assert host.world.back(host.generation).detail == "every served name is reached; the gateway does not run"
+    assert host.machine.back(host.generation).detail == "every served name is reached; the gateway does not run"
     with monkeypatch.context() as patch:
         patch.setattr(sync, "hold_lock", Mock(side_effect=LockHeld))
-        assert "gateway.lock" in host.world.away(host.generation, host.generation, Moves()).warnings[0]
+        assert "gateway.lock" in host.machine.away(host.generation, host.generation, Moves()).warnings[0]
     assert os.readlink(link) == "../engines/e2b/api.sock"
-    assert host.world.away(host.generation, None, Moves()).detail == "nothing is known to serve"
-    assert host.world.away(host.generation, host.generation, Moves(stop=("e2b",))).detail.startswith(
+    assert host.machine.away(host.generation, None, Moves()).detail == "nothing is known to serve"
+    assert host.machine.away(host.generation, host.generation, Moves(stop=("e2b",))).detail.startswith(
         "requests for e2b wait"
     )
     assert not link.is_symlink()
     write(paths.gateway / "clients.json", "[]")
-    assert "clients.json" in host.world.back(host.generation).warnings[0] and link.is_symlink()
+    assert "clients.json" in host.machine.back(host.generation).warnings[0] and link.is_symlink()
     (paths.gateway / "models.map").unlink()
     (paths.gateway / "models.map").mkdir()
-    assert "vllm-edge gateway sync" in failure(lambda: host.world.back(host.generation)).text
+    assert "vllm-edge gateway sync" in failure(lambda: host.machine.back(host.generation)).text
 
 
 def test_files_of_engines_are_installed_and_the_target_is_not(host: ServingHost) -> None:
     wanted = host.generation_with("e4b")
     host.systemctl.unit("vllm-e4b.service", ActiveState="inactive", NeedDaemonReload="no")
     before = host.paths.unit_file(TARGET).read_text()
-    done = host.world.install(wanted, Moves(start=("e4b",), stop=("e2b",)))
+    done = host.machine.install(wanted, Moves(start=("e4b",), stop=("e2b",)))
     assert done.detail == "4 files written"
     assert host.paths.unit_file("vllm-e4b.service").exists() and host.paths.unit_file("vllm-e2b.service").exists()
     assert host.paths.unit_file(TARGET).read_text() == before
     assert len(host.systemctl.orders("daemon-reload")) == 1
-    assert host.world.install(wanted, Moves(start=("e4b",))).detail == "every file is as it should be"
+    assert host.machine.install(wanted, Moves(start=("e4b",))).detail == "every file is as it should be"
     assert len(host.systemctl.orders("daemon-reload")) == 1
     host.systemctl.unit("vllm-e4b.service", NeedDaemonReload="yes")
-    host.world.install(wanted, Moves(keep=("e4b",)))
+    host.machine.install(wanted, Moves(keep=("e4b",)))
     assert len(host.systemctl.orders("daemon-reload")) == 2
 
 
@@ -234,23 +234,23 @@ def test_a_file_that_cannot_be_written_fails_the_phase(host: ServingHost, monkey
     wanted = host.generation_with("e4b")
     with monkeypatch.context() as patch:
         patch.setattr(store.os, "rename", Mock(side_effect=OSError(28, "No space left on device")))
-        text = failure(lambda: host.world.install(wanted, Moves(start=("e4b",)))).text
+        text = failure(lambda: host.machine.install(wanted, Moves(start=("e4b",)))).text
     assert text.startswith("Files of generation 2 could not be installed: ") and "No space left on device" in text
     host.systemctl.refuse["daemon-reload"] = "Refusing to reload, not enough space available on /run/systemd."
-    text = failure(lambda: host.world.install(wanted, Moves(start=("e4b",)))).text
+    text = failure(lambda: host.machine.install(wanted, Moves(start=("e4b",)))).text
     assert "The new units could not be read: " in text and "not enough space available" in text
 
 
 def test_engines_start_side_by_side_and_their_failures_are_forgotten_first(host: ServingHost) -> None:
-    done = host.world.start(Moves(start=("a", "b")))
+    done = host.machine.start(Moves(start=("a", "b")))
     assert host.systemctl.calls == [
         ["reset-failed", "vllm-a.service", "vllm-b.service"],
         ["start", "--no-block", "vllm-a.service", "vllm-b.service"],
     ]
     assert done.detail == "a, b were ordered to start"
-    assert host.world.start(Moves()).detail == "no engine has to start"
+    assert host.machine.start(Moves()).detail == "no engine has to start"
     host.systemctl.refuse["start"] = "Unit vllm-a.service is masked."
-    text = failure(lambda: host.world.start(Moves(start=("a",)))).text
+    text = failure(lambda: host.machine.start(Moves(start=("a",)))).text
     assert text.startswith("a could not be started: ") and "Unit vllm-a.service is masked" in text
 
 
@@ -258,7 +258,7 @@ def test_clean_up_writes_the_target_and_removes_what_is_no_more(host: ServingHos
     wanted = host.generation_with("e4b")
     host.systemctl.unit("vllm-e2b.service", ActiveState="inactive", SubState="dead")
     host.docker.containers = []
-    done = host.world.clean_up(wanted)
+    done = host.machine.clean_up(wanted)
     assert done.detail == "target written; files of e2b removed"
     assert "vllm-e4b.service" in host.paths.unit_file(TARGET).read_text()
     assert not host.paths.unit_file("vllm-e2b.service").exists()
@@ -270,13 +270,13 @@ def test_clean_up_writes_the_target_and_removes_what_is_no_more(host: ServingHos
 
 def test_clean_up_again_removes_only_former_generations(host: ServingHost) -> None:
     before = {place: place.stat().st_mtime_ns for place in host.paths.units.iterdir()}
-    assert host.world.clean_up(host.generation).detail == "nothing was left to do"
+    assert host.machine.clean_up(host.generation).detail == "nothing was left to do"
     assert {place: place.stat().st_mtime_ns for place in host.paths.units.iterdir()} == before
     assert not host.systemctl.orders("stop") and not host.systemctl.orders("restart")
     for name in ("x", "y", "z"):
         host.generation_with(name)
     wanted = replace(host.generation, limits=Limits(keep_generations=2))
-    assert host.world.clean_up(wanted).detail == "generations 2 removed"
+    assert host.machine.clean_up(wanted).detail == "generations 2 removed"
     assert store.numbers(host.paths) == [1, 3, 4]
 
 
@@ -284,7 +284,7 @@ def test_clean_up_does_all_it_can_and_then_says_what_it_could_not(host: ServingH
     wanted = host.generation_with("e4b")
     host.systemctl.refuse["enable"] = "Failed to enable unit: Read-only file system"
     host.systemctl.refuse["start"] = "Job for vllm-edge.target failed."
-    failed = failure(lambda: host.world.clean_up(wanted))
+    failed = failure(lambda: host.machine.clean_up(wanted))
     assert "vllm-e2b.service is active and no engine of generation 2: 'systemctl stop" in failed.text
     assert "could not be enabled: " in failed.text and "Read-only file system" in failed.text
     assert "vllm-edge.target could not be started" in failed.text
@@ -297,41 +297,41 @@ def test_clean_up_does_all_it_can_and_then_says_what_it_could_not(host: ServingH
 def test_a_target_that_does_not_come_up_is_told(host: ServingHost) -> None:
     host.systemctl.unit(TARGET, ActiveState="inactive", UnitFileState="disabled")
     host.clock.at(4, lambda: host.systemctl.unit(TARGET, ActiveState="active", UnitFileState="enabled") and None)
-    host.world.clean_up(host.generation)
+    host.machine.clean_up(host.generation)
     assert host.clock.now == 1004
     host.systemctl.unit(TARGET, ActiveState="inactive", UnitFileState="disabled")
-    text = failure(lambda: host.world.clean_up(host.generation)).text
+    text = failure(lambda: host.machine.clean_up(host.generation)).text
     assert "vllm-edge.target is inactive and disabled: its engines do not all start" in text
 
 
 def test_what_runs_is_said_of_every_engine_and_of_which_generation_it_is(host: ServingHost) -> None:
     host.docker.containers = []
     host.docker.engine("e2b", "of another one")
-    assert host.world.what_runs(host.generation) == "e2b (of another generation) serves"
+    assert host.machine.what_runs(host.generation) == "e2b (of another generation) serves"
     host.docker.away = "connection refused"
-    assert host.world.what_runs(host.generation) == "e2b (e2b) serves"
+    assert host.machine.what_runs(host.generation) == "e2b (e2b) serves"
     host.docker.away = ""
     host.docker.containers = []
     host.failed("e2b", phase="not-answering")
-    assert host.world.what_runs(host.generation) == "e2b (e2b) is active and does not answer"
+    assert host.machine.what_runs(host.generation) == "e2b (e2b) is active and does not answer"
     host.serve("e2b")
     host.failed("e2b", phase="serving")
     host.serve("old", ActiveState="deactivating", SubState="stop-sigterm")
     write(host.paths.unit_file("vllm-old.service"), f"# {model.MARK}\nExecStart=/opt/vllm-edge run-engine old\n")
     wanted = host.generation_with("e2b", "e4b")
-    assert host.world.what_runs(wanted) == (
+    assert host.machine.what_runs(wanted) == (
         "e2b (e2b) serves, e4b (e4b) does not serve (inactive, dead), "
         "old (of another generation) does not serve (deactivating, stop-sigterm)"
     )
 
 
 def test_the_hosts_life(host: ServingHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert host.world.going_down() is False
+    assert host.machine.going_down() is False
     host.systemctl.state = "stopping"
-    assert host.world.going_down() is True
-    assert len(host.world.boot_id()) == 36
+    assert host.machine.going_down() is True
+    assert len(host.machine.boot_id()) == 36
     monkeypatch.setattr(view, "BOOT_ID", tmp_path / "absent")
-    text = failure(host.world.boot_id).text
+    text = failure(host.machine.boot_id).text
     assert "absent cannot be read: " in text and "Is /proc mounted" in text
 
 
@@ -344,8 +344,8 @@ def wait_healthy(
     wanted = replace(host.generation, limits=Limits(healthy_timeout_s=limit_s))
     moves = Moves(wait=names) if wait else Moves(start=names)
     if not wait:
-        host.world.start(moves)
-    return host.world.healthy(wanted, moves, all_of_them=all_of_them)
+        host.machine.start(moves)
+    return host.machine.healthy(wanted, moves, all_of_them=all_of_them)
 
 
 UP: Shown = {"ActiveState": "active", "SubState": "running"}
@@ -383,7 +383,7 @@ def test_engines_are_waited_for_from_where_they_are_until_all_serve(host: Servin
     host.loads("b", (4, UP))
     done = wait_healthy(host, "a", "b")
     assert done.detail == "a, b serve after 9.0 s, a last"
-    assert host.world.healthy(host.generation, Moves(), all_of_them=False).detail == "no engine has to load"
+    assert host.machine.healthy(host.generation, Moves(), all_of_them=False).detail == "no engine has to load"
     host.loads("a", (2, {**UP, "NRestarts": 3}), NRestarts=3)
     assert wait_healthy(host, "a", wait=True).detail == "a serves after 2.0 s"
 

@@ -15,7 +15,7 @@ from ansible.module_utils.vllm_edge.switch.journal import take_lock
 from ansible.module_utils.vllm_edge.switch.model import Exit
 from ansible.module_utils.vllm_edge.switch.stop import run_stop
 from ansible.module_utils.vllm_edge.system.systemd import Systemd
-from fake_world import FakeWorld, new_host
+from fake_machine import FakeMachine, new_host
 from switch_host import SwitchHost
 
 
@@ -23,16 +23,16 @@ from switch_host import SwitchHost
 class TargetAlone(Systemd):
     """systemd, of which only the target is asked for."""
 
-    world: FakeWorld | None = None
+    machine: FakeMachine | None = None
     said: str | None = None
 
     def stop(self, units: Sequence[str], timeout_s: float) -> str | None:
-        assert self.world is not None
+        assert self.machine is not None
         if self.said is None:
-            running = [name for name, unit in self.world.load()["units"].items() if unit["active"] == "active"]
+            running = [name for name, unit in self.machine.load()["units"].items() if unit["active"] == "active"]
             assert running == [], "the target would take these along, in the middle of their requests"
             assert units == [TARGET]
-            self.world.change(target={"enabled": True, "active": False})
+            self.machine.change(target={"enabled": True, "active": False})
         return self.said
 
 
@@ -41,10 +41,10 @@ Stop = Callable[..., tuple[int, dict[str, Any]]]
 
 @pytest.fixture
 def stop(bench: SwitchHost, capsys: pytest.CaptureFixture[str]) -> Stop:
-    def go(world: FakeWorld = bench.world, said: str | None = None) -> tuple[int, dict[str, Any]]:
+    def go(machine: FakeMachine = bench.machine, said: str | None = None) -> tuple[int, dict[str, Any]]:
         capsys.readouterr()
-        systemd = TargetAlone(world=world, said=said)
-        status = run_stop(world.paths, output="json", open_world=lambda paths: world, systemd=systemd)
+        systemd = TargetAlone(machine=machine, said=said)
+        status = run_stop(machine.paths, output="json", open_world=lambda paths: machine, systemd=systemd)
         told = json.loads(capsys.readouterr().out)
         assert isinstance(told, dict)
         return status, told
@@ -58,12 +58,12 @@ def actions(bench: SwitchHost) -> list[str]:
 
 def test_every_engine_leaves_after_its_requests_and_a_switch_brings_them_back(bench: SwitchHost, stop: Stop) -> None:
     assert bench.old is not None
-    before = bench.world.load()
+    before = bench.machine.load()
     status, told = stop()
     assert (status, told["status"], told["generation"]) == (Exit.OK, "ok", 1)
     assert set(told["engines"]) == set(bench.old.engines)
     assert actions(bench) == ["hook before_drain", "away", "drain", "stop", "back"]
-    after = bench.world.load()
+    after = bench.machine.load()
     assert {unit["active"] for unit in after["units"].values()} == {"inactive"}
     assert after["target"] == {"enabled": True, "active": False}
     assert after["foreign"] == before["foreign"]
@@ -87,12 +87,12 @@ def test_clients_come_back_where_nothing_was_stopped(bench: SwitchHost, stop: St
 
 
 def test_an_engine_that_does_not_stop(bench: SwitchHost, stop: Stop, capsys: pytest.CaptureFixture[str]) -> None:
-    bench.world.change(quirks={"e4b": "cannot be stopped"})
+    bench.machine.change(quirks={"e4b": "cannot be stopped"})
     status, told = stop()
     assert (status, told["status"]) == (Exit.FAILED, "failed")
     assert told["message"] == ("e4b did not stop. 'vllm-edge switch 1' brings back what is missing and verifies it.")
-    assert bench.world.load()["target"]["active"], "it would have taken the engine along"
-    assert run_stop(bench.paths, output="text", open_world=lambda paths: bench.world) == Exit.FAILED
+    assert bench.machine.load()["target"]["active"], "it would have taken the engine along"
+    assert run_stop(bench.paths, output="text", open_world=lambda paths: bench.machine) == Exit.FAILED
     assert capsys.readouterr() == ("", told["message"] + "\n")
 
 
@@ -107,11 +107,11 @@ def test_what_refuses_to_stop_leaves_every_engine(bench: SwitchHost, stop: Stop)
     assert (status, told["status"]) == (Exit.BUSY, "busy")
     assert told["message"].endswith("Nothing was stopped.")
     assert bench.unlike(bench.old) == []
-    bench.world.change(docker_away=1)
+    bench.machine.change(docker_away=1)
     status, told = stop()
     assert (status, told["message"]) == (Exit.REFUSED, "The Docker Engine did not answer.")
     assert bench.unlike(bench.old) == []
-    bench.world.change(failing_hooks=["before_drain"])
+    bench.machine.change(failing_hooks=["before_drain"])
     status, told = stop()
     assert (status, told["status"], told["engines"]) == (Exit.REFUSED, "refused", [])
     assert "10-gateway ended with status 1" in told["message"]

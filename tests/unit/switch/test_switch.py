@@ -19,7 +19,7 @@ from ansible.module_utils.vllm_edge.switch.model import (
     PhaseFailed,
     Result,
 )
-from fake_world import BIG, E2B, GPUS, KEPT, NEW, OLD, SMALL, host, new_host, serve, unlike
+from fake_machine import BIG, E2B, GPUS, KEPT, NEW, OLD, SMALL, host, new_host, serve, unlike
 from generations import engine, put, rendered
 from switch_host import SwitchHost
 
@@ -130,10 +130,10 @@ def test_a_failure_after_the_commit_says_what_is_left(bench: SwitchHost, phase: 
 
 
 def test_a_failing_hook_before_drain_goes_back_and_one_after_commit_is_a_warning(bench: SwitchHost) -> None:
-    bench.world.change(failing_hooks=["before_drain"])
+    bench.machine.change(failing_hooks=["before_drain"])
     journal = bench.ends(Result.ROLLED_BACK)
     assert "10-gateway" in journal.message and not any("hook after" in entry for entry in bench.log)
-    bench.world.change(failing_hooks=["after_commit"])
+    bench.machine.change(failing_hooks=["after_commit"])
     assert "10-gateway" in bench.ends(Result.COMMITTED).warnings[0]
 
 
@@ -142,24 +142,24 @@ OLD_ENGINE = "31b-nvfp4"
 
 
 def test_a_new_engine_that_does_not_pass_the_quality_suite_is_replaced_by_the_old_one(bench: SwitchHost) -> None:
-    bench.world.change(quirks={NEW_ENGINE: "answers badly"})
+    bench.machine.change(quirks={NEW_ENGINE: "answers badly"})
     assert "in phase canary" in bench.ends(Result.ROLLED_BACK).message
 
 
 def test_an_old_engine_that_cannot_be_stopped_goes_on_serving_and_one_leaving_memory_warns(bench: SwitchHost) -> None:
     before = bench.pids(OLD_ENGINE)
-    bench.world.change(quirks={OLD_ENGINE: "cannot be stopped"})
+    bench.machine.change(quirks={OLD_ENGINE: "cannot be stopped"})
     bench.ends(Result.ROLLED_BACK)
     assert bench.pids(OLD_ENGINE) == before
-    bench.world.change(quirks={OLD_ENGINE: "leaves an orphan"})
+    bench.machine.change(quirks={OLD_ENGINE: "leaves an orphan"})
     assert "was killed" in bench.ends(Result.COMMITTED).warnings[0]
 
 
 def test_a_foreign_process_that_comes_in_the_middle_is_named_and_the_rest_comes_back(bench: SwitchHost) -> None:
     def arrives() -> None:
-        state = bench.world.load()
+        state = bench.machine.load()
         state["memory"][bench.new.engines["31b-w4a16"].config.gpus[0]]["foreign python3 (pid 99)"] = 9000
-        bench.world.save(state)
+        bench.machine.save(state)
 
     bench.at("free", arrives)
     journal = bench.ends(Result.FAILED)
@@ -171,7 +171,7 @@ def test_a_foreign_process_that_comes_in_the_middle_is_named_and_the_rest_comes_
 
 
 def test_a_gpu_that_is_lost_in_the_middle_leaves_the_others_serving(bench: SwitchHost) -> None:
-    bench.at("start", lambda: bench.world.change(lost_gpus=[bench.new.engines["31b-w4a16"].config.gpus[1]]))
+    bench.at("start", lambda: bench.machine.change(lost_gpus=[bench.new.engines["31b-w4a16"].config.gpus[1]]))
     journal = bench.ends(Result.FAILED)
     assert "GPU 1 is lost" in journal.message and "e4b active, e2b active" in journal.message
     canary = [row["served_name"] for row in journal.canary]
@@ -180,16 +180,16 @@ def test_a_gpu_that_is_lost_in_the_middle_leaves_the_others_serving(bench: Switc
 
 @pytest.mark.parametrize("phase", ["free", "start", "healthy", "canary"])
 def test_docker_restarted_in_the_middle_is_waited_for_on_the_way_back(bench: SwitchHost, phase: str) -> None:
-    bench.at(phase, lambda: bench.world.change(docker_away=20))
+    bench.at(phase, lambda: bench.machine.change(docker_away=20))
     bench.fail(phase, "The Docker Engine did not answer.")
     assert bench.ends(Result.ROLLED_BACK).warnings == (), "it was waited for, and seen"
 
 
 def test_a_docker_that_is_away_at_first_refuses_and_one_that_stays_away_is_gone_back_without(bench: SwitchHost) -> None:
-    bench.world.change(docker_away=1)
+    bench.machine.change(docker_away=1)
     assert "did not answer" in bench.ends(Result.REFUSED).message
     # What runs cannot be seen: the journal says what was moved, and its reverse is done.
-    bench.at("warm_up", lambda: bench.world.change(docker_away=10_000))
+    bench.at("warm_up", lambda: bench.machine.change(docker_away=10_000))
     bench.fail("warm_up", "The Docker Engine did not answer.")
     assert any("going by the journal" in text for text in bench.ends(Result.ROLLED_BACK).warnings)
 
@@ -197,7 +197,7 @@ def test_a_docker_that_is_away_at_first_refuses_and_one_that_stays_away_is_gone_
 @pytest.mark.parametrize("fault", ["", "crashes while loading"])
 def test_a_clock_that_jumps_changes_nothing_else(bench: SwitchHost, fault: str) -> None:
     stamps = [f"20{60 - year:02}-01-01T00:00:00Z" for year in range(60)]
-    bench.world.change(stamps=stamps, quirks={NEW_ENGINE: fault})
+    bench.machine.change(stamps=stamps, quirks={NEW_ENGINE: fault})
     journal = bench.ends(Result.ROLLED_BACK if fault else Result.COMMITTED)
     assert journal.started_at > (journal.ended_at or ""), "the clock went back all the time"
     ends = [record.began_s + (record.seconds or -1) for record in journal.phases]
@@ -230,9 +230,9 @@ def test_a_way_back_that_fails_brings_back_what_it_can(bench: SwitchHost, phase:
 
 def test_an_answer_of_the_other_generation_is_no_rollback(bench: SwitchHost) -> None:
     """A canary asks a served name, and cannot know whose it is."""
-    bench.world.change(quirks={f"e2b@{bench.new.hashes['e2b']}": "cannot be stopped"})
+    bench.machine.change(quirks={f"e2b@{bench.new.hashes['e2b']}": "cannot be stopped"})
     bench.fail("measure", "over budget")
-    bench.monkeypatch.setattr(bench.world, "silent", lambda state, wanted, name: False)
+    bench.monkeypatch.setattr(bench.machine, "silent", lambda state, wanted, name: False)
     assert "engines that run and should not, or otherwise: e2b" in bench.ends(Result.FAILED).message
 
 
@@ -268,7 +268,7 @@ def test_a_first_switch_that_fails_stops_what_it_started(first: SwitchHost, phas
 
 
 def test_a_first_switch_whose_engines_cannot_be_stopped_again_says_so(first: SwitchHost) -> None:
-    first.world.change(quirks={"e4b": "cannot be stopped", "e2b": "canary wrong"})
+    first.machine.change(quirks={"e4b": "cannot be stopped", "e2b": "canary wrong"})
     journal = first.ends(Result.FAILED)
     assert "e4b did not stop" in journal.message and "Nothing is committed" in journal.message
 
@@ -276,7 +276,7 @@ def test_a_first_switch_whose_engines_cannot_be_stopped_again_says_so(first: Swi
 @pytest.fixture
 def over(first: SwitchHost) -> SwitchHost:
     """A host whose first generation serves and uses 500 MiB more than the budget of e2b."""
-    first.world.change(quirks={"e2b": "grows"})
+    first.machine.change(quirks={"e2b": "grows"})
     first.ends(Result.OVER_BUDGET, origin="inventory")
     return first
 
@@ -296,8 +296,8 @@ def test_a_first_switch_over_its_budget_serves_and_a_raised_one_ends_that_withou
 
 
 def test_a_lost_gpu_is_no_overrun_of_a_first_switch(first: SwitchHost) -> None:
-    first.world.change(quirks={"e2b": "grows"})
-    first.at("measure", lambda: first.world.change(lost_gpus=[first.new.engines["e4b"].config.gpus[0]]))
+    first.machine.change(quirks={"e2b": "grows"})
+    first.at("measure", lambda: first.machine.change(lost_gpus=[first.new.engines["e4b"].config.gpus[0]]))
     assert "GPU 2 is lost" in first.ends(Result.ROLLED_BACK).message
     assert committed.committed(first.paths) is None
 
@@ -306,7 +306,7 @@ def test_a_lost_gpu_is_no_overrun_of_a_first_switch(first: SwitchHost) -> None:
 def test_a_later_switch_goes_back_to_the_generation_over_its_budget(over: SwitchHost, fault: str) -> None:
     """It is the one that was committed: that it still exceeds its budget is said and is no failure of the way back."""
     new = store.load(over.paths, put(over.paths, NEW))
-    over.world.change(quirks={"e2b": "grows", "31b-w4a16": fault and "canary wrong"})
+    over.machine.change(quirks={"e2b": "grows", "31b-w4a16": fault and "canary wrong"})
     assert over.switch(new) == Exit.ROLLED_BACK
     journal = over.journal
     assert f"in phase {fault or 'measure'}" in journal.message and journal.over_budget
@@ -315,7 +315,7 @@ def test_a_later_switch_goes_back_to_the_generation_over_its_budget(over: Switch
 
 
 def test_a_recovered_first_switch_over_its_budget_says_so(first: SwitchHost) -> None:
-    first.world.change(quirks={"e2b": "grows"})
+    first.machine.change(quirks={"e2b": "grows"})
     first.kill("clean_up")
     assert first.recover() == Exit.OK
     assert (first.journal.result, len(first.journal.over_budget)) == (Result.OVER_BUDGET, 1)
@@ -323,22 +323,22 @@ def test_a_recovered_first_switch_over_its_budget_says_so(first: SwitchHost) -> 
 
 def test_a_repair_of_a_generation_over_its_budget_measures_it_again(over: SwitchHost) -> None:
     for quirk, result in (("grows", Result.OVER_BUDGET), ("", Result.COMMITTED)):
-        over.world.change(quirks={"e2b": quirk})
+        over.machine.change(quirks={"e2b": quirk})
         over.stop("e2b")
         over.ends(result)
         assert recorded(over).over_budget is (quirk == "grows")
 
 
 def test_a_repair_touches_nothing_that_serves_and_rolls_nothing_back_where_it_fails(stopped: SwitchHost) -> None:
-    stopped.world.change(quirks={"e2b": "crashes while loading"})
+    stopped.machine.change(quirks={"e2b": "crashes while loading"})
     kept = stopped.pids("31b-nvfp4", "e4b")
     journal = stopped.ends(Result.FAILED, stopped.old)
     assert "Repairing generation 1 (nvfp4-tp2) failed in phase healthy" in journal.message
     assert "31b-nvfp4 active, e4b active, e2b failed" in journal.message
     assert stopped.pids("31b-nvfp4", "e4b") == kept
     assert [record.phase for record in journal.phases if record.direction == "back"] == [Phase.BACK]
-    assert stopped.world.load()["away"] == [], "an engine that is started by hand must be reached"
-    stopped.world.change(quirks={})
+    assert stopped.machine.load()["away"] == [], "an engine that is started by hand must be reached"
+    stopped.machine.change(quirks={})
     stopped.paths.unit_file("vllm-e2b.service").unlink()
     kept = stopped.pids("31b-nvfp4", "e4b")
     journal = stopped.ends(Result.COMMITTED, stopped.old)
@@ -366,12 +366,12 @@ def test_leaving_a_committed_generation_without_files_warns(tmp_path: Path, benc
     """As an older release has set the host up."""
     bench.paths.generation_dir(1).rename(tmp_path / "elsewhere")
     if fails == "before the stop":
-        bench.world.change(failing_hooks=["before_drain"])
+        bench.machine.change(failing_hooks=["before_drain"])
         before = bench.units
         journal = bench.ends(Result.ROLLED_BACK, whole=False)
         assert bench.units == before and "were not touched" in journal.message
     elif fails:
-        bench.world.change(quirks={NEW_ENGINE: "crashes while loading"})
+        bench.machine.change(quirks={NEW_ENGINE: "crashes while loading"})
         journal = bench.ends(Result.FAILED)
         assert "cannot be brought back" in journal.message
         assert bench.units["e4b"]["active"] == "active", "what was kept is not touched"
@@ -387,14 +387,14 @@ def test_a_damaged_record_of_what_is_committed_is_refused(bench: SwitchHost) -> 
 
 
 def test_a_watch_that_breaks_costs_its_numbers_only(bench: SwitchHost) -> None:
-    bench.monkeypatch.setattr(bench.world, "watch", Mock(side_effect=OSError("no sockets left")))
+    bench.monkeypatch.setattr(bench.machine, "watch", Mock(side_effect=OSError("no sockets left")))
     journal = bench.ends(Result.COMMITTED)
     assert journal.downtime == {} and "no sockets left" in journal.warnings[0]
 
 
 def test_a_world_that_cannot_be_opened_is_no_rollback(bench: SwitchHost, capsys: pytest.CaptureFixture[str]) -> None:
     """An exception that nobody catches would end Python with status 1, which says `rolled back`."""
-    bench.monkeypatch.setattr(switch_run, "_open_world", Mock(side_effect=ImportError("no docker")))
+    bench.monkeypatch.setattr(switch_run, "_open_host", Mock(side_effect=ImportError("no docker")))
     assert bench.switch() == Exit.FAILED
     assert "no docker" in capsys.readouterr().err
 
@@ -408,11 +408,11 @@ def test_a_reader_that_is_gone_does_not_end_the_switch(bench: SwitchHost) -> Non
 
 def test_serving_generations_are_what_the_helper_says(tmp_path: Path) -> None:
     """The judge of these tests can say no."""
-    world, old, new = host(tmp_path)
-    assert unlike(world, old) == []
-    assert unlike(world, new) != []
-    world.change(foreign={**world.load()["foreign"], "started_at": "now"})
-    assert unlike(world, old) == ["somebody else's container was touched"]
+    machine, old, new = host(tmp_path)
+    assert unlike(machine, old) == []
+    assert unlike(machine, new) != []
+    machine.change(foreign={**machine.load()["foreign"], "started_at": "now"})
+    assert unlike(machine, old) == ["somebody else's container was touched"]
     other = new_host(tmp_path / "other")
     serve(other, NEW)
     assert unlike(other, None) != []
@@ -421,8 +421,8 @@ def test_serving_generations_are_what_the_helper_says(tmp_path: Path) -> None:
 def test_names_are_away_before_requests_are_waited_for_and_back_after_the_commit(bench: SwitchHost) -> None:
     away: dict[str, list[str]] = {}
     for action in ("away", "drain", "commit", "back", "clean_up"):
-        bench.at(action, lambda action=action: away.update({action: bench.world.load()["away"]}))  # type: ignore[misc]
+        bench.at(action, lambda action=action: away.update({action: bench.machine.load()["away"]}))  # type: ignore[misc]
     bench.ends(Result.COMMITTED)
     gone = ["architect", "worker", "sentry"]
     assert away == {"away": [], "drain": gone, "commit": gone, "back": gone, "clean_up": []}, "auditor's engine stays"
-    assert [*bench.world.published] == [*(phase for phase in PHASES), None]
+    assert [*bench.machine.published] == [*(phase for phase in PHASES), None]

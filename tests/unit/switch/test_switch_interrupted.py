@@ -19,7 +19,7 @@ from ansible.module_utils.vllm_edge.generation import live, store
 from ansible.module_utils.vllm_edge.names import TARGET
 from ansible.module_utils.vllm_edge.switch import journal as journal_module
 from ansible.module_utils.vllm_edge.switch import run as switch_run
-from ansible.module_utils.vllm_edge.switch.history import read_course
+from ansible.module_utils.vllm_edge.switch.history import read_switch_progress
 from ansible.module_utils.vllm_edge.switch.journal import history, read_journal
 from ansible.module_utils.vllm_edge.switch.model import (
     BACK_PHASES,
@@ -36,7 +36,7 @@ from switch_host import SwitchHost
 
 ROLLS_BACK = [phase for phase in PHASES[: PHASES.index(Phase.COMMIT) + 1] if phase not in HARMLESS]
 ACTIONS = [phase for phase in Phase if phase is not Phase.COMMIT]
-"""The world's actions; the commit is none of the world's."""
+"""The machine's actions; the commit is none of the machine's."""
 
 
 GONE = {"architect", "worker", "sentry"}
@@ -49,7 +49,7 @@ def terminate() -> None:
 
 def see(bench: SwitchHost) -> tuple[str | None, set[str]]:
     """What clients of the gateway see: the profile that serves, and the names that are away."""
-    view = build_view("edge", store.load_committed(bench.paths), read_course(bench.paths), lambda engine: None)
+    view = build_view("edge", store.load_committed(bench.paths), read_switch_progress(bench.paths), lambda engine: None)
     return view.profile, {role.name for role in view.roles if role.state == "away"}
 
 
@@ -79,7 +79,7 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, phase: Phase) -> None:
 
 def end_at_boot(bench: SwitchHost) -> None:
     """The host has gone down and comes back without faults."""
-    bench.world.change(going_down=False)
+    bench.machine.change(going_down=False)
     bench.calm()
     assert bench.recover() == Exit.OK
     assert bench.unlike(bench.old) == []
@@ -160,7 +160,7 @@ def test_the_way_back_ignores_sigterm(bench: SwitchHost, phase: Phase, capsys: p
 @pytest.mark.parametrize("phase", [phase for phase in ROLLS_BACK if phase is not Phase.COMMIT])
 @pytest.mark.parametrize("how", ["signal", "engines end first"])
 def test_a_host_that_goes_down_leaves_it_to_the_boot(bench: SwitchHost, phase: Phase, how: str) -> None:
-    bench.at(phase, lambda: bench.world.change(going_down=True))
+    bench.at(phase, lambda: bench.machine.change(going_down=True))
     if how == "signal":
         bench.at(phase, terminate)
     bench.fail(phase, "engines end, the host goes down")
@@ -177,7 +177,7 @@ def test_a_host_that_goes_down_leaves_it_to_the_boot(bench: SwitchHost, phase: P
 @pytest.mark.parametrize("phase", BACK_PHASES)
 def test_a_host_that_goes_down_on_the_way_back_leaves_it_to_the_boot(bench: SwitchHost, phase: Phase) -> None:
     bench.fail("canary", "wrong answer")
-    bench.at(phase, lambda: bench.world.change(going_down=True), bench.old)
+    bench.at(phase, lambda: bench.machine.change(going_down=True), bench.old)
     bench.at(phase, terminate, bench.old)
     assert bench.switch() == Exit.FAILED
     journal = read_journal(bench.paths)
@@ -200,7 +200,7 @@ def test_nothing_to_recover(bench: SwitchHost, systemctl: FakeSystemctl, capsys:
 def recover_verified(bench: SwitchHost, result: Result) -> None:
     """Recover: one of the two generations serves in full, and was asked and measured after everything that started."""
     assert bench.recover() == Exit.OK
-    assert read_course(bench.paths) is None
+    assert read_switch_progress(bench.paths) is None
     assert bench.journal.result is result and len(history(bench.paths)) == 1
     serving = bench.new if result is Result.COMMITTED else bench.old
     assert serving is not None and bench.unlike(serving) == []
@@ -214,8 +214,8 @@ def recover_verified(bench: SwitchHost, result: Result) -> None:
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_killed_switch(bench: SwitchHost, phase: Phase, moment: str) -> None:
     bench.kill(phase, moment=moment)
-    course = read_course(bench.paths)
-    assert course is not None and course.phase == phase
+    progress = read_switch_progress(bench.paths)
+    assert progress is not None and progress.phase == phase
     if phase in ONWARD or (phase is Phase.COMMIT and moment == "after"):
         assert see(bench) == ("w4a16-tp2", set())
         recover_verified(bench, Result.COMMITTED)
@@ -253,7 +253,7 @@ def test_a_killed_first_switch(first: SwitchHost, phase: Phase, moment: str) -> 
 def test_a_damaged_journal_is_recovered_from_and_kept(stopped: SwitchHost, damage: str) -> None:
     stopped.stop("31b-nvfp4")
     stopped.paths.switch_journal.write_text(damage)
-    assert read_course(stopped.paths) is None and see(stopped) == ("nvfp4-tp2", set()), "it takes nobody away"
+    assert read_switch_progress(stopped.paths) is None and see(stopped) == ("nvfp4-tp2", set()), "it takes nobody away"
     assert stopped.recover() == Exit.OK
     assert stopped.unlike(stopped.old) == []
     journal = stopped.journal
@@ -273,9 +273,9 @@ def test_a_switch_first_goes_back_where_one_did_not_end(bench: SwitchHost, capsy
 def test_a_recovery_counts_on_where_the_journal_was(bench: SwitchHost, reboot: bool) -> None:
     bench.kill("healthy")
     if reboot:
-        bench.world.change(now=3.0, boot_id="boot-2")
+        bench.machine.change(now=3.0, boot_id="boot-2")
     else:
-        bench.world.change(now=bench.world.clock() + 50)
+        bench.machine.change(now=bench.machine.clock() + 50)
     assert bench.recover() == Exit.OK
     assert bench.unlike(bench.old) == []
     journal = bench.journal
@@ -295,14 +295,14 @@ def test_a_recovery_counts_on_where_the_journal_was(bench: SwitchHost, reboot: b
 @pytest.mark.parametrize("away", [20, 10_000])
 def test_a_recovery_waits_for_docker(bench: SwitchHost, away: int) -> None:
     bench.kill("healthy")
-    bench.world.change(docker_away=away)
+    bench.machine.change(docker_away=away)
     assert bench.recover() == Exit.OK
     assert bench.unlike(bench.old) == []
 
 
 def test_a_recovery_that_fails_says_what_runs(bench: SwitchHost) -> None:
     bench.kill("healthy")
-    bench.world.change(quirks={"31b-nvfp4": "crashes while loading"})
+    bench.machine.change(quirks={"31b-nvfp4": "crashes while loading"})
     assert bench.recover() == Exit.FAILED
     journal = bench.journal
     assert journal.result is Result.FAILED and "31b-nvfp4 failed, e4b active, e2b active" in journal.message
@@ -320,13 +320,13 @@ def systemctl(monkeypatch: pytest.MonkeyPatch) -> FakeSystemctl:
 def test_at_boot_files_and_target_are_only_put_back(bench: SwitchHost, systemctl: FakeSystemctl, phase: Phase) -> None:
     bench.kill(phase)
     log = bench.log
-    bench.world.change(boot_id="boot-2", now=5.0, docker_away=10_000)
+    bench.machine.change(boot_id="boot-2", now=5.0, docker_away=10_000)
     assert bench.recover(boot=True) == Exit.OK
     committed_now = phase in ONWARD
     serving = bench.new if committed_now else bench.old
     assert serving is not None
     assert bench.log == [*log, f"back@{serving.number}"], "no engine, no container and no GPU is asked"
-    assert bench.world.load()["away"] == [] and live.live_changes(serving, bench.paths) == []
+    assert bench.machine.load()["away"] == [] and live.live_changes(serving, bench.paths) == []
     assert bench.journal.result is (Result.COMMITTED if committed_now else Result.ROLLED_BACK)
     assert "not verified" in bench.journal.message
     gone = {"31b-w4a16"} if phase.value in ("start", "healthy", "warm_up", "canary", "measure") else set()

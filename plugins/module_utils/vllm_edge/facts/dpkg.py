@@ -136,7 +136,7 @@ def list_wanted_modules(prefix: str, packages: Packages, kernels: list[str]) -> 
     return [f"{prefix}{name}" for name in dict.fromkeys(names)]
 
 
-def add_companions(prefix: str, modules: list[str], names: list[str]) -> list[str]:
+def add_prebuilt_parts(prefix: str, modules: list[str], names: list[str]) -> list[str]:
     """Return packages with prebuilt modules, and those of `names` with objects and signatures for the same kernels.
 
     Those of Ubuntu depend on one another in one version.

@@ -274,8 +274,8 @@ def read_offers(reader: DriverReader, wanted: Wanted, packages: Packages, needed
         "next_modules": following,
         "offered_kernel": next((found[1] for found in newest if found), ""),
         "kernel_updates": [name for name in newer if name in flavours],
-        "module_updates": dpkg.add_companions(prebuilt, [name for name in newer if fits.get(name)], newer),
-        "outdated_modules": dpkg.add_companions(prebuilt, outdated, installed),
+        "module_updates": dpkg.add_prebuilt_parts(prebuilt, [name for name in newer if fits.get(name)], newer),
+        "outdated_modules": dpkg.add_prebuilt_parts(prebuilt, outdated, installed),
     }
 
 

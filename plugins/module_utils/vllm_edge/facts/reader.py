@@ -32,9 +32,9 @@ from ..gpu import slots, topology
 from ..gpu.access import CannotAsk, ask_docker, refuse_stopped_docker
 from ..gpu.owners import Owner, find_owners
 from ..gpu.topology import Topology, Xid
-from ..names import GATEWAY_UNIT, GATEWAY_USER, LABEL_COMPANION, TARGET
+from ..names import GATEWAY_UNIT, GATEWAY_USER, LABEL_SIDECAR, TARGET
 from ..paths import HostPaths
-from ..switch.history import read_course, read_switches
+from ..switch.history import read_switch_progress, read_switches
 from ..switch.model import Result
 from ..switch.steps import hooks
 from ..system import cdi
@@ -405,10 +405,10 @@ class Reader(RuntimeReader):
 
     def leftovers(self) -> tuple[str, ...] | Unread:
         """Return the containers of benchmarks and reference answers whose command has ended without removing them."""
-        shown = f'{{{{.Names}}}} {{{{.Label "{LABEL_COMPANION}"}}}}'
+        shown = f'{{{{.Names}}}} {{{{.Label "{LABEL_SIDECAR}"}}}}'
         try:
             refuse_stopped_docker(self.run)
-            text = ask_docker(self.run, "ps", "--all", "--filter", f"label={LABEL_COMPANION}", "--format", shown)
+            text = ask_docker(self.run, "ps", "--all", "--filter", f"label={LABEL_SIDECAR}", "--format", shown)
         except (CannotAsk, SystemdError) as error:
             return Unread(str(error))
         locks = {name: f"run/vllm-edge/{purpose}.lock" for name, purpose in map(str.split, text.splitlines())}
@@ -554,7 +554,7 @@ class Reader(RuntimeReader):
             return Unread(f"{place / CONFIGURATION}: {error.strerror}")
         problems: tuple[str, ...] = ()
         try:
-            report = synchronize(self.paths, read_course, check=True, proxy=self.proxy(self.paths))
+            report = synchronize(self.paths, read_switch_progress, check=True, proxy=self.proxy(self.paths))
         except GatewayError as error:
             report, problems = Report(True), (str(error),)
         places = list_places(text)

@@ -46,7 +46,7 @@ from ..system.docker import (
 from ..system.nvml import NvmlFailure, open_nvml, pynvml_missing
 from ..system.systemd import ask_units
 from ..weights.record import load_record
-from ..weights.survey import Ownership, find_ownership_faults, survey_recorded
+from ..weights.verification import Ownership, find_ownership_faults, verify_recorded
 from .model import Deep, Expectation, Weights
 
 Json = dict[str, Any]
@@ -317,17 +317,19 @@ def hash_weights(model: str, repo: str, revision: str, group: str, state: Path) 
         if record.repo != repo or revision not in (record.requested_revision, record.revision):
             wrong = f"{what} on this host are {record.repo} at {record.revision}, wanted are {repo} at {revision}"
             return Weights(model, problems=(f"{wrong}: run site.yml to bring those.",))
-        survey = survey_recorded(record, full=True)
+        verification = verify_recorded(record, full=True)
         owner = Ownership(0, grp.getgrnam(group).gr_gid)
-        faults = find_ownership_faults(Path(record.path), survey.good, owner)
+        faults = find_ownership_faults(Path(record.path), verification.good, owner)
     except (OSError, KeyError) as error:
         return Weights(model, problems=(f"{what} could not be verified: {error}.",))
     problems = [
         f"{record.path}/{name} of model {model} is damaged: {why}. {REPAIR} brings this file again; an engine that "
         "runs has read it already and needs a restart if it was damaged before that."
-        for name, why in sorted(survey.damaged.items())
+        for name, why in sorted(verification.damaged.items())
     ]
-    problems += [f"{record.path}/{name} of model {model} is missing. {REPAIR} brings it." for name in survey.missing]
+    problems += [
+        f"{record.path}/{name} of model {model} is missing. {REPAIR} brings it." for name in verification.missing
+    ]
     problems += [
         f"{path} of model {model} has owner and mode {was}: engines may not be able to read it, or somebody else may "
         f"change it. {REPAIR} sets them."

@@ -19,22 +19,22 @@ from .admin import HAProxy
 from .clients import GatewayError
 from .describe import describe_gateway, render_gateway
 from .sync import CONFIGURATION, Report, apply, view_host
-from .view import Course, View
+from .view import SwitchProgress, View
 
-ReadCourse = Callable[[HostPaths], Course | None]
+ReadProgress = Callable[[HostPaths], SwitchProgress | None]
 
 
 def synchronize(
-    paths: HostPaths, read_course: ReadCourse, *, check: bool = False, proxy: HAProxy | None = None
+    paths: HostPaths, read_switch_progress: ReadProgress, *, check: bool = False, proxy: HAProxy | None = None
 ) -> Report:
     """Make the gateway fit the committed generation and a switch that has not ended. See `sync.apply`.
 
-    `read_course` reads the switch, while nobody else changes the gateway's files. Raises GatewayError: maps and links
-    cannot be written.
+    `read_switch_progress` reads the switch, while nobody else changes the gateway's files. Raises GatewayError: maps
+    and links cannot be written.
     """
 
     def look() -> View | None:
-        course = read_course(paths)
+        progress = read_switch_progress(paths)
         try:
             live = store.load_committed(paths)
         except GenerationError as error:
@@ -43,21 +43,21 @@ def synchronize(
                 "site.yml, which writes it anew."
             ) from error
         if live is None and list_live_engines(paths):
-            if course is not None:
+            if progress is not None:
                 return None  # the first switch of the host has not committed yet
             raise GatewayError(
                 f"This host has engines, and {paths.active_profile}, which says what they serve, does not exist. "
                 "Clients reach the same names as before. Run site.yml, which writes it anew and restarts no engine."
             )
-        return view_host(paths, live, course)
+        return view_host(paths, live, progress)
 
     return apply(paths, look, check=check, proxy=proxy)
 
 
-def run_sync(paths: HostPaths, read_course: ReadCourse, *, check: bool, output: str) -> int:
+def run_sync(paths: HostPaths, read_switch_progress: ReadProgress, *, check: bool, output: str) -> int:
     """Run `vllm-edge gateway sync`. Returns the exit status: 0, or 1 if something could not be done."""
     try:
-        report = synchronize(paths, read_course, check=check)
+        report = synchronize(paths, read_switch_progress, check=check)
     except GatewayError as error:
         print(error, file=sys.stderr)
         return 1

@@ -33,8 +33,8 @@ from .view import (
     MODELS,
     RIGHTS,
     STATE,
-    Course,
     Maps,
+    SwitchProgress,
     View,
     build_view,
     drop_ended,
@@ -80,17 +80,17 @@ def open_proxy(paths: HostPaths) -> HAProxy:
     return HAProxy(GATEWAY_UNIT, paths.gateway_run / "master.sock")
 
 
-def view_host(paths: HostPaths, live: Generation | None, course: Course | None) -> View:
+def view_host(paths: HostPaths, live: Generation | None, progress: SwitchProgress | None) -> View:
     def load_seconds(engine: str) -> float | None:
         state = read_state(paths.engine_state(engine))
         if state is not None and state.load_seconds is not None:
             return state.load_seconds
-        coming = course.wanted if course is not None and course.keep is not None else None
+        coming = progress.wanted if progress is not None and progress.keep is not None else None
         found = next((each.engines[engine] for each in (coming, live) if each and engine in each.engines), None)
         expected = expect_load(paths, found.config) if found is not None else None
         return expected.mid if expected is not None else None
 
-    return build_view(socket.gethostname(), live, course, load_seconds)
+    return build_view(socket.gethostname(), live, progress, load_seconds)
 
 
 @contextlib.contextmanager

@@ -64,7 +64,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Course:
+class SwitchProgress:
     """A switch that has not ended, as far as clients notice it."""
 
     phase: str | None
@@ -75,25 +75,25 @@ class Course:
 
 
 def build_view(
-    host: str, live: Generation | None, course: Course | None, load_seconds: Callable[[str], float | None]
+    host: str, live: Generation | None, progress: SwitchProgress | None, load_seconds: Callable[[str], float | None]
 ) -> View:
     """Return what clients should see.
 
     A name of which no engine stays is away, unless engines that stay stand in for it. `live` is the generation whose
-    names are known, `course` the switch that has not ended. `load_seconds` returns the seconds that the last load of an
-    engine took, otherwise those that are expected; None if neither is known.
+    names are known, `progress` the switch that has not ended. `load_seconds` returns the seconds that the last load of
+    an engine took, otherwise those that are expected; None if neither is known.
     """
-    course = course or Course(None)
+    progress = progress or SwitchProgress(None)
     if live is None:
-        return View(host, switch=course.phase)
-    keep = live.engines.keys() if course.keep is None else set(course.keep) & live.engines.keys()
-    coming = {} if course.keep is None or course.wanted is None else dict(course.wanted.engines)
+        return View(host, switch=progress.phase)
+    keep = live.engines.keys() if progress.keep is None else set(progress.keep) & live.engines.keys()
+    coming = {} if progress.keep is None or progress.wanted is None else dict(progress.wanted.engines)
     configs = {name: engine.config for name, engine in {**coming, **live.engines}.items()}
     configs |= {name: engine.config for name, engine in coming.items() if name not in keep}
     roles = []
     for name, now in sorted(live.roles.items()):
         staying = tuple(engine for engine in now if engine in keep)
-        owners = staying or (now if course.wanted is None else course.wanted.roles.get(name, now))
+        owners = staying or (now if progress.wanted is None else progress.wanted.roles.get(name, now))
         standing = tuple(sorted(other for other in keep if name in live.engines[other].config.stands_in_for))
         state: Literal["up", "away", "stand-in"] = "up" if staying else "stand-in" if standing else "away"
         seconds = [known for owner in owners if (known := load_seconds(owner)) is not None]
@@ -111,7 +111,7 @@ def build_view(
         host,
         live.profile,
         live.number,
-        course.phase,
+        progress.phase,
         tuple(roles),
         # Two engines have the same port if one of them leaves: the one that comes counts.
         {

@@ -23,7 +23,7 @@ from .checkpoint import families, hub, model_facts, recording
 from .checkpoint.headers import INDEX, MAX_HEADER_BYTES, FactsError, read_json
 from .contract import Facts, Gpu, Model, Plan, Verdict
 from .fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES
-from .separate_process import read_apart
+from .separate_process import read_in_subprocess
 
 FITS, DOES_NOT_FIT, CANNOT_SAY = 0, 1, 2
 """Exit status of `plan` and `advise`."""
@@ -63,7 +63,9 @@ def load_facts(source: str, options: Namespace) -> Facts:
     if found is not None and not options.revision:
         return found
     token = read_token_file(Path(options.token_file).expanduser()) if options.token_file else None
-    return read_apart(source, lambda: hub.read(source, options.revision, options.endpoint, token), drop_root=False)
+    return read_in_subprocess(
+        source, lambda: hub.read(source, options.revision, options.endpoint, token), drop_root=False
+    )
 
 
 def _load_path(path: Path) -> Facts:
@@ -72,7 +74,7 @@ def _load_path(path: Path) -> Facts:
         document = read_json(path, "", MAX_HEADER_BYTES)
         return model_facts.parse_record(path.stem.replace("--", "/"), document, str(path))
     directory = path if path.is_dir() else path.parent
-    return read_apart(str(directory), lambda: model_facts.read(directory), drop_root=False)
+    return read_in_subprocess(str(directory), lambda: model_facts.read(directory), drop_root=False)
 
 
 def load_model(source: str, options: Namespace) -> Model:

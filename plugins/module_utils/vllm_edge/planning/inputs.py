@@ -13,7 +13,7 @@ from .checkpoint import families, model_facts
 from .checkpoint.headers import FactsError
 from .checkpoint.inferred import is_approximate
 from .contract import Facts, Gpu, Model
-from .separate_process import read_apart
+from .separate_process import read_in_subprocess
 
 UNKNOWN_RESERVE = 1 - 22563 / 23034
 """The fraction of a GPU that the driver keeps on an L4, used for GPUs whose CUDA total was never read."""
@@ -58,7 +58,7 @@ def facts_of(
     directory = weights_root / str(model.get("dir", ""))
     if model.get("facts", facts) == "files" and model.get("dir") and (directory / "config.json").is_file():
         revision = str(model.get("revision") or "")
-        found = read_apart(str(directory), lambda: model_facts.read(directory, repo, revision))
+        found = read_in_subprocess(str(directory), lambda: model_facts.read(directory, repo, revision))
         if not is_approximate(found.source):
             return found
         return model_facts.recorded(repo, records) or found

@@ -31,7 +31,7 @@ from .memory.vllm_versions import (
     set_gpu_defaults,
 )
 from .outcome import Outcome, compute_outcome, compute_requested_bytes, derive_kv_cache_bytes, mib, to_sentence
-from .uncounted_arguments import find_uncounted, judge, judge_generic
+from .unmodeled_arguments import find_unmodeled, judge, judge_generic
 
 MARGIN_MIB = 512
 TOLERANCE_MIB = 300
@@ -78,8 +78,8 @@ def plan(
         outcome = compute_outcome(engine)
         if outcome.verdict is not Verdict.FITS:
             outcome = replace(outcome, fix=find_nearest_fix(engine, outcome) or outcome.fix)
-        uncounted = find_uncounted(engine.model, engine.extra_args, engine.environment)
-        outcome = judge_generic(judge(outcome, uncounted, engine.observed), engine)
+        unmodeled = find_unmodeled(engine.model, engine.extra_args, engine.environment)
+        outcome = judge_generic(judge(outcome, unmodeled, engine.observed), engine)
         found = _describe_engine(engine, outcome)
         budget = described.get("vram_budget_mib") or _compute_budget_mib(outcome, gpus, tolerance_mib)
         settings = {**found.settings, **({} if described.get("vram_budget_mib") else {"vram_budget_mib": budget})}

@@ -27,7 +27,7 @@ CPU_S = 120
 ANSWER_BYTES = 16 * 2**20
 
 
-def read_apart(what: str, read: Callable[[], Facts], drop_root: bool = True) -> Facts:
+def read_in_subprocess(what: str, read: Callable[[], Facts], drop_root: bool = True) -> Facts:
     """Return what `read` returns in a child process. Raises FactsError if `read` did, or the child ran into a limit.
 
     Args:

@@ -382,12 +382,12 @@ def moves_lines(generation: Generation, moves: Moves) -> list[str]:
 
 def run_check(wanted: str, paths: HostPaths, *, output: str) -> int:
     """Run `vllm-edge switch --check` and return the exit status. Nothing is changed."""
-    from .world import HostWorld
+    from .host import SwitchedHost
 
     try:
         _refuse_without_root(f"switch {wanted} --check")
         generation = find_generation(wanted, paths)
-        moves = HostWorld(paths).moves(generation)
+        moves = SwitchedHost(paths).moves(generation)
     except (Refused, PhaseFailed) as error:
         print(error, file=sys.stderr)
         return Exit.REFUSED

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ..gateway.view import Course
+from ..gateway.view import SwitchProgress
 from ..generation import committed, store
 from ..generation.model import GenerationError
 from ..names import unit_name
@@ -126,7 +126,7 @@ def read_switches(paths: HostPaths) -> tuple[dict[str, Any], list[str]]:
     return found, []
 
 
-def read_course(paths: HostPaths) -> Course | None:
+def read_switch_progress(paths: HostPaths) -> SwitchProgress | None:
     """Return the switch that runs, or was killed; None if there is none.
 
     Engines are away from the phase `away` on. With the commit the new ones serve; on the way back, the old ones do with
@@ -137,12 +137,12 @@ def read_course(paths: HostPaths) -> Course | None:
         return None
     begun = journal.phase is not None and (journal.direction == "back" or journal.phase not in HARMLESS)
     if not begun or journal.phase in ONWARD:
-        return Course(journal.phase)
+        return SwitchProgress(journal.phase)
     try:
         now = committed.committed(paths)
         if now is not None and now.generation == journal.generation != journal.from_generation:
-            return Course(journal.phase)
+            return SwitchProgress(journal.phase)
         wanted = store.load(paths, journal.generation) if journal.direction == "forward" else None
     except GenerationError:
         wanted = None
-    return Course(journal.phase, journal.keep, wanted)
+    return SwitchProgress(journal.phase, journal.keep, wanted)

@@ -2,7 +2,7 @@
 """The types that the modules of a switch share: phases, results, moves with how they are decided, and the journal.
 
 A switch takes the host from the committed generation to another one, and back if that fails. transaction.py has the
-order of the phases, world.py the work of each phase on the host, journal.py the files of the journal, and the
+order of the phases, host.py the work of each phase on the host, journal.py the files of the journal, and the
 package `generation` the directories of generations.
 """
 

@@ -30,8 +30,8 @@ from .render import complain, say, to_sentence
 from .signals import Signals
 
 if TYPE_CHECKING:
+    from .host import SwitchedHost
     from .steps.downtime import RoleWatch
-    from .world import HostWorld
 
 Value = TypeVar("Value")
 ROWS = ("canary", "quality", "gpus", "drift", "over_budget")
@@ -44,19 +44,19 @@ class LeftForBoot(Exception):
 
 
 class PhaseRunner:
-    """Runs the phases of one switch, or of the recovery of one, on `world` and writes them to the journal (`file`).
+    """Runs the phases of one switch, or of the recovery of one, on `host` and writes them to the journal (`file`).
 
     Signals interrupt every phase except those that are shielded. The runner takes no lock: its caller must hold
     `journal.take_lock`.
     """
 
-    def __init__(self, world: HostWorld, file: JournalFile, signals: Signals) -> None:
-        self.world = world
+    def __init__(self, host: SwitchedHost, file: JournalFile, signals: Signals) -> None:
+        self.host = host
         self.file = file
         self.paths = file.paths
         self.signals = signals
         self.began = file.journal.began_monotonic_s or 0.0
-        """Time zero of the switch, as `world.clock()` counts."""
+        """Time zero of the switch, as `host.clock()` counts."""
         self._watch: RoleWatch | None = None
 
     @property
@@ -64,7 +64,7 @@ class PhaseRunner:
         return self.file.journal
 
     def now(self) -> float:
-        return round(self.world.clock() - self.began, 3)
+        return round(self.host.clock() - self.began, 3)
 
     def warn(self, text: str) -> None:
         if text not in self.journal.warnings:
@@ -105,7 +105,7 @@ class PhaseRunner:
         began = self.now()
         outcome: Done | PhaseFailed
         try:
-            self.file.enter(phase, direction, self.world.stamp(), began)
+            self.file.enter(phase, direction, self.host.stamp(), began)
             journalled = True
         except JournalLost as lost:
             journalled = direction == "back" or phase in ONWARD
@@ -134,12 +134,12 @@ class PhaseRunner:
 
     def goes_down(self) -> bool:
         try:
-            return self.world.going_down()
+            return self.host.going_down()
         except Exception:
             return False  # if it does shut down, the rollback fails, and the boot ends it
 
     def decide(self, generation: Generation) -> Moves | PhaseFailed:
-        outcome = self.attempt("Looking at what runs", lambda: self.world.moves(generation), shielded=False)
+        outcome = self.attempt("Looking at what runs", lambda: self.host.moves(generation), shielded=False)
         return outcome if isinstance(outcome, Moves) else PhaseFailed(to_sentence(outcome.text))
 
     def measure(self, wanted: Generation) -> Done:
@@ -151,7 +151,7 @@ class PhaseRunner:
         first = self.journal.from_generation is None
         now = None if first else generation_committed.committed(self.paths)
         kept = now is not None and now.generation == wanted.number and now.over_budget
-        return self.world.measure(wanted, accept=first or kept)
+        return self.host.measure(wanted, accept=first or kept)
 
     @property
     def committed(self) -> Result:
@@ -159,10 +159,10 @@ class PhaseRunner:
 
     def clean_up(self, wanted: Generation, former: Generation | None, *, hook: bool) -> Done:
         """Remove what the committed generation no longer needs and, if `hook` is set, run the hook `after_commit`."""
-        done = self.world.clean_up(wanted)
+        done = self.host.clean_up(wanted)
         if not hook:
             return done
-        told = self.attempt("Hook after_commit", lambda: self.world.hook("after_commit", wanted, former), shielded=True)
+        told = self.attempt("Hook after_commit", lambda: self.host.hook("after_commit", wanted, former), shielded=True)
         if isinstance(told, Done):
             return combine(done, told)
         # The generation serves already, so a hook that fails is only a warning.
@@ -170,14 +170,14 @@ class PhaseRunner:
 
     def publish(self, phase: Phase | None) -> None:
         with contextlib.suppress(Exception):
-            self.world.publish(phase)
+            self.host.publish(phase)
 
     def begin_watch(self, wanted: Generation, former: Generation | None) -> None:
         """Start to measure the downtime that clients see. A watch that cannot start is a warning."""
         if former is None:
             return  # nothing served before, so there is no downtime
         try:
-            self._watch = self.world.watch(wanted, former, self.now)
+            self._watch = self.host.watch(wanted, former, self.now)
         except Exception as error:
             self.warn(f"Downtime is not watched: {error}")
 
@@ -210,7 +210,7 @@ class PhaseRunner:
         message = " ".join(message.split())  # the output of programs may contain line breaks
         say(f"{result}: {message}")
         try:
-            self.file.finish(result=result, message=message, ended_at=self.world.stamp(), seconds=self.now())
+            self.file.finish(result=result, message=message, ended_at=self.host.stamp(), seconds=self.now())
         except JournalLost as lost:
             complain(f"{to_sentence(str(lost))} The end of this switch is only here, and in its exit status.")
         return result

@@ -23,14 +23,14 @@ from .signals import Signals
 from .transaction import begin_journal
 
 if TYPE_CHECKING:
-    from .world import HostWorld
+    from .host import SwitchedHost
 
 DROP_JOBS_S = 60.0
 
 
-def _take_over(world: HostWorld, paths: HostPaths, left: Journal) -> JournalFile:
+def _take_over(host: SwitchedHost, paths: HostPaths, left: Journal) -> JournalFile:
     """Return the journal of a switch that did not end, ready to be continued."""
-    stamp = world.stamp()
+    stamp = host.stamp()
     if left.id == DAMAGED:
         kept = set_aside_damaged(paths, stamp)
         try:
@@ -39,19 +39,19 @@ def _take_over(world: HostWorld, paths: HostPaths, left: Journal) -> JournalFile
             now = None
         number, profile = (now.generation, now.profile) if now else (0, "")
         choice = Choice("host", asked_by="vllm-edge recover")
-        fresh = begin_journal(world, paths, number=number, profile=profile, now=now, choice=choice)
+        fresh = begin_journal(host, paths, number=number, profile=profile, now=now, choice=choice)
         where = f"It is kept as {kept}." if kept else "It could not be kept."
         fresh = replace(fresh, phase=Phase.STOP, direction="back", warnings=(f"{to_sentence(left.message)} {where}",))
         return JournalFile(paths, fresh)
-    boot_id = world.boot_id()
+    boot_id = host.boot_id()
     zero = left.began_monotonic_s
     if zero is None or left.boot_id != boot_id:
         # The clock of the other boot is lost: continue at the end of the last phase that is known.
         reached = max((record.began_s + (record.seconds or 0.0) for record in left.phases), default=0.0)
-        zero = world.clock() - reached
+        zero = host.clock() - reached
     file = JournalFile(paths, replace(left, pid=os.getpid(), boot_id=boot_id, began_monotonic_s=zero, message=""))
     if left.phases and left.phases[-1].outcome is None:
-        lasted = max(0.0, round(world.clock() - zero - left.phases[-1].began_s, 3))
+        lasted = max(0.0, round(host.clock() - zero - left.phases[-1].began_s, 3))
         file.leave("failed", lasted, "the program that ran the switch was ended here")
     return file
 
@@ -64,32 +64,32 @@ def _describe_killed(left: Journal) -> str:
     return f"{describe_route(left)} did not end: its program was killed, or the host went down, {where}{back}."
 
 
-def _continue(world: HostWorld, paths: HostPaths, left: Journal, signals: Signals) -> tuple[PhaseRunner, str]:
-    file = _take_over(world, paths, left)
+def _continue(host: SwitchedHost, paths: HostPaths, left: Journal, signals: Signals) -> tuple[PhaseRunner, str]:
+    file = _take_over(host, paths, left)
     with contextlib.suppress(JournalLost):
         file.take_ballast()
-    return PhaseRunner(world, file, signals), _describe_killed(left)
+    return PhaseRunner(host, file, signals), _describe_killed(left)
 
 
-def recover(world: HostWorld, paths: HostPaths, left: Journal, signals: Signals) -> Result | None:
+def recover(host: SwitchedHost, paths: HostPaths, left: Journal, signals: Signals) -> Result | None:
     """End a killed switch by going to the committed generation, whichever that is.
 
     The caller holds the lock. Signals are ignored from now on, unless the host goes down. Returns the result, or None
     if the boot has to recover.
     """
     signals.go_back()
-    change, head = _continue(world, paths, left, signals)
+    change, head = _continue(host, paths, left, signals)
     if left.id != DAMAGED and left.direction == "forward" and (left.phase is None or left.phase in HARMLESS):
         return change.finish(Result.REFUSED, f"{head} Nothing had been touched.")
     return change.end(lambda: end_killed(change, left, head))
 
 
-def recover_at_boot(world: HostWorld, paths: HostPaths, left: Journal, systemd: Systemd) -> Result:
+def recover_at_boot(host: SwitchedHost, paths: HostPaths, left: Journal, systemd: Systemd) -> Result:
     """End a killed switch before the engines start: put back files and target of the committed generation.
 
     systemd then starts the engines, as at every boot; they are not verified. The caller holds the lock.
     """
-    change, head = _continue(world, paths, left, Signals())
+    change, head = _continue(host, paths, left, Signals())
     try:
         committed = store.load_committed(paths)
     except GenerationError as error:
@@ -120,7 +120,7 @@ def recover_at_boot(world: HostWorld, paths: HostPaths, left: Journal, systemd: 
         return Done(f"{', '.join(gone)} removed" if gone else "", warnings=(said,) if said else ())
 
     # If it fails, the gateway does it when it starts.
-    change.phase(Phase.BACK, direction, lambda: world.back(committed), shielded=True)
+    change.phase(Phase.BACK, direction, lambda: host.back(committed), shielded=True)
     failures = [
         failure
         for phase, act in ((Phase.INSTALL, install), (Phase.CLEAN_UP, clean_up))

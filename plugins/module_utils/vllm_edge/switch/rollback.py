@@ -38,7 +38,7 @@ def go_back(
     head = f"{describe_route(change.journal)} failed in phase {failure.phase}. {failure.text}"
     if former is not None and former.number == wanted.number:
         # Engines that serve again, or are started by hand, must be reached.
-        if (left := change.phase(Phase.BACK, "back", lambda: change.world.back(wanted))) is not None:
+        if (left := change.phase(Phase.BACK, "back", lambda: change.host.back(wanted))) is not None:
             head = f"{head} {left.text}"
         return Result.FAILED, f"{head} What serves was not touched. {_describe_what_runs(change, wanted)}"
     if former is None:
@@ -114,7 +114,7 @@ def _stop_what_started(change: PhaseRunner, head: str, start: Sequence[str]) -> 
             f"{head} Nothing had been stopped or started yet: {', '.join(stopped)} were not touched.",
         )
     started = tuple(start) if has(Phase.START) else ()
-    failure = change.phase(Phase.STOP, "back", lambda: change.world.stop(Moves(stop=started)))
+    failure = change.phase(Phase.STOP, "back", lambda: change.host.stop(Moves(stop=started)))
     done = f"{', '.join(started)} stopped again" if started else "no engine had been started"
     if failure is not None:
         return (
@@ -144,20 +144,20 @@ def converge_to(
     other end of the switch, if it is known; the direction is `forward` if the killed switch had committed `generation`.
     Returns what failed, and at the end what still differs from the generation.
     """
-    world = change.world
+    host = change.host
     moves = _decide_patiently(change, generation)
     serving = generation  # then the part of it whose engines became healthy
     acts: Mapping[Phase, Callable[[], Done]] = {
-        Phase.AWAY: lambda: world.away(generation, generation, moves),
-        Phase.STOP: lambda: world.stop(moves),
-        Phase.FREE: lambda: world.free(generation, moves),
-        Phase.INSTALL: lambda: world.install(generation, moves),
-        Phase.START: lambda: world.start(moves),
-        Phase.HEALTHY: lambda: world.healthy(generation, moves, all_of_them=True),
-        Phase.WARM_UP: lambda: world.warm_up(serving, moves),
-        Phase.CANARY: lambda: world.canary(serving),
+        Phase.AWAY: lambda: host.away(generation, generation, moves),
+        Phase.STOP: lambda: host.stop(moves),
+        Phase.FREE: lambda: host.free(generation, moves),
+        Phase.INSTALL: lambda: host.install(generation, moves),
+        Phase.START: lambda: host.start(moves),
+        Phase.HEALTHY: lambda: host.healthy(generation, moves, all_of_them=True),
+        Phase.WARM_UP: lambda: host.warm_up(serving, moves),
+        Phase.CANARY: lambda: host.canary(serving),
         Phase.MEASURE: lambda: change.measure(generation),
-        Phase.BACK: lambda: world.back(generation),
+        Phase.BACK: lambda: host.back(generation),
         Phase.CLEAN_UP: lambda: change.clean_up(generation, other, hook=direction == "forward"),
     }
     failures: list[PhaseFailed] = []
@@ -188,11 +188,11 @@ def _only(names: Iterable[str], condition: Callable[[str], bool]) -> tuple[str, 
 
 def _decide_patiently(change: PhaseRunner, generation: Generation) -> Moves:
     """Return what has to change, retrying for DECIDE_PATIENCE_S; after that return what the journal suggests."""
-    deadline = change.world.clock() + DECIDE_PATIENCE_S
+    deadline = change.host.clock() + DECIDE_PATIENCE_S
     while isinstance(moves := change.decide(generation), PhaseFailed):
         if change.goes_down():
             raise LeftForBoot
-        if change.world.clock() >= deadline:
+        if change.host.clock() >= deadline:
             break
         complain(f"what runs cannot be seen, asking again: {moves.text}")
         time.sleep(DECIDE_POLL_S)
@@ -248,7 +248,7 @@ def _describe_failures(change: PhaseRunner, failures: Iterable[PhaseFailed], com
 
 def _describe_what_runs(change: PhaseRunner, generation: Generation) -> str:
     try:
-        runs = to_sentence(change.world.what_runs(generation))
+        runs = to_sentence(change.host.what_runs(generation))
     except Exception as error:
         runs = f"unknown ({error}); 'vllm-edge status' shows it."
     return (

@@ -21,7 +21,7 @@ from .signals import Signals
 from .transaction import Transaction, archive, begin_journal
 
 if TYPE_CHECKING:
-    from .world import HostWorld
+    from .host import SwitchedHost
 
 
 def run_recover(paths: HostPaths, *, boot: bool) -> int:
@@ -38,12 +38,12 @@ def run_recover(paths: HostPaths, *, boot: bool) -> int:
                 archive(paths, left)
             say("nothing to recover: the last switch ended" if left else "nothing to recover: there was no switch")
             return Exit.OK
-        world = _open_world(paths)
-        signals.going_down = world.going_down
-        if not boot and world.going_down():
+        host = _open_host(paths)
+        signals.going_down = host.going_down
+        if not boot and host.going_down():
             say("the host goes down: the boot recovers")
             return Exit.OK
-        recovered = recover_at_boot(world, paths, left, Systemd()) if boot else recover(world, paths, left, signals)
+        recovered = recover_at_boot(host, paths, left, Systemd()) if boot else recover(host, paths, left, signals)
         return Exit.FAILED if recovered is Result.FAILED else Exit.OK
 
     return _run(paths, act, quiet=True)
@@ -74,7 +74,7 @@ def _load_former(now: Committed | None, wanted: Generation, paths: HostPaths) ->
         ) from error
 
 
-def switch(world: HostWorld, paths: HostPaths, number: int, signals: Signals, choice: Choice) -> Result | None:
+def switch(host: SwitchedHost, paths: HostPaths, number: int, signals: Signals, choice: Choice) -> Result | None:
     """Switch to a generation. An unfinished former switch is recovered first. The caller holds the lock.
 
     Returns the result, or None if the host goes down and the boot has to end the switch.
@@ -84,7 +84,7 @@ def switch(world: HostWorld, paths: HostPaths, number: int, signals: Signals, ch
         archive(paths, left)
     elif left is not None:
         say("a former switch did not end: going back first")
-        if recover(world, paths, left, signals) is None:
+        if recover(host, paths, left, signals) is None:
             return None
         signals.go_forward()
     problem, profile, warning = "", "", ""
@@ -97,9 +97,9 @@ def switch(world: HostWorld, paths: HostPaths, number: int, signals: Signals, ch
         former, warning = _load_former(now, wanted, paths)
     except GenerationError as error:
         problem = to_sentence(str(error))
-    journal = begin_journal(world, paths, number=number, profile=profile, now=now, choice=choice)
+    journal = begin_journal(host, paths, number=number, profile=profile, now=now, choice=choice)
     file = JournalFile(paths, journal)
-    change = Transaction(world, file, signals)
+    change = Transaction(host, file, signals)
     refused = f"{describe_route(journal)} was refused."
     if wanted is None or problem:
         return change.finish(Result.REFUSED, f"{refused} {capitalize(problem)} Nothing was touched.")
@@ -135,19 +135,19 @@ def _run(paths: HostPaths, act: Callable[[Signals], Exit], *, quiet: bool = Fals
         return Exit.FAILED
 
 
-def _open_world(paths: HostPaths) -> HostWorld:
-    from .world import HostWorld
+def _open_host(paths: HostPaths) -> SwitchedHost:
+    from .host import SwitchedHost
 
-    return HostWorld(paths)
+    return SwitchedHost(paths)
 
 
 def run_switch(paths: HostPaths, number: int, choice: Choice) -> int:
     """Run `vllm-edge run-switch`, the program of vllm-edge-switch.service. Returns its exit status."""
 
     def act(signals: Signals) -> Exit:
-        world = _open_world(paths)
-        signals.going_down = world.going_down
-        result = switch(world, paths, number, signals, choice)
+        host = _open_host(paths)
+        signals.going_down = host.going_down
+        result = switch(host, paths, number, signals, choice)
         return Exit.FAILED if result is None else EXITS[result]
 
     return _run(paths, act)

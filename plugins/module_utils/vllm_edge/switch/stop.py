@@ -24,7 +24,7 @@ from .journal import Busy, read_journal, take_lock
 from .model import Done, Exit, PhaseFailed
 
 if TYPE_CHECKING:
-    from .world import HostWorld
+    from .host import SwitchedHost
 
 TARGET_S = 30.0
 
@@ -46,7 +46,7 @@ def _back(generation: Generation) -> str:
     return f"'vllm-edge switch {generation.number}' brings back what is missing and verifies it."
 
 
-def stop_engines(world: HostWorld, systemd: Systemd, paths: HostPaths) -> Stopped:
+def stop_engines(host: SwitchedHost, systemd: Systemd, paths: HostPaths) -> Stopped:
     """Stop all engines and the target. The caller holds the lock.
 
     Nothing is stopped if a switch was left unfinished or the hook `before_drain` fails.
@@ -70,18 +70,18 @@ def stop_engines(world: HostWorld, systemd: Systemd, paths: HostPaths) -> Stoppe
     done: list[Done] = []
     engines: tuple[str, ...] = ()
     try:
-        moves = world.moves(replace(committed, engines={}))
+        moves = host.moves(replace(committed, engines={}))
         if moves.stop:
-            done.append(world.hook("before_drain", committed, committed))
+            done.append(host.hook("before_drain", committed, committed))
             try:
-                done.append(replace(world.away(committed, committed, moves), detail=""))
-                done.append(world.drain(moves, committed.limits))
+                done.append(replace(host.away(committed, committed, moves), detail=""))
+                done.append(host.drain(moves, committed.limits))
                 engines = moves.stop
-                done.append(world.stop(moves))
+                done.append(host.stop(moves))
             finally:
                 # The gateway finds out by itself when an engine answers: systemctl may start it as well as a switch.
                 with contextlib.suppress(PhaseFailed):
-                    world.back(committed)
+                    host.back(committed)
     except PhaseFailed as failure:
         if not engines:
             return ended(Exit.REFUSED, failure.text, (), *done)
@@ -106,7 +106,7 @@ def _print_end(stopped: Stopped, output: str) -> int:
 
 
 def run_stop(
-    paths: HostPaths, *, output: str, open_world: Callable[[HostPaths], HostWorld], systemd: Systemd | None = None
+    paths: HostPaths, *, output: str, open_world: Callable[[HostPaths], SwitchedHost], systemd: Systemd | None = None
 ) -> int:
     """Run `vllm-edge stop` and return the exit status. `output` is `text` or `json`; `open_world` is called under the
     lock; `systemd` is a stand-in for tests."""

@@ -2,7 +2,7 @@
 """The order of a switch: the phases towards a new generation, up to the commit and the clean-up.
 
 What happens if a phase fails is in rollback.py, how a single phase runs in phases.py, and what it does to the host in
-steps/ and world.py.
+steps/ and host.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .render import (
 from .rollback import go_back
 
 if TYPE_CHECKING:
-    from .world import HostWorld
+    from .host import SwitchedHost
 
 
 class Transaction(PhaseRunner):
@@ -74,29 +74,29 @@ class Transaction(PhaseRunner):
         def drain() -> Done:
             if not moves.stop:
                 return Done("no engine has to stop")
-            return combine(self.world.hook("before_drain", wanted, former), self.world.drain(moves, wanted.limits))
+            return combine(self.host.hook("before_drain", wanted, former), self.host.drain(moves, wanted.limits))
 
         def commit() -> Done:
             self.signals.check()  # the last point at which a signal can roll the switch back
             over_budget = bool(self.journal.over_budget)
-            generation_committed.commit(wanted, self.paths, choice, self.world.stamp(), over_budget=over_budget)
+            generation_committed.commit(wanted, self.paths, choice, self.host.stamp(), over_budget=over_budget)
             return Done(f"{name_generation(wanted)} is committed")
 
         acts: Mapping[Phase, Callable[[], Done]] = {
-            Phase.PREFLIGHT: lambda: self.world.preflight(wanted, moves),
-            Phase.PREPARE: lambda: self.world.prepare(wanted, moves),
-            Phase.AWAY: lambda: self.world.away(wanted, former, moves),
+            Phase.PREFLIGHT: lambda: self.host.preflight(wanted, moves),
+            Phase.PREPARE: lambda: self.host.prepare(wanted, moves),
+            Phase.AWAY: lambda: self.host.away(wanted, former, moves),
             Phase.DRAIN: drain,
-            Phase.STOP: lambda: self.world.stop(moves),
-            Phase.FREE: lambda: self.world.free(wanted, moves),
-            Phase.INSTALL: lambda: self.world.install(wanted, moves),
-            Phase.START: lambda: self.world.start(moves),
-            Phase.HEALTHY: lambda: self.world.healthy(wanted, moves, all_of_them=False),
-            Phase.WARM_UP: lambda: self.world.warm_up(wanted, moves),
-            Phase.CANARY: lambda: combine(self.world.canary(wanted), self.world.ask_suite(wanted, moves)),
+            Phase.STOP: lambda: self.host.stop(moves),
+            Phase.FREE: lambda: self.host.free(wanted, moves),
+            Phase.INSTALL: lambda: self.host.install(wanted, moves),
+            Phase.START: lambda: self.host.start(moves),
+            Phase.HEALTHY: lambda: self.host.healthy(wanted, moves, all_of_them=False),
+            Phase.WARM_UP: lambda: self.host.warm_up(wanted, moves),
+            Phase.CANARY: lambda: combine(self.host.canary(wanted), self.host.ask_suite(wanted, moves)),
             Phase.MEASURE: lambda: self.measure(wanted),
             Phase.COMMIT: commit,
-            Phase.BACK: lambda: self.world.back(wanted),
+            Phase.BACK: lambda: self.host.back(wanted),
             Phase.CLEAN_UP: lambda: self.clean_up(wanted, former, hook=True),
         }
         left: list[PhaseFailed] = []
@@ -138,13 +138,13 @@ class Transaction(PhaseRunner):
             if now is not None and (now.origin, now.inventory_profile) != (choice.origin, choice.inventory_profile):
                 # The profile is the same and was chosen by somebody else: record who, and change nothing else on the
                 # host.
-                chosen_at = self.world.stamp()
+                chosen_at = self.host.stamp()
                 generation_committed.commit(wanted, self.paths, choice, chosen_at, over_budget=now.over_budget)
             return Done()
 
         outcome = self.attempt("Remembering who chose the profile", remember, shielded=True)
         # A former switch may have failed to bring back what clients of the gateway see.
-        shown = self.attempt("Looking at the gateway", lambda: self.world.back(wanted), shielded=True)
+        shown = self.attempt("Looking at the gateway", lambda: self.host.back(wanted), shielded=True)
         for each in (outcome, shown):
             if isinstance(each, PhaseFailed):
                 self.warn(each.text)
@@ -196,10 +196,10 @@ class Transaction(PhaseRunner):
 
 
 def begin_journal(
-    world: HostWorld, paths: HostPaths, *, number: int, profile: str, now: Committed | None, choice: Choice
+    host: SwitchedHost, paths: HostPaths, *, number: int, profile: str, now: Committed | None, choice: Choice
 ) -> Journal:
     """Return the journal of a switch that begins now; nothing is written."""
-    stamp = world.stamp()
+    stamp = host.stamp()
     return Journal(
         id=make_id(paths, stamp, number),
         generation=number,
@@ -209,9 +209,9 @@ def begin_journal(
         origin=choice.origin,
         asked_by=choice.asked_by or "somebody",
         pid=os.getpid(),
-        boot_id=world.boot_id(),
+        boot_id=host.boot_id(),
         started_at=stamp,
-        began_monotonic_s=world.clock(),
+        began_monotonic_s=host.clock(),
     )
 
 

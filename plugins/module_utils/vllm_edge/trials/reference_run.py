@@ -35,7 +35,6 @@ from ..system.nvml import NvmlFailure, open_nvml
 from ..system.records import parse_json
 from ..text import nearest, print_result, shown, table, wrapped
 from ..weights.record import Record, load_record
-from .companion import Companion, run_companion
 from .reference import (
     Answer,
     Checkpoint,
@@ -51,6 +50,7 @@ from .reference import (
     find_refusal,
     parse_script_answers,
 )
+from .sidecar import Sidecar, run_sidecar
 
 PROMPTS: tuple[Mapping[str, Any], ...] = (
     {"case": "count", "messages": [{"role": "user", "content": "Count from 1 to 9, digits and commas only."}]},
@@ -236,7 +236,7 @@ def run_script(
         "top": plan.top,
         "timeout_s": options.timeout,
     }
-    companion = Companion(
+    sidecar = Sidecar(
         "reference",
         plan.engine.config.image_id or plan.engine.config.image,
         plan.engine.uid,
@@ -248,8 +248,8 @@ def run_script(
         environment={"TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"},
         memory_mib=plan.place.memory_mib,
     )
-    ended = run_companion(
-        companion,
+    ended = run_sidecar(
+        sidecar,
         DockerEngine(),
         paths,
         timeout_s=plan.limit_s,

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model files on the host: record, survey of a directory, transfer from the Hugging Face hub or a directory."""
+"""Model files on the host: record, verification of a directory, transfer from the Hugging Face hub or a directory."""

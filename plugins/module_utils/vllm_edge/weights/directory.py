@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from ..text import shown
 from .record import COMMIT, MOST_FILES, Listing, RemoteFile, WeightsError, check_listing, check_path, is_wanted
-from .survey import CountBytes
+from .verification import CountBytes
 
 DEEPEST = 16
 """Directories in each other."""

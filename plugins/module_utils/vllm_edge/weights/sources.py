@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 
 from ..text import shorten
 from .record import Listing, RemoteFile, WeightsError, check_listing
-from .survey import CountBytes
+from .verification import CountBytes
 
 PAUSES_S = (1.0, 2.0, 5.0, 10.0)
 """Seconds between attempts to download one file; they begin anew when at least PROGRESS_BYTES have arrived."""

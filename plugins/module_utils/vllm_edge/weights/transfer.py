@@ -34,16 +34,16 @@ from .record import (
     is_wanted,
 )
 from .sources import HubSource, part_path
-from .survey import (
+from .verification import (
     CountBytes,
     Ownership,
-    Survey,
+    Verification,
     list_directories,
     mismatch,
     observe,
     stat_regular,
-    survey_files,
-    survey_recorded,
+    verify_files,
+    verify_recorded,
 )
 
 Source = HubSource | DirectorySource
@@ -75,7 +75,7 @@ class Plan:
     commit: str
     record: Record | None
     """The record on the host, which may be about another commit; None if there is none."""
-    survey: Survey
+    verification: Verification
     files: list[RemoteFile]
     """All files of the model."""
     resolved: bool = False
@@ -89,25 +89,25 @@ class Plan:
 
     @property
     def bring(self) -> list[RemoteFile]:
-        return [item for item in self.files if item.path not in self.survey.good]
+        return [item for item in self.files if item.path not in self.verification.good]
 
 
 def plan_recorded(record: Record, progress: Progress, *, full: bool) -> Plan:
     """Plan a run whose weights are recorded; `full` hashes every file. Files to download still need a source."""
-    survey = survey_recorded(record, full=full, progress=progress.count(record.total_bytes))
-    return Plan(record.revision, record, survey, record.expected)
+    verification = verify_recorded(record, full=full, progress=progress.count(record.total_bytes))
+    return Plan(record.revision, record, verification, record.expected)
 
 
 def plan_listed(wanted: Wanted, record: Record | None, source: Source, progress: Progress) -> Plan:
     """Plan a run whose weights are not in the record, by asking the source. Raises WeightsError."""
     listing = source.listing(wanted.repo, wanted.revision)
     files, skipped = select(listing, wanted.repo)
-    survey = survey_files(wanted.path, files, progress.count(sum_bytes(files)))
+    verification = verify_files(wanted.path, files, progress.count(sum_bytes(files)))
     former = record.files if record is not None and record.path == str(wanted.path) else {}
-    obsolete = [name for name in survey.unknown if name in former]
-    survey.unknown = [name for name in survey.unknown if name not in former]
+    obsolete = [name for name in verification.unknown if name in former]
+    verification.unknown = [name for name in verification.unknown if name not in former]
     resolved = listing.commit != wanted.revision
-    return Plan(listing.commit, record, survey, files, resolved, source, obsolete, skipped)
+    return Plan(listing.commit, record, verification, files, resolved, source, obsolete, skipped)
 
 
 def sum_bytes(files: Iterable[RemoteFile]) -> int:
@@ -126,7 +126,7 @@ def describe_changes(
         what = f"{len(plan.bring)} of {len(plan.files)} files, {mib(sum_bytes(plan.bring))}"
         actions.append(f"bring {what}, of {wanted.repo} at {plan.commit} into {wanted.path}")
     for item in plan.bring:
-        why = plan.survey.damaged.get(item.path)
+        why = plan.verification.damaged.get(item.path)
         digest = f", {item.algorithm} {item.digest}" if item.digest else ""
         before.append(f"{item.path}: {'damaged, ' + why if why else 'missing'}\n")
         after.append(f"{item.path}: {item.size_bytes} bytes{digest}\n")
@@ -221,11 +221,11 @@ def sum_parts(staging: Path, files: Iterable[RemoteFile]) -> tuple[int, int]:
 def describe_aftermath(wanted: Wanted, plan: Plan) -> str:
     """Return sentences on what a failed run has left, so that the operator need not check whether data was lost."""
     lines = [f"Nothing was put into {wanted.path}."]
-    if plan.survey.good or plan.survey.damaged:
+    if plan.verification.good or plan.verification.damaged:
         lines = [f"In {wanted.path} nothing was replaced and nothing deleted."]
     if plan.record is not None and plan.record.revision == plan.commit:
-        faults = [f"{path}: {why}" for path, why in sorted(plan.survey.damaged.items())]
-        faults += [f"{path} is missing" for path in sorted(plan.survey.missing)]
+        faults = [f"{path}: {why}" for path, why in sorted(plan.verification.damaged.items())]
+        faults += [f"{path} is missing" for path in sorted(plan.verification.missing)]
         if faults:
             lines.append(
                 f"It is not whole, however ({'; '.join(faults[:3])}{'; ...' if len(faults) > 3 else ''}): an engine "
@@ -304,7 +304,7 @@ def bring(
         drop_stale_staging(wanted, keep=None)  # what else came from there is not trusted
         raise
     brought = {path: RecordedFile(0, sha256, 0, 0) for path, (_place, sha256) in arrived.items()}
-    wanted.check_manifest(hash_manifest({**plan.survey.good, **brought}))
+    wanted.check_manifest(hash_manifest({**plan.verification.good, **brought}))
 
     result = {}
     for item in files:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import lab.__main__ as program
-import lab.world
+import lab.server
 from lab.nvidia import testing
 from lab.nvidia.cards import read_cards
-from lab.world import World
+from lab.server import Server
 
 H100 = "NVIDIA H100 80GB HBM3"
 CUDA = """
@@ -99,10 +99,10 @@ def test_everybody_says_the_same_of_mixed_gpus(nvml_library: Path, smi_program: 
 
 
 def test_a_host_that_is_there_keeps_its_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(lab.world, "container_state", lambda *_: "running")
-    monkeypatch.setattr(lab.world, "docker_output", lambda *_: "PATH=/bin\nVLLM_EDGE_LAB_GPUS=2xL4,H100\n")
-    monkeypatch.setattr(lab.world, "prepare", lambda: pytest.fail("began"))
+    monkeypatch.setattr(lab.server, "container_state", lambda *_: "running")
+    monkeypatch.setattr(lab.server, "docker_output", lambda *_: "PATH=/bin\nVLLM_EDGE_LAB_GPUS=2xL4,H100\n")
+    monkeypatch.setattr(lab.server, "prepare", lambda: pytest.fail("began"))
     with pytest.raises(SystemExit, match=r"other GPUs \(2xL4,H100\)\. A host keeps its GPUs"):
-        lab.world.up(World("mine", 22022, gpus="H100"))
+        lab.server.up(Server("mine", 22022, gpus="H100"))
     with pytest.raises(pytest.fail.Exception, match="began"):
-        lab.world.up(World("mine", 22022, gpus="2 x L4, H100"))
+        lab.server.up(Server("mine", 22022, gpus="2 x L4, H100"))

@@ -150,7 +150,7 @@ def test_a_large_one_is_refused_within_256_mib(case: str, tmp_path: Path, monkey
         raise AssertionError
 
     with pytest.raises(FactsError, match=sentence):
-        separate_process.read_apart(str(tmp_path), read)
+        separate_process.read_in_subprocess(str(tmp_path), read)
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 2.0
 
 
@@ -169,7 +169,7 @@ def test_what_happens_to_the_reader_is_a_sentence(harm: Callable[[], object], se
         raise AssertionError
 
     with pytest.raises(FactsError, match=sentence):
-        separate_process.read_apart("/data/model", read)
+        separate_process.read_in_subprocess("/data/model", read)
 
 
 def test_facts_come_back_whole_and_without_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_facts_come_back_whole_and_without_root(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(separate_process, "ENGINE_USER", "nobody")
         (tmp_path / "config.json").chmod(0o600)
         with pytest.raises(FactsError, match=r"config\.json cannot be read: Permission denied"):
-            separate_process.read_apart("x", lambda: model_facts.read(tmp_path))
+            separate_process.read_in_subprocess("x", lambda: model_facts.read(tmp_path))
 
 
 def test_code_of_a_repository_is_named() -> None:

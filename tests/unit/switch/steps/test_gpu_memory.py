@@ -42,7 +42,7 @@ class GpuBench(Bench):
 
     def release(self, *needed: int, keep: Iterable[str] = (), killer: Callable[..., bool] = process.kill) -> Release:
         budgets = {UUIDS[gpu]: BUDGET for gpu in needed}
-        return Release(self.world, budgets, set(keep), killer=killer, uid=lambda pid: self.uids.get(pid), ours=8050)
+        return Release(self.machine, budgets, set(keep), killer=killer, uid=lambda pid: self.uids.get(pid), ours=8050)
 
     @contextmanager
     def engine_holds(self, mib: int, gpu: int = 0) -> Iterator[int]:
@@ -54,10 +54,10 @@ class GpuBench(Bench):
     def measure(self, wanted: Generation, mib: int, *, accept: bool = False) -> Done:
         """The phase, while e2b holds memory of GPU 1."""
         with self.engine_holds(mib, 1):
-            return self.world.measure(wanted, accept=accept)
+            return self.machine.measure(wanted, accept=accept)
 
     def lost(self, wanted: Generation) -> str:
-        return failure(lambda: self.world.measure(wanted)).text
+        return failure(lambda: self.machine.measure(wanted)).text
 
 
 @pytest.fixture
@@ -236,11 +236,13 @@ def test_the_world_frees_the_gpus_of_what_starts(bench: GpuBench) -> None:
         bench.ours(other, "other")
         bench.ours(loads, "loads")
         for stays in (Moves(start=("e2b",), keep=("loads",)), Moves(start=("e2b",), wait=("loads",))):
-            assert bench.world.free(wanted, stays).detail == "GPU 1 measured free after 0.0 s"
+            assert bench.machine.free(wanted, stays).detail == "GPU 1 measured free after 0.0 s"
         assert alive(other) and alive(loads)
-    assert bench.world.free(wanted, Moves(keep=("e2b",))).detail == "no engine has to start"
+    assert bench.machine.free(wanted, Moves(keep=("e2b",))).detail == "no engine has to start"
     bench.boards.set_fault(1, "orphan", 10_000)
-    assert "3 s after the engines were stopped" in failure(lambda: bench.world.free(wanted, Moves(start=("e2b",)))).text
+    assert (
+        "3 s after the engines were stopped" in failure(lambda: bench.machine.free(wanted, Moves(start=("e2b",)))).text
+    )
 
 
 def test_memory_within_its_budget_and_over_it_which_fails_and_can_be_accepted(bench: GpuBench) -> None:
@@ -313,7 +315,7 @@ def test_other_people_and_a_lost_card_that_nobody_needs_are_warnings(bench: GpuB
     wanted = generation_on(bench)
     bench.boards.set_fault(3, "gpu-lost")
     with bench.boards.claim(1, 1_000):
-        done = bench.world.measure(wanted)
+        done = bench.machine.measure(wanted)
     assert any("also used by others" in text for text in done.warnings)
     assert any("has fallen off the bus" in text for text in done.warnings)
     bench.boards.set_fault(1, "gpu-lost")
@@ -324,6 +326,6 @@ def test_other_people_and_a_lost_card_that_nobody_needs_are_warnings(bench: GpuB
     assert "did not answer NVML in time" in bench.lost(wanted)
     assert bench.clock.now == now + gpu_memory.PASSING_S
     bench.clock.at(3, lambda: bench.boards.clear_fault(1, "nvml-error"))
-    assert bench.world.measure(wanted).detail == "within budget: GPU 1 0 of 20900 MiB"
+    assert bench.machine.measure(wanted).detail == "within budget: GPU 1 0 of 20900 MiB"
     bench.boards.set_module(None)
     assert "VRAM cannot be measured: The NVIDIA kernel module is not loaded" in bench.lost(wanted)

@@ -17,7 +17,7 @@ from ansible.module_utils.vllm_edge.switch.steps import preflight
 from ansible.module_utils.vllm_edge.system.docker import parse_listed
 from ansible.module_utils.vllm_edge.system.systemd import Systemd
 from ansible.module_utils.vllm_edge.weights.record import Record
-from ansible.module_utils.vllm_edge.weights.survey import observe
+from ansible.module_utils.vllm_edge.weights.verification import observe
 from fake_host import Bench, failure, never, write
 from generations import engine
 
@@ -49,7 +49,7 @@ class ReadyHost(Bench):
         return self.stored(engine("e2b", **(settings | config)), foreign=foreign)
 
     def check(self, wanted: Generation | None = None, **moves: tuple[str, ...]) -> Done:
-        return self.world.preflight(wanted or self.generation(), Moves(**{"start": ("e2b",), **moves}))
+        return self.machine.preflight(wanted or self.generation(), Moves(**{"start": ("e2b",), **moves}))
 
     def refused(self, wanted: Generation | None = None) -> str:
         return failure(lambda: self.check(wanted)).text
@@ -75,7 +75,7 @@ def test_all_that_is_wrong_with_what_starts_is_said_at_once(bench: ReadyHost, mo
     bench.docker.images = {}
     (bench.directory / SHARD).unlink()
     with bench.boards.claim(1, 20_000):
-        assert bench.world.preflight(bench.generation(foreign="fail"), Moves(keep=("e2b",))).warnings == ()
+        assert bench.machine.preflight(bench.generation(foreign="fail"), Moves(keep=("e2b",))).warnings == ()
     bench.boards.set_fault(1, "gpu-lost")
     monkeypatch.setattr(preflight, "STATE_MIB", 10**12)
     text = bench.refused()
@@ -85,7 +85,7 @@ def test_all_that_is_wrong_with_what_starts_is_said_at_once(bench: ReadyHost, mo
 
 @pytest.mark.parametrize("point", ["before_drain", "after_commit"])
 def test_a_hook_that_others_may_write_is_refused_before_anything_is_touched(bench: ReadyHost, point: str) -> None:
-    hook = write(bench.world.paths.hook_dir(point) / "10-ours", "#!/bin/sh\n")
+    hook = write(bench.machine.paths.hook_dir(point) / "10-ours", "#!/bin/sh\n")
     hook.chmod(0o777)
     assert f"{hook} has mode 0777, so that others may write it" in bench.refused()
     hook.chmod(0o755)
@@ -94,8 +94,8 @@ def test_a_hook_that_others_may_write_is_refused_before_anything_is_touched(benc
 
 def test_secrets_that_are_gone_and_a_docker_that_does_not_answer_are_refused(bench: ReadyHost) -> None:
     told = bench.refused(bench.generation(secrets_hash="0" * 64))
-    assert f"The secrets of engine e2b are not on this host ({bench.world.paths.secret_file('e2b')})" in told
-    mount = f"--mount=type=bind,source={bench.world.paths.policies / ('0' * 64)},target=/policy,readonly"
+    assert f"The secrets of engine e2b are not on this host ({bench.machine.paths.secret_file('e2b')})" in told
+    mount = f"--mount=type=bind,source={bench.machine.paths.policies / ('0' * 64)},target=/policy,readonly"
     told = bench.refused(bench.generation(note=mount))
     assert "Engine e2b cannot start, the file by which it judges requests" in told and "No such file" in told
     bench.docker.away = "connection refused"
@@ -199,7 +199,7 @@ def test_other_peoples_processes_by_policy_and_memory_of_engines_that_stop(bench
 
 
 def test_a_host_that_is_ready_is_asked_nothing_of_systemd(bench: ReadyHost) -> None:
-    bench.world.systemd = Systemd(never)
+    bench.machine.systemd = Systemd(never)
     bench.check()
     done = bench.check()
     assert done.detail.startswith("image, weights, GPUs and disk as they should be") and done.warnings == ()

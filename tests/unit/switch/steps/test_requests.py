@@ -77,11 +77,11 @@ def test_draining_ends_when_twice_in_a_row_nothing_runs_or_at_its_limit(bench: B
     bench.live(engine("e2b"))
     answers = iter([3, 0, 1, 0, 0, 7])
     bench.http.answers["/metrics"] = lambda _: ok(f"vllm:num_requests_running {next(answers)}")
-    done = bench.world.drain(Moves(stop=("e2b",)), Limits(drain_timeout_s=30))
+    done = bench.machine.drain(Moves(stop=("e2b",)), Limits(drain_timeout_s=30))
     assert done.detail == "e2b has no request; 2.0 s" and done.warnings == ()
     assert next(answers) == 7
     bench.http.answers["/metrics"] = ok(METRICS.format("2.0", "0.0"))
-    done = bench.world.drain(Moves(stop=("e2b",)), Limits(drain_timeout_s=5))
+    done = bench.machine.drain(Moves(stop=("e2b",)), Limits(drain_timeout_s=5))
     assert done.detail == "e2b still has 3 requests; 5.0 s"
     assert done.warnings[0].startswith("e2b still had 3 requests after 5 s: they end with it.")
 
@@ -89,14 +89,14 @@ def test_draining_ends_when_twice_in_a_row_nothing_runs_or_at_its_limit(bench: B
 def test_an_engine_that_cannot_tell_is_not_waited_for(bench: Bench) -> None:
     bench.live(engine("a"), engine("b", port=8060), engine("c", port=8050, shutdown_timeout_s=20))
     bench.http.answers["http://127.0.0.1:8060/metrics"] = ok("python_info 1")
-    done = bench.world.drain(Moves(stop=("a", "b", "c", "gone")), Limits())
+    done = bench.machine.drain(Moves(stop=("a", "b", "c", "gone")), Limits())
     assert done.detail == (
         "a does not report its requests (connection refused): not waited for; "
         "b does not report its requests (no such metric): not waited for; "
         "c finishes its requests itself when it is stopped (20 s); 0.0 s"
     )
     assert not any(":8050" in url for url, _, _ in bench.http.asked)
-    assert bench.world.drain(Moves(), Limits()).detail == "no engine has to stop; 0.0 s"
+    assert bench.machine.drain(Moves(), Limits()).detail == "no engine has to stop; 0.0 s"
 
 
 @pytest.mark.parametrize(("longest", "words"), [(None, 960), (4096, 960), (100_000, 960), (512, 192), (64, 1)])
@@ -108,7 +108,7 @@ def test_how_long_the_longer_prompt_is(bench: Bench, longest: int | None, words:
 def test_new_engines_get_work_and_those_that_serve_do_not(bench: Bench) -> None:
     wanted = bench.live(engine("a"), engine("b", port=8060), engine("c", port=8050))
     bench.http.answers["/v1/chat/completions"] = ok(CHAT)
-    done = bench.world.warm_up(wanted, Moves(keep=("a",), start=("b",), wait=("c",)))
+    done = bench.machine.warm_up(wanted, Moves(keep=("a",), start=("b",), wait=("c",)))
     assert done.detail.startswith("b, c: 3 requests each, the longest of 960 words; ")
     asked = {(url, len(payload["messages"][0]["content"].split())) for url, _, payload in bench.http.asked}
     assert asked == {(f"http://127.0.0.1:{port}", words) for port in (8060, 8050) for words in (960, 3)}
@@ -116,7 +116,7 @@ def test_new_engines_get_work_and_those_that_serve_do_not(bench: Bench) -> None:
     for port in (8060, 8050):
         first = next(payload for url, _, payload in bench.http.asked if url.endswith(str(port)))
         assert first["messages"][0]["content"] == "Name a colour.", "a client that asks then waits for no long prefill"
-    assert bench.world.warm_up(wanted, Moves(keep=("a",))).detail == "no engine is new"
+    assert bench.machine.warm_up(wanted, Moves(keep=("a",))).detail == "no engine is new"
 
 
 def test_work_that_fails_fails_the_phase_with_vllms_words(bench: Bench) -> None:
@@ -126,7 +126,7 @@ def test_work_that_fails_fails_the_phase_with_vllms_words(bench: Bench) -> None:
         Answer(500, json.dumps(error).encode()) if len(payload["messages"][0]["content"]) > 100 else ok(CHAT)
     )
     bench.http.answers["http://127.0.0.1:8060/v1/chat/completions"] = ok(CHAT)
-    failed = failure(lambda: bench.world.warm_up(wanted, Moves(start=("a", "b"))))
+    failed = failure(lambda: bench.machine.warm_up(wanted, Moves(start=("a", "b"))))
     assert failed.text == (
         "Engine a does not answer a longer prompt at http://127.0.0.1:8070: HTTP 500: EngineCore encountered an issue. "
         "'journalctl -u vllm-a' has vLLM's own words."
@@ -137,7 +137,7 @@ def test_work_that_fails_fails_the_phase_with_vllms_words(bench: Bench) -> None:
 def test_a_canary_of_every_role(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = bench.live(engine("a", served_names=["architect", "worker"]), engine("b", port=8060))
     bench.http.answers["http://127.0.0.1:8070/v1/models"] = models("architect", "worker")
-    failed = failure(lambda: bench.world.canary(wanted))
+    failed = failure(lambda: bench.machine.canary(wanted))
     assert "Role architect of engine a failed the canary's check completion: " in failed.text
     assert "Role b of engine b failed the canary's check completion: no answer to GET /v1/models" in failed.text
     assert "'vllm-edge canary b' asks again" in failed.text and failed.engines == ("a", "b")
@@ -146,14 +146,14 @@ def test_a_canary_of_every_role(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
     good = [command.Result("a", "architect", True, 0.1, "on", 1, None, ())]
     monkeypatch.setattr(command, "canary", lambda config, timeout_s, ask: good)
     bench.docker.engine("a")
-    done = bench.world.canary(wanted)
+    done = bench.machine.canary(wanted)
     assert done.detail.startswith("2 served names answer; ") and done.data["canary"][0]["served_name"] == "architect"
     assert [bench.paths.engine_canary(name).exists() for name in "ab"] == [True, False], "b has no container"
 
 
 def test_roles_that_failed_alike_are_told_once(bench: Bench) -> None:
     wanted = bench.live(engine("a", served_names=["architect", "worker", "auditor"]))
-    failed = failure(lambda: bench.world.canary(wanted))
+    failed = failure(lambda: bench.machine.canary(wanted))
     assert failed.text.startswith("Role architect, worker, auditor of engine a failed")
 
 
@@ -163,7 +163,7 @@ def prepared(bench: Bench, weights: Mapping[str, tuple[Path, Path]], room: int, 
         engine(name, weights_path=str(path), weights_record=str(record)) for name, (path, record) in weights.items()
     ]
     moves, available = Moves(start=tuple(weights)), page_cache.RESERVE_BYTES + room
-    return page_cache.read_ahead(bench.world, bench.stored(*engines), moves, available=lambda: available, **more)
+    return page_cache.read_ahead(bench.machine, bench.stored(*engines), moves, available=lambda: available, **more)
 
 
 def test_weights_are_read_once_each(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,9 +209,9 @@ def test_reading_ahead_never_fails_the_switch(bench: Bench, tmp_path: Path) -> N
     assert "Weights of e2b could not be read ahead: " in done.warnings[0]
     bench.paths.read_rates.unlink()
     wanted = bench.stored(engine("e2b"))
-    done = bench.world.prepare(wanted, Moves(start=("e2b",)))
+    done = bench.machine.prepare(wanted, Moves(start=("e2b",)))
     assert done.detail == "e2b has no record of its weights and was not read" and not bench.paths.read_rates.exists()
-    assert bench.world.prepare(wanted, Moves()).detail == "no engine has to start"
+    assert bench.machine.prepare(wanted, Moves()).detail == "no engine has to start"
 
 
 def test_what_the_kernel_could_give(tmp_path: Path) -> None:

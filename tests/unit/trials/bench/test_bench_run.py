@@ -24,7 +24,7 @@ from ansible.module_utils.vllm_edge.trials.bench import command, program, run, s
 from ansible.module_utils.vllm_edge.trials.bench.cases import Options
 from ansible.module_utils.vllm_edge.trials.bench.model import list_files, parse_run, prune_runs
 from ansible.module_utils.vllm_edge.trials.bench.sampling import Sample, Sampler, summarize_gpu
-from ansible.module_utils.vllm_edge.trials.companion import Companion, CompanionError, Ended
+from ansible.module_utils.vllm_edge.trials.sidecar import Ended, Sidecar, SidecarError
 from fake_host import FakeDocker
 from generations import UUIDS, activate, engine, rendered
 
@@ -44,7 +44,7 @@ vllm:request_success_total{engine="0",finished_reason="length",model_name="sentr
 """
 
 
-class World:
+class BenchHost:
     """A host with one engine, whose container is played by `play`."""
 
     def __init__(self, paths: HostPaths) -> None:
@@ -55,7 +55,7 @@ class World:
         self.docker = FakeDocker()
         self.docker.engine("e2b")
         self.sampler = Sampler(self.sample)
-        self.companions: list[Companion] = []
+        self.sidecars: list[Sidecar] = []
         self.play: Callable[[Callable[[str], None], Callable[[], str]], None] = self.measure
 
     def ask(self, url: str, path: str, timeout_s: float) -> Answer:
@@ -63,7 +63,7 @@ class World:
 
     def measure(self, tell: Callable[[str], None], trouble: Callable[[], str]) -> None:
         """Answer every step of the job; another client is served beside the second."""
-        steps = json.loads(self.companions[-1].files["steps.json"])["steps"]
+        steps = json.loads(self.sidecars[-1].files["steps.json"])["steps"]
         for number, step in enumerate(steps):
             tell(f"{program.MARK}{json.dumps({'what': 'begin', 'step': number})}")
             self.finished += step["requests"] + (1 if number == 1 else 0)
@@ -72,8 +72,8 @@ class World:
             figures |= {"output_tokens": 200, "tpot_ms": 20.0}
             tell(f"{program.MARK}{json.dumps({'what': 'end', 'step': number, **figures, 'ttft': times})}")
 
-    def run_companion(self, companion: Companion, *_: Any, on_line: Any, find_trouble: Any, **__: Any) -> Ended:
-        self.companions.append(companion)
+    def run_sidecar(self, sidecar: Sidecar, *_: Any, on_line: Any, find_trouble: Any, **__: Any) -> Ended:
+        self.sidecars.append(sidecar)
         self.play(on_line, find_trouble)
         return Ended(0, (), {})
 
@@ -84,8 +84,8 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World(HostPaths(tmp_path / "etc", tmp_path / "state", tmp_path / "units", tmp_path / "run"))
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BenchHost:
+    made = BenchHost(HostPaths(tmp_path / "etc", tmp_path / "state", tmp_path / "units", tmp_path / "run"))
     files = engine("e2b", url=f"unix:{SOCKETS}/api.sock", weights_path="/data/e2b")
     mount = f"--mount=type=bind,source={SOCKETS},target=/run/api"
     image = files.container.index("vllm-edge/vllm:1")
@@ -99,29 +99,29 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(run, "request", made.ask)
-    monkeypatch.setattr(run, "run_companion", made.run_companion)
+    monkeypatch.setattr(run, "run_sidecar", made.run_sidecar)
     monkeypatch.setattr(run, "open_sampler", sampler)
     monkeypatch.setattr(command, "DockerEngine", lambda: made.docker)
     return made
 
 
-def bench(world: World, output: str = "json", attended: bool = False, **options: Any) -> int:
+def bench(host: BenchHost, output: str = "json", attended: bool = False, **options: Any) -> int:
     given = Options(**{"case": ("protocol",), "through": "engine", **options})
-    long_run = LongRun(world.paths.run, "bench", attended)
-    return command.run_bench(world.paths, given, long_run, output=output)
+    long_run = LongRun(host.paths.run, "bench", attended)
+    return command.run_bench(host.paths, given, long_run, output=output)
 
 
-def read_error(world: World) -> str:
+def read_error(host: BenchHost) -> str:
     """Why the one run of the host was interrupted."""
-    end = parse_run(list_files(world.paths)[0].read_text()).end
+    end = parse_run(list_files(host.paths)[0].read_text()).end
     assert end is not None and end.verdict == "interrupted"
     return end.error
 
 
-def test_a_run_is_recorded_line_by_line(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench(world, note="Simulated GPUs") == 0
+def test_a_run_is_recorded_line_by_line(host: BenchHost, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(host, note="Simulated GPUs") == 0
     said = json.loads(capsys.readouterr().out)
-    (path,) = list_files(world.paths)
+    (path,) = list_files(host.paths)
     assert said["path"] == str(path) and path.stat().st_mode & 0o777 == 0o640
     recorded = parse_run(path.read_text())
     assert (recorded.run.profile, recorded.run.vllm, recorded.run.note) == ("p", "0.32.0", "Simulated GPUs")
@@ -135,94 +135,94 @@ def test_a_run_is_recorded_line_by_line(world: World, capsys: pytest.CaptureFixt
     assert first.joules_per_token == pytest.approx(60 * 4 / 200)
     assert recorded.end is not None and not recorded.end.error
     assert any("protocol" in line for line in said["lines"]) and not any("warm-up" in line for line in said["lines"])
-    assert not (world.paths.run / "bench.progress").exists()
+    assert not (host.paths.run / "bench.progress").exists()
 
 
-def test_the_container_gets_weights_and_socket_read_only_and_no_network(world: World) -> None:
-    bench(world)
-    (companion,) = world.companions
-    assert (companion.purpose, companion.weights, companion.sockets) == ("bench", Path("/data/e2b"), {"api": SOCKETS})
-    assert companion.program == Path(program.__file__).read_text() and "key" not in companion.files
+def test_the_container_gets_weights_and_socket_read_only_and_no_network(host: BenchHost) -> None:
+    bench(host)
+    (sidecar,) = host.sidecars
+    assert (sidecar.purpose, sidecar.weights, sidecar.sockets) == ("bench", Path("/data/e2b"), {"api": SOCKETS})
+    assert sidecar.program == Path(program.__file__).read_text() and "key" not in sidecar.files
 
 
-def test_it_is_refused_while_clients_are_served(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    world.metrics = METRICS.replace('running{engine="0",model_name="sentry"} 0.0', 'running{engine="0"} 2.0')
-    assert bench(world) == 2
+def test_it_is_refused_while_clients_are_served(host: BenchHost, capsys: pytest.CaptureFixture[str]) -> None:
+    host.metrics = METRICS.replace('running{engine="0",model_name="sentry"} 0.0', 'running{engine="0"} 2.0')
+    assert bench(host) == 2
     said = capsys.readouterr().err
     assert "works on 2 requests of clients" in said and "bench_allow_load=true" in said
-    assert list_files(world.paths) == [] and world.companions == []
-    assert bench(world, allow_load=True) == 0
+    assert list_files(host.paths) == [] and host.sidecars == []
+    assert bench(host, allow_load=True) == 0
 
 
 def test_a_switch_another_run_and_an_engine_that_does_not_serve_are_refused(
-    world: World, capsys: pytest.CaptureFixture[str]
+    host: BenchHost, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with take_lock(world.paths):
-        assert bench(world) == 2
+    with take_lock(host.paths):
+        assert bench(host) == 2
     assert "a switch began" in capsys.readouterr().err
-    with LongRun(world.paths.run, "bench").alone():
-        assert bench(world) == 2
+    with LongRun(host.paths.run, "bench").alone():
+        assert bench(host) == 2
     assert "`vllm-edge bench` runs on this host already" in capsys.readouterr().err
-    assert bench(world, engine=("31b",)) == 2
+    assert bench(host, engine=("31b",)) == 2
     assert "31b is no engine of profile p, which serves now; it has e2b" in capsys.readouterr().err
-    assert list_files(world.paths) == []
+    assert list_files(host.paths) == []
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (CompanionError("Container vllm-edge-bench was ended: it did not finish within 9 s."), "did not finish within"),
+        (SidecarError("Container vllm-edge-bench was ended: it did not finish within 9 s."), "did not finish within"),
         (KeyboardInterrupt("SIGTERM"), "was interrupted by SIGTERM"),
     ],
 )
-def test_a_run_that_is_cut_off_says_so_in_its_record(world: World, error: BaseException, said: str) -> None:
+def test_a_run_that_is_cut_off_says_so_in_its_record(host: BenchHost, error: BaseException, said: str) -> None:
     def play(tell: Callable[[str], None], trouble: Callable[[], str]) -> None:
-        world.measure(tell, trouble)
+        host.measure(tell, trouble)
         raise error
 
-    world.play = play
-    assert bench(world) == 1 and said in read_error(world)
-    recorded = parse_run(list_files(world.paths)[0].read_text())
+    host.play = play
+    assert bench(host) == 1 and said in read_error(host)
+    recorded = parse_run(list_files(host.paths)[0].read_text())
     assert len(recorded.measurements) == 4, "what was measured before counts"
 
 
-def test_a_switch_that_begins_ends_the_run(world: World) -> None:
+def test_a_switch_that_begins_ends_the_run(host: BenchHost) -> None:
     def play(tell: Callable[[str], None], trouble: Callable[[], str]) -> None:
         assert not trouble()
-        with take_lock(world.paths):
-            raise CompanionError(trouble())
+        with take_lock(host.paths):
+            raise SidecarError(trouble())
 
-    world.play = play
-    assert bench(world) == 1 and "a switch began" in read_error(world)
+    host.play = play
+    assert bench(host) == 1 and "a switch began" in read_error(host)
 
 
-def test_a_run_that_nobody_follows_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_nobody_follows_ends(host: BenchHost, monkeypatch: pytest.MonkeyPatch) -> None:
     def play(tell: Callable[[str], None], trouble: Callable[[], str]) -> None:
-        assert LongRun(world.paths.run, "bench").follow() == 0
+        assert LongRun(host.paths.run, "bench").follow() == 0
         assert not trouble()
         monkeypatch.setattr("ansible.module_utils.vllm_edge.system.long_run.time", SimpleNamespace(time=lambda: 1e12))
-        raise CompanionError(trouble())
+        raise SidecarError(trouble())
 
-    world.play = play
-    assert bench(world, attended=True) == 1 and "nobody follows it any more" in read_error(world)
+    host.play = play
+    assert bench(host, attended=True) == 1 and "nobody follows it any more" in read_error(host)
 
 
 @pytest.mark.parametrize("change", [{"id": "d" * 64}, {"started_at": "2026-11-25T04:00:00Z"}, {"status": "exited"}, {}])
-def test_a_run_whose_engine_is_another_container_ends(world: World, change: dict[str, str]) -> None:
+def test_a_run_whose_engine_is_another_container_ends(host: BenchHost, change: dict[str, str]) -> None:
     """Also if that is seen only when the program has ended. Without a change the container is removed."""
 
     def play(tell: Callable[[str], None], trouble: Callable[[], str]) -> None:
         assert not trouble()
-        world.docker.containers = [replace(one, **change) for one in world.docker.containers if change]
-        world.measure(tell, trouble)
+        host.docker.containers = [replace(one, **change) for one in host.docker.containers if change]
+        host.measure(tell, trouble)
 
-    world.play = play
-    assert bench(world) == 1
-    assert "engine e2b no longer runs in the container that it began with" in read_error(world)
-    assert "`vllm-edge explain e2b` says why" in read_error(world)
+    host.play = play
+    assert bench(host) == 1
+    assert "engine e2b no longer runs in the container that it began with" in read_error(host)
+    assert "`vllm-edge explain e2b` says why" in read_error(host)
 
 
-def test_a_run_that_makes_no_progress_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_makes_no_progress_ends(host: BenchHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token for somebody else, such as the supervisor's probe of an idle engine, is none of its own."""
     now = time.monotonic()
     monkeypatch.setattr(sampling, "time", SimpleNamespace(monotonic=lambda: now))
@@ -232,32 +232,32 @@ def test_a_run_that_makes_no_progress_ends(world: World, monkeypatch: pytest.Mon
         for in_work in (1, 0):
             now += run.IMPORT_S - 1
             assert not trouble()
-            world.finished, world.in_work = world.finished + 1, in_work
-            world.sampler._look()
+            host.finished, host.in_work = host.finished + 1, in_work
+            host.sampler._look()
         now += 1
-        raise CompanionError(trouble())
+        raise SidecarError(trouble())
 
-    world.play = play
-    assert bench(world) == 1
-    assert "engine e2b has made no progress with the benchmark's requests for 300 s" in read_error(world)
-
-
-def test_a_run_begins_with_an_engine_that_runs_and_a_docker_that_answers(world: World) -> None:
-    world.docker.containers = []
-    assert bench(world) == 1 and world.companions == []
-    assert "Engine e2b does not run; `vllm-edge explain e2b` says why" in read_error(world)
-    list_files(world.paths)[0].unlink()
-    world.docker.away = "connection refused"
-    assert bench(world) == 1
-    assert "Docker does not say whether engine e2b still runs: connection refused" in read_error(world)
+    host.play = play
+    assert bench(host) == 1
+    assert "engine e2b has made no progress with the benchmark's requests for 300 s" in read_error(host)
 
 
-def test_only_the_newest_runs_are_kept(world: World) -> None:
-    world.paths.bench.mkdir(parents=True)
+def test_a_run_begins_with_an_engine_that_runs_and_a_docker_that_answers(host: BenchHost) -> None:
+    host.docker.containers = []
+    assert bench(host) == 1 and host.sidecars == []
+    assert "Engine e2b does not run; `vllm-edge explain e2b` says why" in read_error(host)
+    list_files(host.paths)[0].unlink()
+    host.docker.away = "connection refused"
+    assert bench(host) == 1
+    assert "Docker does not say whether engine e2b still runs: connection refused" in read_error(host)
+
+
+def test_only_the_newest_runs_are_kept(host: BenchHost) -> None:
+    host.paths.bench.mkdir(parents=True)
     for number in range(5):
-        (world.paths.bench / f"2026112{number}T000000Z-p.jsonl").write_text("{}\n")
-    prune_runs(world.paths, keep=2)
-    assert [path.stem[:8] for path in list_files(world.paths)] == ["20261123", "20261124"]
+        (host.paths.bench / f"2026112{number}T000000Z-p.jsonl").write_text("{}\n")
+    prune_runs(host.paths, keep=2)
+    assert [path.stem[:8] for path in list_files(host.paths)] == ["20261123", "20261124"]
 
 
 def test_totals_are_summed_over_label_sets() -> None:

@@ -4,7 +4,7 @@
 Its weights and its KV cache are upper bounds. Every tensor of the checkpoint counts, in the model's dtype. A tensor
 whose name occurs in a known family is distributed as there, any other one is on every GPU. Every layer has full
 attention. An engine that fits with them fits. Of one that does not, the plan says so only if it would not fit with the
-least that the weights can take; otherwise it cannot say (`uncounted_arguments.judge_generic`).
+least that the weights can take; otherwise it cannot say (`unmodeled_arguments.judge_generic`).
 """
 
 from __future__ import annotations

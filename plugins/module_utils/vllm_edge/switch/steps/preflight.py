@@ -21,7 +21,7 @@ from ...system.docker import DockerAway, DockerEngine, DockerRefused
 from ...system.nvml import NvmlFailure
 from ...system.process import engine_uid
 from ...weights.record import load_record
-from ...weights.survey import survey_recorded
+from ...weights.verification import verify_recorded
 from ..model import Done, Moves, PhaseFailed
 from ..view import HostView
 from . import hooks
@@ -145,12 +145,12 @@ def check_weights(configs: Iterable[EngineConfig], warnings: list[str]) -> list[
                     f"The {name} are recorded at {record.path}, the engine reads {config.weights_path}: run site.yml."
                 )
                 continue
-            survey = survey_recorded(record, full=False)
+            verification = verify_recorded(record, full=False)
         except OSError as error:
             problems.append(f"The {name} cannot be read: {error}. Is the disk mounted? {again}.")
             continue
-        wrong = [f"{name} is missing" for name in survey.missing]
-        wrong += [f"{name} is damaged ({why})" for name, why in sorted(survey.damaged.items())]
+        wrong = [f"{name} is missing" for name in verification.missing]
+        wrong += [f"{name} is damaged ({why})" for name, why in sorted(verification.damaged.items())]
         if wrong:
             problems.append(f"In {record.path}, the {name}: {'; '.join(wrong)}. {again}.")
     return problems

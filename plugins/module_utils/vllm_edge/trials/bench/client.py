@@ -21,7 +21,7 @@ from ...gateway.clients import Client, GatewayError, Key, read_clients
 from ...gateway.command import synchronize
 from ...names import TEMPORARY_CLIENT
 from ...paths import HostPaths
-from ...switch.history import read_course
+from ...switch.history import read_switch_progress
 from ...system.files import hold_lock, is_locked, write_durably
 
 VALID_S = 24 * 3600.0
@@ -32,7 +32,7 @@ LOCK_S = 5.0
 
 
 def _admit(paths: HostPaths) -> None:
-    report = synchronize(paths, read_course)
+    report = synchronize(paths, read_switch_progress)
     if report.warnings:
         raise GatewayError(" ".join(report.warnings))
     if not report.answers:
@@ -74,4 +74,4 @@ def temporary_client(paths: HostPaths, valid_s: float = VALID_S) -> Iterator[str
             finally:
                 place.unlink(missing_ok=True)
     finally:
-        synchronize(paths, read_course)
+        synchronize(paths, read_switch_progress)

@@ -34,7 +34,7 @@ from ...system.http import request
 from ...system.long_run import CommandRefused, LongRun
 from ...system.records import read_record
 from ...weights.record import WeightsError, load_record
-from ..companion import Companion, CompanionError, run_companion
+from ..sidecar import Sidecar, SidecarError, run_sidecar
 from . import program
 from .cases import Options, Step, build_steps, find_max_num_seqs
 from .client import temporary_client
@@ -189,7 +189,7 @@ class Bench:
         return Recorded(self.description, tuple(self.measurements), end), list_incomparable(*compared)
 
     def _measure(self, name: str, engine: Engine, through: Through) -> None:
-        """Measure one engine in one way. Raises CompanionError, KeyboardInterrupt."""
+        """Measure one engine in one way. Raises SidecarError, KeyboardInterrupt."""
         config, options = engine.config, self.options
         if through == "gateway" and options.through == "both":
             # What the gateway adds is seen in the protocol.
@@ -211,8 +211,8 @@ class Bench:
                 sockets = stack.enter_context(relay_to_gateway(self.paths))
                 files["key"] = stack.enter_context(temporary_client(self.paths)).encode()
             measuring = Measuring(self, config, through, steps, stack.enter_context(open_sampler(config)))
-            ended = run_companion(
-                Companion(
+            ended = run_sidecar(
+                Sidecar(
                     "bench",
                     config.image_id or config.image,
                     engine.uid,
@@ -228,9 +228,9 @@ class Bench:
                 find_trouble=measuring.find_trouble,
             )
             if trouble := measuring.find_trouble():
-                raise CompanionError(trouble)
+                raise SidecarError(trouble)
             if ended.status != 0:
-                raise CompanionError(f"The benchmark's program ended with status {ended.status}: {ended.lines[-3:]}")
+                raise SidecarError(f"The benchmark's program ended with status {ended.status}: {ended.lines[-3:]}")
 
     def add(self, measurement: Measurement) -> None:
         self.measurements.append(measurement)
@@ -240,7 +240,7 @@ class Bench:
 
 @dataclass
 class Measuring:
-    """Turns the lines of the container's program into measurements. Raises CompanionError if the engine runs not."""
+    """Turns the lines of the container's program into measurements. Raises SidecarError if the engine runs not."""
 
     bench: Bench
     config: EngineConfig
@@ -252,10 +252,10 @@ class Measuring:
         self._began = self._find_container()
         if self._began is None:
             name = self.config.engine
-            raise CompanionError(f"Engine {name} does not run; `vllm-edge explain {name}` says why.")
+            raise SidecarError(f"Engine {name} does not run; `vllm-edge explain {name}` says why.")
 
     def find_trouble(self) -> str:
-        """Return why the engine can no longer be measured; empty if it can. Raises CompanionError."""
+        """Return why the engine can no longer be measured; empty if it can. Raises SidecarError."""
         if trouble := self.bench.find_trouble():
             return trouble
         name, began, now = self.config.engine, self._began, self._find_container()
@@ -270,12 +270,12 @@ class Measuring:
         return ""
 
     def _find_container(self) -> Container | None:
-        """Return the engine's container if it runs. Raises CompanionError."""
+        """Return the engine's container if it runs. Raises SidecarError."""
         try:
             found = self.bench.docker.find(self.config.container)
         except (DockerAway, DockerRefused) as error:
             name = self.config.engine
-            raise CompanionError(f"Docker does not say whether engine {name} still runs: {error}.") from error
+            raise SidecarError(f"Docker does not say whether engine {name} still runs: {error}.") from error
         return found if found is not None and found.running else None
 
     def read(self, line: str) -> None:

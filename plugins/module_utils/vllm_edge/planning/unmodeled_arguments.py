@@ -26,7 +26,7 @@ class Effect(StrEnum):
 
 
 @dataclass(frozen=True)
-class Uncounted:
+class Unmodeled:
     effect: Effect
     what: str
     measured: frozenset[str] = frozenset()
@@ -38,42 +38,42 @@ class Uncounted:
 
 _LOADED = frozenset({"weights_bytes", "overhead_bytes"})
 _GRAPHS = frozenset({"graphs_bytes"})
-_CONNECTOR = Uncounted(Effect.MORE, "buffers of the connector, which may also lay out the KV cache in another way")
-_CONFIG = Uncounted(Effect.MODEL, "values of config.json")
-_TASK = Uncounted(Effect.MODEL, "the task, so that there may be no KV cache")
+_CONNECTOR = Unmodeled(Effect.MORE, "buffers of the connector, which may also lay out the KV cache in another way")
+_CONFIG = Unmodeled(Effect.MODEL, "values of config.json")
+_TASK = Unmodeled(Effect.MODEL, "the task, so that there may be no KV cache")
 
-_ARGUMENTS: Mapping[str, Uncounted] = {
-    "--enable-lora": Uncounted(Effect.MORE, "the adapters' weights, on every GPU", _LOADED | _GRAPHS),
+_ARGUMENTS: Mapping[str, Unmodeled] = {
+    "--enable-lora": Unmodeled(Effect.MORE, "the adapters' weights, on every GPU", _LOADED | _GRAPHS),
     **dict.fromkeys(
         ("--speculative-config", "--spec-method", "--spec-model", "--spec-tokens"),
-        Uncounted(Effect.MORE, "weights and KV cache of the drafter, and larger batches"),
+        Unmodeled(Effect.MORE, "weights and KV cache of the drafter, and larger batches"),
     ),
     **dict.fromkeys(("--kv-transfer-config", "--ec-transfer-config", "--kv-offloading-size"), _CONNECTOR),
-    "--enable-dbo": Uncounted(Effect.MORE, "buffers of a second batch", _LOADED | _GRAPHS),
-    "--enable-eplb": Uncounted(Effect.MORE, "redundant experts and their buffers", _LOADED),
-    "--enable-sleep-mode": Uncounted(
+    "--enable-dbo": Unmodeled(Effect.MORE, "buffers of a second batch", _LOADED | _GRAPHS),
+    "--enable-eplb": Unmodeled(Effect.MORE, "redundant experts and their buffers", _LOADED),
+    "--enable-sleep-mode": Unmodeled(
         Effect.MORE, "the allocator that can free the weights", _LOADED | {"context_bytes"}
     ),
-    "--enable-return-routed-experts": Uncounted(Effect.MORE, "a buffer for the experts of each token", _LOADED),
-    "--mm-ipc-gpu-memory-gb": Uncounted(Effect.MORE, "a buffer for images and videos", _LOADED),
+    "--enable-return-routed-experts": Unmodeled(Effect.MORE, "a buffer for the experts of each token", _LOADED),
+    "--mm-ipc-gpu-memory-gb": Unmodeled(Effect.MORE, "a buffer for images and videos", _LOADED),
     **dict.fromkeys(
         ("--quantization", "--quantization-config"),
-        Uncounted(Effect.OTHER, "the weights that vLLM quantizes while it loads them", _LOADED),
+        Unmodeled(Effect.OTHER, "the weights that vLLM quantizes while it loads them", _LOADED),
     ),
     **dict.fromkeys(
         ("--cpu-offload-gb", "--cpu-offload-params", "--offload-backend", "--offload-group-size", "--offload-params"),
-        Uncounted(Effect.OTHER, "the weights that stay in the host's memory, and buffers for them", _LOADED),
+        Unmodeled(Effect.OTHER, "the weights that stay in the host's memory, and buffers for them", _LOADED),
     ),
     **dict.fromkeys(
         (
             *("--compilation-config", "--cudagraph-capture-sizes", "--max-cudagraph-capture-size"),
             "--optimization-level",
         ),
-        Uncounted(Effect.OTHER, "the CUDA graphs", _GRAPHS | _LOADED),
+        Unmodeled(Effect.OTHER, "the CUDA graphs", _GRAPHS | _LOADED),
     ),
-    "--performance-mode": Uncounted(Effect.OTHER, "vLLM's defaults of max_num_seqs and max_num_batched_tokens"),
-    "--mm-encoder-tp-mode": Uncounted(Effect.OTHER, "the copies of the vision tower", _LOADED),
-    "--skip-mm-profiling": Uncounted(
+    "--performance-mode": Unmodeled(Effect.OTHER, "vLLM's defaults of max_num_seqs and max_num_batched_tokens"),
+    "--mm-encoder-tp-mode": Unmodeled(Effect.OTHER, "the copies of the vision tower", _LOADED),
+    "--skip-mm-profiling": Unmodeled(
         Effect.OTHER, "the activations of the vision tower, which vLLM then leaves out", _LOADED
     ),
     **dict.fromkeys(
@@ -82,12 +82,12 @@ _ARGUMENTS: Mapping[str, Uncounted] = {
             *("--kv-cache-dtype-skip-layers", "--kv-sharing-fast-prefill", "--num-gpu-blocks-override"),
             *("--attention-backend", "--enable-mamba-shared-prefix-checkpoint"),
         ),
-        Uncounted(Effect.OTHER, "the KV cache"),
+        Unmodeled(Effect.OTHER, "the KV cache"),
     ),
     **dict.fromkeys(("--hf-overrides", "--hf-config-path", "--model-class-overrides", "--diffusion-config"), _CONFIG),
     **dict.fromkeys(("--runner", "--convert", "--mm-encoder-only"), _TASK),
-    "--model-impl": Uncounted(Effect.MODEL, "the implementation of the model"),
-    "--disable-sliding-window": Uncounted(Effect.MODEL, "KV cache and longest request"),
+    "--model-impl": Unmodeled(Effect.MODEL, "the implementation of the model"),
+    "--disable-sliding-window": Unmodeled(Effect.MODEL, "KV cache and longest request"),
 }
 _VARIABLES: Mapping[str, str] = {
     "VLLM_PP_LAYER_PARTITION": "the layers of each rank",
@@ -99,7 +99,7 @@ _NEUTRAL = frozenset({"0", "0.0", "null", "none", "auto", "", "{}"})
 _ONE_IS_NONE = frozenset({"--decode-context-parallel-size", "--prefill-context-parallel-size"})
 
 
-def find_uncounted(model: Model, extra_args: Sequence[str], environment: Mapping[str, Any]) -> Iterator[Uncounted]:
+def find_unmodeled(model: Model, extra_args: Sequence[str], environment: Mapping[str, Any]) -> Iterator[Unmodeled]:
     """Yield what the plan does not count of an engine, in the order in which it is written."""
     for argument in parse_arguments(list(extra_args))[0]:
         name = argument.option.name if argument.option else argument.name
@@ -114,7 +114,7 @@ def find_uncounted(model: Model, extra_args: Sequence[str], environment: Mapping
         if name in _ARGUMENTS:
             yield replace(_ARGUMENTS[name], text=shown(argument.text))
     for name in sorted(_VARIABLES.keys() & environment.keys()):
-        yield Uncounted(Effect.OTHER, _VARIABLES[name], key="extra_env", text=name)
+        yield Unmodeled(Effect.OTHER, _VARIABLES[name], key="extra_env", text=name)
 
 
 def _is_own_quantization(model: Model, value: str) -> bool:
@@ -124,7 +124,7 @@ def _is_own_quantization(model: Model, value: str) -> bool:
     return own != "none" and (said == own or (said == "modelopt" and own == "modelopt_fp4"))
 
 
-def judge(outcome: Outcome, found: Iterable[Uncounted], observed: Mapping[str, int]) -> Outcome:
+def judge(outcome: Outcome, found: Iterable[Unmodeled], observed: Mapping[str, int]) -> Outcome:
     """Return the outcome of an engine with what is not counted: `cannot_say` wherever that could change the verdict."""
     for item in found:
         if item.measured and item.measured <= observed.keys():

@@ -13,7 +13,7 @@ from ..engine.startup import Phase as EnginePhase
 from ..gateway import sync as gateway
 from ..gateway.clients import GatewayBusy, GatewayError
 from ..gateway.sync import view_host
-from ..gateway.view import Course, View
+from ..gateway.view import SwitchProgress, View
 from ..generation import live
 from ..generation.model import Generation, GenerationError, SeenEngine
 from ..names import TARGET, unit_name
@@ -38,7 +38,7 @@ REMOVE_S = 60.0
 
 
 @dataclass
-class HostWorld(HostView):
+class SwitchedHost(HostView):
     """The host that this program runs on, with what a switch does to it: the phases, `hook`, and what they look at.
 
     Every phase returns a Done or raises PhaseFailed, and should raise nothing else. Every action is idempotent, because
@@ -195,11 +195,11 @@ class HostWorld(HostView):
         """Let requests wait for the names of `serving` whose engines do not stay, or go to an engine that stands in."""
         if serving is None:
             return Done("nothing is known to serve")
-        course = Course(Phase.AWAY, moves.keep, wanted)
-        return self._show_clients(lambda: view_host(self.paths, serving, course))
+        progress = SwitchProgress(Phase.AWAY, moves.keep, wanted)
+        return self._show_clients(lambda: view_host(self.paths, serving, progress))
 
     def back(self, generation: Generation) -> Done:
-        return self._show_clients(lambda: view_host(self.paths, generation, Course(Phase.BACK)))
+        return self._show_clients(lambda: view_host(self.paths, generation, SwitchProgress(Phase.BACK)))
 
     def publish(self, phase: Phase | None) -> None:
         gateway.publish_phase(self.paths, phase)

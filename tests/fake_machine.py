@@ -65,32 +65,32 @@ class FakeWatch:
 
 
 def action(method: Callable[..., Done]) -> Callable[..., Done]:
-    """An action of the world: it changes `state`, has the name of its method, and is towards its generation."""
+    """An action of the machine: it changes `state`, has the name of its method, and is towards its generation."""
 
     @functools.wraps(method)
-    def act(world: FakeWorld, *arguments: Any, **named: Any) -> Done:
+    def act(machine: FakeMachine, *arguments: Any, **named: Any) -> Done:
         name = f"hook {arguments[0]}" if method.__name__ == "hook" else method.__name__
         generations = [value.number for value in arguments if isinstance(value, Generation)]
-        number = generations[0] if generations else world.towards
-        world.before(name, number)
-        state = world.load()
+        number = generations[0] if generations else machine.towards
+        machine.before(name, number)
+        state = machine.load()
         state["log"].append(f"{name}@{number}")
         state["now"] += 1
         try:
-            done = method(world, state, *arguments, **named)
+            done = method(machine, state, *arguments, **named)
         except GenerationError as error:
             raise PhaseFailed(str(error)) from error
         finally:
-            world.save(state)
-        world.after(name, number)
+            machine.save(state)
+        machine.after(name, number)
         return done
 
     return act
 
 
 @dataclass
-class FakeWorld:
-    """See `HostWorld`. `before` and `after` are called with the name of the action and the generation it is towards."""
+class FakeMachine:
+    """See `SwitchedHost`. `before` and `after` are called with the action's name and the generation it is towards."""
 
     paths: HostPaths
     file: Path
@@ -356,13 +356,13 @@ class FakeWorld:
         return FakeWatch(wanted, clock)
 
 
-def new_host(root: Path) -> FakeWorld:
+def new_host(root: Path) -> FakeMachine:
     """A host on which nothing was ever committed."""
     paths = HostPaths(etc=root / "etc", state=root / "state", units=root / "units")
     for directory in (paths.etc, paths.state, paths.units):
         directory.mkdir(parents=True)
-    world = FakeWorld(paths, root / "host.json")
-    world.save(
+    machine = FakeMachine(paths, root / "host.json")
+    machine.save(
         {
             "now": 1000.0,
             "stamps": ["2026-11-21T16:40:00Z"],
@@ -381,29 +381,29 @@ def new_host(root: Path) -> FakeWorld:
             "log": [],
         }
     )
-    return world
+    return machine
 
 
-def serve(world: FakeWorld, value: Rendered) -> Generation:
+def serve(machine: FakeMachine, value: Rendered) -> Generation:
     """Puts a generation there, committed and serving, as a switch would have left it."""
-    generation = store.load(world.paths, activate(world.paths, value, chosen_at="2026-11-20T00:00:00Z"))
+    generation = store.load(machine.paths, activate(machine.paths, value, chosen_at="2026-11-20T00:00:00Z"))
     moves = Moves(start=tuple(generation.engines))
-    world.start(moves)
-    world.healthy(generation, moves, all_of_them=False)
-    world.change(target={"enabled": True, "active": True}, log=[])
+    machine.start(moves)
+    machine.healthy(generation, moves, all_of_them=False)
+    machine.change(target={"enabled": True, "active": True}, log=[])
     return generation
 
 
-def host(root: Path) -> tuple[FakeWorld, Generation, Generation]:
+def host(root: Path) -> tuple[FakeMachine, Generation, Generation]:
     """OLD serves as generation 1; NEW lies there as generation 2."""
-    world = new_host(root)
-    old = serve(world, OLD)
-    return world, old, store.load(world.paths, put(world.paths, NEW))
+    machine = new_host(root)
+    old = serve(machine, OLD)
+    return machine, old, store.load(machine.paths, put(machine.paths, NEW))
 
 
-def unlike(world: FakeWorld, generation: Generation | None) -> list[str]:
+def unlike(machine: FakeMachine, generation: Generation | None) -> list[str]:
     """What keeps this host from being just what a generation says: nothing where it serves in full, all roles."""
-    state = world.load()
+    state = machine.load()
     found = []
     engines = generation.engines if generation else {}
     hashes = generation.hashes if generation else {}
@@ -413,16 +413,16 @@ def unlike(world: FakeWorld, generation: Generation | None) -> list[str]:
             found.append(f"{name} is {unit['active']} with {unit['hash']}, wanted {hashes[name]}")
         if name not in engines and unit["active"] not in ("inactive", "failed"):
             found.append(f"{name} is {unit['active']}, and of no generation that counts")
-    now = committed.committed(world.paths)
+    now = committed.committed(machine.paths)
     if (now.generation if now else None) != (generation.number if generation else None):
         found.append(f"committed is {now}")
     if generation is not None:
-        found += [f"{item.path} differs" for item in live.live_changes(generation, world.paths)]
+        found += [f"{item.path} differs" for item in live.live_changes(generation, machine.paths)]
         found += [f"target is not {what}" for what in ("enabled", "active") if not state["target"][what]]
         for uuid in GPUS:
             holders = [name for name, value in engines.items() if uuid in value.config.gpus]
-            if sorted(world.used(state, uuid)) != sorted(holders):
-                found.append(f"{uuid} is held by {world.used(state, uuid)}")
+            if sorted(machine.used(state, uuid)) != sorted(holders):
+                found.append(f"{uuid} is held by {machine.used(state, uuid)}")
     found += [f"{role} is away for clients of the gateway" for role in state["away"]]
     if state["foreign"] != FOREIGN:
         found.append("somebody else's container was touched")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Survey of a model's directory: which files are good, missing, damaged or unknown, and which have a wrong owner."""
+"""Which files of a model's directory are good, missing, damaged or unknown, and which have a wrong owner."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def mismatch(path: Path, expected: RemoteFile, progress: CountBytes | None = Non
 
 
 @dataclass
-class Survey:
-    """Result of the survey, by path below the directory."""
+class Verification:
+    """Result of the verification, by path below the directory."""
 
     good: dict[str, RecordedFile] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
@@ -131,18 +131,18 @@ def list_unknown(directory: Path, known: Iterable[str]) -> list[str]:
     return found
 
 
-def survey_files(
+def verify_files(
     directory: Path,
     files: Iterable[RemoteFile],
     progress: CountBytes | None = None,
     *,
     unread: Mapping[str, RecordedFile] | None = None,
-) -> Survey:
+) -> Verification:
     """Compare the directory with the files that it should have.
 
     `unread` are recorded files by path: one whose size, mtime and inode are as recorded is not read.
     """
-    result = Survey()
+    result = Verification()
     names = []
     for item in files:
         names.append(item.path)
@@ -167,6 +167,6 @@ def survey_files(
     return result
 
 
-def survey_recorded(record: Record, *, full: bool, progress: CountBytes | None = None) -> Survey:
+def verify_recorded(record: Record, *, full: bool, progress: CountBytes | None = None) -> Verification:
     """Compare the directory with the record; only `full` reads files of the recorded size, mtime and inode."""
-    return survey_files(Path(record.path), record.expected, progress, unread={} if full else record.files)
+    return verify_files(Path(record.path), record.expected, progress, unread={} if full else record.files)

@@ -16,16 +16,16 @@ import pytest
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.system.docker import DockerEngine
 from ansible.module_utils.vllm_edge.system.long_run import LongRun, interruptible
-from ansible.module_utils.vllm_edge.trials.companion import (
-    Companion,
-    CompanionError,
+from ansible.module_utils.vllm_edge.trials.sidecar import (
     Ended,
-    remove_companions,
-    run_companion,
+    Sidecar,
+    SidecarError,
+    remove_sidecars,
+    run_sidecar,
 )
 from harness import IMAGE, USER, docker
 
-COMPANION = Companion("test", IMAGE, USER, program="")
+SIDECAR = Sidecar("test", IMAGE, USER, program="")
 Runner = Callable[..., Ended]
 
 
@@ -38,8 +38,8 @@ def paths(docker_ready: None, tmp_path: Path) -> HostPaths:
 def run(paths: HostPaths) -> Iterator[Runner]:
     def start(program: str, timeout_s: float = 60, **given: object) -> Ended:
         options = {key: given.pop(key) for key in ("on_line", "find_trouble") if key in given}
-        companion = replace(COMPANION, program=program, **given)  # type: ignore[arg-type]
-        return run_companion(companion, DockerEngine(), paths, timeout_s=timeout_s, **options)  # type: ignore[arg-type]
+        sidecar = replace(SIDECAR, program=program, **given)  # type: ignore[arg-type]
+        return run_sidecar(sidecar, DockerEngine(), paths, timeout_s=timeout_s, **options)  # type: ignore[arg-type]
 
     yield start
     assert docker("ps", "--all", "--quiet", "--filter", "label=vllm-edge.companion=test") == ""
@@ -101,14 +101,14 @@ def test_a_socket_of_a_read_only_directory_answers(run: Runner, tmp_path: Path) 
 
 
 def test_a_program_that_takes_too_long_or_for_which_nobody_waits_is_ended(run: Runner, tmp_path: Path) -> None:
-    with pytest.raises(CompanionError, match="did not finish within 2 s"):
+    with pytest.raises(SidecarError, match="did not finish within 2 s"):
         run("import time\ntime.sleep(600)", timeout_s=2)
     long_run = LongRun(tmp_path, "test", attended=True)
     long_run.follow()
     assert not long_run.is_lost()
     os.utime(tmp_path / "test.asked", (1, 1))
     long_run = LongRun(tmp_path, "test", attended=True, _began=1.0)
-    with pytest.raises(CompanionError, match="nobody waits for it"):
+    with pytest.raises(SidecarError, match="nobody waits for it"):
         run(
             "import time\ntime.sleep(600)",
             find_trouble=lambda: "nobody waits for it" if long_run.is_lost() else "",
@@ -134,6 +134,6 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_an_absent_image_is_na
     docker("create", "--name=vllm-edge-test", "--label=vllm-edge.companion=test", IMAGE, "true")
     assert run("print(1)").status == 0
     docker("create", "--name=vllm-edge-test", "--label=vllm-edge.companion=test", IMAGE, "true")
-    assert remove_companions(DockerEngine()) == ["vllm-edge-test"]
-    with pytest.raises(CompanionError, match=r"Container vllm-edge-test could not run: .*nothing/of/it"):
+    assert remove_sidecars(DockerEngine()) == ["vllm-edge-test"]
+    with pytest.raises(SidecarError, match=r"Container vllm-edge-test could not run: .*nothing/of/it"):
         run("print(1)", image="nothing/of/it:1")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.inventory.engine_arguments import find_option
-from ansible.module_utils.vllm_edge.planning import uncounted_arguments
+from ansible.module_utils.vllm_edge.planning import unmodeled_arguments
 from ansible.module_utils.vllm_edge.planning.contract import Verdict
 from checkpoints import DEFAULT, GIB, L4, MIB, engine, plan, plan_of
 
@@ -79,5 +79,5 @@ def test_the_verdict_of_a_profile_is_the_worst() -> None:
 
 
 def test_every_name_is_an_option_of_the_recorded_release() -> None:
-    names = uncounted_arguments._ARGUMENTS
+    names = unmodeled_arguments._ARGUMENTS
     assert [name for name in names if (found := find_option(name)) is None or found.name != name] == []

@@ -71,7 +71,7 @@ GATEWAY_PORT = 8443
 
 
 @dataclass(frozen=True)
-class World:
+class Server:
     """One simulated host with its vendors, by name."""
 
     name: str
@@ -143,48 +143,52 @@ def container_state(name: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else "absent"
 
 
-def up(world: World) -> None:
+def up(server: Server) -> None:
     """Bring the lab up, or leave it as it is where it already runs."""
-    if world.gpus and container_state(world.host) != "absent" and read_cards(world.gpus) != read_cards(gpus_of(world)):
+    if (
+        server.gpus
+        and container_state(server.host) != "absent"
+        and read_cards(server.gpus) != read_cards(gpus_of(server))
+    ):
         raise SystemExit(
-            f"lab: VLLM_EDGE_LAB_GPUS is {world.gpus!r}, and the host of the lab {world.name} has other GPUs "
-            f"({gpus_of(world) or '4xL4'}). A host keeps its GPUs: remove it by `make lab-down`, or make "
+            f"lab: VLLM_EDGE_LAB_GPUS is {server.gpus!r}, and the host of the lab {server.name} has other GPUs "
+            f"({gpus_of(server) or '4xL4'}). A host keeps its GPUs: remove it by `make lab-down`, or make "
             "a second one with another name and port: VLLM_EDGE_LAB_NAME=second VLLM_EDGE_LAB_SSH_PORT=22122 make lab"
         )
     names = prepare()
-    for name in (world.host, world.vendors):
-        if container_state(name) != "absent" and not labelled(world, name):
+    for name in (server.host, server.vendors):
+        if container_state(name) != "absent" and not labelled(server, name):
             raise SystemExit(
                 f"lab: there is a container {name} that the lab did not make; it stays as it is. Give the lab another "
                 "name: VLLM_EDGE_LAB_NAME=second VLLM_EDGE_LAB_SSH_PORT=22122 make lab"
             )
-    if container_state(world.host) != "absent" and not (world.generated / "ssh_config").exists():
+    if container_state(server.host) != "absent" and not (server.generated / "ssh_config").exists():
         raise SystemExit(
-            f"lab: there is a lab {world.name} already, and its keys are not in {world.generated}: another checkout "
+            f"lab: there is a lab {server.name} already, and its keys are not in {server.generated}: another checkout "
             "made it. Remove it by `make lab-down`, or give this one another name and port: "
             "VLLM_EDGE_LAB_NAME=second VLLM_EDGE_LAB_SSH_PORT=22122 make lab"
         )
-    if docker("network", "inspect", world.name, check=False).returncode != 0:
-        docker("network", "create", f"--label={LABEL}={world.name}", world.name)
-    start_vendors(world, names)
+    if docker("network", "inspect", server.name, check=False).returncode != 0:
+        docker("network", "create", f"--label={LABEL}={server.name}", server.name)
+    start_vendors(server, names)
     with alone():
         publish_engine_image(names["engine"])
-    start_host(world, names["host"])
-    certificate = world.generated / "index.pem"
+    start_host(server, names["host"])
+    certificate = server.generated / "index.pem"
     wait = "until test -s /srv/index.pem; do sleep 0.1; done; cat /srv/index.pem"
-    certificate.write_text(docker_output("exec", world.vendors, "timeout", "30", "sh", "-c", wait) + "\n")
-    copy_in(world, certificate, INDEX_CERTIFICATE, 0)
-    write_variables(world, names)
+    certificate.write_text(docker_output("exec", server.vendors, "timeout", "30", "sh", "-c", wait) + "\n")
+    copy_in(server, certificate, INDEX_CERTIFICATE, 0)
+    write_variables(server, names)
 
 
-def start_vendors(world: World, names: dict[str, str]) -> None:
+def start_vendors(server: Server, names: dict[str, str]) -> None:
     """Start the vendors' container; one with other contents is replaced."""
     wanted = f"{names['vendors']} {names['apt']} {names['hub']} {names['wheels']}"
     done = docker(
         "inspect",
         "--format",
         '{{.State.Status}} {{index .Config.Labels "vllm-edge-lab.inputs"}}',
-        world.vendors,
+        server.vendors,
         check=False,
     )
     if done.stdout.strip() == f"running {wanted}":
@@ -192,14 +196,14 @@ def start_vendors(world: World, names: dict[str, str]) -> None:
     images = cache_directory() / "images"
     images.mkdir(exist_ok=True)
     with stage("vendors: apt repositories, package index, model hub, image registry"):
-        for container in labelled(world, world.vendors):
+        for container in labelled(server, server.vendors):
             docker("rm", "--force", "--volumes", container, check=False)
         docker(
             "create",
-            f"--name={world.vendors}",
-            f"--label={LABEL}={world.name}",
+            f"--name={server.vendors}",
+            f"--label={LABEL}={server.name}",
             f"--label={LABEL}.inputs={wanted}",
-            f"--network={world.name}",
+            f"--network={server.name}",
             *[f"--network-alias={alias}" for alias in VENDORS_ALIASES],
             "--publish=127.0.0.1::5000",
             f"--volume={names['apt']}:/srv/apt:ro",
@@ -209,9 +213,9 @@ def start_vendors(world: World, names: dict[str, str]) -> None:
             names["vendors"],
         )
         # Containers of this machine, in which staging asks the package index, reach it on this network.
-        docker("network", "connect", "bridge", world.vendors)
-        docker("start", world.vendors)
-        wait_for_registry(int(docker_output("port", world.vendors, "5000/tcp").rsplit(":", 1)[1]), 30)
+        docker("network", "connect", "bridge", server.vendors)
+        docker("start", server.vendors)
+        wait_for_registry(int(docker_output("port", server.vendors, "5000/tcp").rsplit(":", 1)[1]), 30)
 
 
 def publish_engine_image(image: str) -> None:
@@ -226,34 +230,34 @@ def publish_engine_image(image: str) -> None:
     pushed.write_text(identity)
 
 
-def start_host(world: World, image: str, *options: str) -> None:
+def start_host(server: Server, image: str, *options: str) -> None:
     """Boot the host and wait until it answers with the known host key; one that is there keeps what it holds."""
-    state = container_state(world.host)
+    state = container_state(server.host)
     if state == "running":
         return
     with stage("boot the host"):
         if state == "absent":
-            create_host(world, image, *options)
-        docker("start", world.host)
-        wait_for_ssh(world, 60)
+            create_host(server, image, *options)
+        docker("start", server.host)
+        wait_for_ssh(server, 60)
 
 
-def create_host(world: World, image: str, *options: str) -> None:
+def create_host(server: Server, image: str, *options: str) -> None:
     """Make the host's container, with fresh keys, and leave it switched off. Options are those of `docker create`."""
-    keys(world)
+    keys(server)
     for volume in ("docker", "data"):
-        docker("volume", "create", f"--label={LABEL}={world.name}", f"{world.name}-{volume}")
+        docker("volume", "create", f"--label={LABEL}={server.name}", f"{server.name}-{volume}")
     docker(
         "create",
-        f"--name={world.host}",
-        f"--label={LABEL}={world.name}",
+        f"--name={server.host}",
+        f"--label={LABEL}={server.name}",
         "--hostname=xr7620-lab",
         "--stop-signal=SIGRTMIN+3",
         # A host that reboots itself comes back; one that this program stopped waits for it.
         "--restart=unless-stopped",
-        f"--network={world.name}",
-        f"--publish=127.0.0.1:{world.ssh_port}:22",
-        f"--publish=127.0.0.1:{world.published_gateway_port}:{GATEWAY_PORT}",
+        f"--network={server.name}",
+        f"--publish=127.0.0.1:{server.ssh_port}:22",
+        f"--publish=127.0.0.1:{server.published_gateway_port}:{GATEWAY_PORT}",
         "--cap-add=ALL",
         *([] if can_raise_limits() else ["--cap-drop=SYS_RESOURCE"]),
         "--security-opt=seccomp=unconfined",
@@ -265,48 +269,51 @@ def create_host(world: World, image: str, *options: str) -> None:
         "--tmpfs=/var/lib/lab-gpu:mode=0755",
         "--shm-size=1g",
         *cgroup_arguments(),
-        *([f"--env=VLLM_EDGE_LAB_CPU={world.cpu}"] if world.cpu else []),
-        *([f"--env=VLLM_EDGE_LAB_SEED={world.seed}"] if world.seed else []),
-        *([f"--env=VLLM_EDGE_LAB_GPUS={world.gpus}"] if world.gpus else []),
-        f"--volume={world.name}-docker:/var/lib/docker",
-        f"--volume={world.name}-data:/data",
-        *([f"--mount=type=bind,readonly,source={world.medium},target={MEDIUM}"] if world.medium else []),
+        *([f"--env=VLLM_EDGE_LAB_CPU={server.cpu}"] if server.cpu else []),
+        *([f"--env=VLLM_EDGE_LAB_SEED={server.seed}"] if server.seed else []),
+        *([f"--env=VLLM_EDGE_LAB_GPUS={server.gpus}"] if server.gpus else []),
+        f"--volume={server.name}-docker:/var/lib/docker",
+        f"--volume={server.name}-data:/data",
+        *([f"--mount=type=bind,readonly,source={server.medium},target={MEDIUM}"] if server.medium else []),
         *options,
         image,
     )
-    copy_in(world, world.generated / "ssh_host_ed25519_key", "/etc/ssh/ssh_host_ed25519_key", 0)
-    copy_in(world, world.generated / "id_ed25519.pub", "/home/ops/.ssh/authorized_keys", 1000)
+    copy_in(server, server.generated / "ssh_host_ed25519_key", "/etc/ssh/ssh_host_ed25519_key", 0)
+    copy_in(server, server.generated / "id_ed25519.pub", "/home/ops/.ssh/authorized_keys", 1000)
 
 
-def copy_in(world: World, source: Path, target: str, owner: int) -> None:
+def copy_in(server: Server, source: Path, target: str, owner: int) -> None:
     """Copy a file with mode 0600, and the owner's ids, into the host's container, which need not run."""
     entry, content, archive = tarfile.TarInfo(Path(target).name), source.read_bytes(), io.BytesIO()
     entry.size, entry.mode, entry.uid, entry.gid, entry.mtime = len(content), 0o600, owner, owner, int(time.time())
     with tarfile.open(fileobj=archive, mode="w") as packed:
         packed.addfile(entry, io.BytesIO(content))
-    command = [*docker_command(), "cp", "-", f"{world.host}:{Path(target).parent}"]
+    command = [*docker_command(), "cp", "-", f"{server.host}:{Path(target).parent}"]
     subprocess.run(command, check=True, input=archive.getvalue(), stdout=subprocess.PIPE)
 
 
-def keys(world: World) -> None:
+def keys(server: Server) -> None:
     """A fresh key pair for the operator and one for the host, and the client's configuration that knows the host."""
-    shutil.rmtree(world.generated, ignore_errors=True)
-    world.generated.mkdir(parents=True)
+    shutil.rmtree(server.generated, ignore_errors=True)
+    server.generated.mkdir(parents=True)
     for name in ("id_ed25519", "ssh_host_ed25519_key"):
-        run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", world.name, "-f", world.generated / name], quiet=True)
-    public = (world.generated / "ssh_host_ed25519_key.pub").read_text().split()
-    (world.generated / "known_hosts").write_text(f"[127.0.0.1]:{world.ssh_port} {public[0]} {public[1]}\n")
+        run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", server.name, "-f", server.generated / name],
+            quiet=True,
+        )
+    public = (server.generated / "ssh_host_ed25519_key.pub").read_text().split()
+    (server.generated / "known_hosts").write_text(f"[127.0.0.1]:{server.ssh_port} {public[0]} {public[1]}\n")
     settings = {
         "HostName": "127.0.0.1",
-        "Port": world.ssh_port,
+        "Port": server.ssh_port,
         "User": "ops",
-        "IdentityFile": world.generated / "id_ed25519",
+        "IdentityFile": server.generated / "id_ed25519",
         "IdentitiesOnly": "yes",
-        "UserKnownHostsFile": world.generated / "known_hosts",
+        "UserKnownHostsFile": server.generated / "known_hosts",
         "StrictHostKeyChecking": "yes",
     }
-    lines = [f"Host {world.host}", *[f"  {key} {value}" for key, value in settings.items()]]
-    (world.generated / "ssh_config").write_text("\n".join(lines) + "\n")
+    lines = [f"Host {server.host}", *[f"  {key} {value}" for key, value in settings.items()]]
+    (server.generated / "ssh_config").write_text("\n".join(lines) + "\n")
 
 
 def wait_for_registry(port: int, timeout_s: float) -> None:
@@ -324,166 +331,168 @@ def wait_for_registry(port: int, timeout_s: float) -> None:
             time.sleep(0.2)
 
 
-def ssh_command(world: World) -> list[str]:
-    return ["ssh", "-F", str(world.generated / "ssh_config"), world.host]
+def ssh_command(server: Server) -> list[str]:
+    return ["ssh", "-F", str(server.generated / "ssh_config"), server.host]
 
 
-def wait_for_ssh(world: World, timeout_s: float, whole_boot: bool = True) -> None:
+def wait_for_ssh(server: Server, timeout_s: float, whole_boot: bool = True) -> None:
     """Wait until the operator can log in and, with `whole_boot`, systemd has finished booting."""
     deadline = time.monotonic() + timeout_s
     # The end of the boot may fall between its question and its waiting, which then lasts for ever: it is asked again.
     question = ["timeout", "5", "systemctl", "is-system-running", "--wait"] if whole_boot else ["true"]
     while True:
-        done = run([*ssh_command(world), *question], check=False, quiet=True)
+        done = run([*ssh_command(server), *question], check=False, quiet=True)
         if done.returncode == 0 or (done.returncode != 255 and done.stdout.split()[-1:] == ["degraded"]):
             return
         if time.monotonic() > deadline:
-            raise SystemExit(f"lab: {world.host} does not answer over ssh after {timeout_s:.0f} s:\n{done.stdout}")
+            raise SystemExit(f"lab: {server.host} does not answer over ssh after {timeout_s:.0f} s:\n{done.stdout}")
         time.sleep(0.3)
 
 
-def reboot(world: World, hard: bool) -> None:
+def reboot(server: Server, hard: bool) -> None:
     """What a reboot is to the host: an orderly shutdown by its systemd, or a power cut, and a boot with the same disk.
 
     Memory, /run and the simulated GPUs begin anew, faults and claims with them. Returns when the operator can log in;
     units may still be starting.
     """
-    if container_state(world.host) != "running":
-        raise SystemExit(f"lab: {world.host} does not run, so it cannot reboot; `python -m lab up` starts it")
-    was_cut = host_iptables(world, "--check", CUT_RULES[0], check=False)
+    if container_state(server.host) != "running":
+        raise SystemExit(f"lab: {server.host} does not run, so it cannot reboot; `python -m lab up` starts it")
+    was_cut = host_iptables(server, "--check", CUT_RULES[0], check=False)
     with stage("power cut" if hard else "orderly shutdown, as systemctl reboot does it"):
         # SIGRTMIN+5 is systemd's word for reboot.target.
-        docker("kill", "--signal=SIGKILL" if hard else "--signal=SIGRTMIN+5", world.host)
+        docker("kill", "--signal=SIGKILL" if hard else "--signal=SIGRTMIN+5", server.host)
         deadline = time.monotonic() + SHUTDOWN_TIMEOUT_S
-        while container_state(world.host) == "running":
+        while container_state(server.host) == "running":
             if time.monotonic() > deadline:
                 raise SystemExit(
-                    f"lab: {world.host} is still going down after {SHUTDOWN_TIMEOUT_S} s; `docker exec {world.host} "
+                    f"lab: {server.host} is still going down after {SHUTDOWN_TIMEOUT_S} s; `docker exec {server.host} "
                     "systemctl list-jobs` shows what it waits for, `python -m lab reboot --hard` does not wait"
                 )
             time.sleep(0.2)
     with stage("boot the host"):
-        docker("start", world.host)
+        docker("start", server.host)
         if was_cut:
-            cut(world)
-        wait_for_ssh(world, 60, whole_boot=False)
+            cut(server)
+        wait_for_ssh(server, 60, whole_boot=False)
 
 
-def vendors_address(world: World, network: str = "") -> str:
+def vendors_address(server: Server, network: str = "") -> str:
     """Address of the vendors on the lab's network, or on another."""
-    form = f'{{{{(index .NetworkSettings.Networks "{network or world.name}").IPAddress}}}}'
-    return docker_output("inspect", "--format", form, world.vendors)
+    form = f'{{{{(index .NetworkSettings.Networks "{network or server.name}").IPAddress}}}}'
+    return docker_output("inspect", "--format", form, server.vendors)
 
 
-def read_gateway_port(world: World) -> int:
+def read_gateway_port(server: Server) -> int:
     """Port of this machine that leads to the gateway of the host that is there."""
-    return int(docker_output("port", world.host, f"{GATEWAY_PORT}/tcp").splitlines()[0].rpartition(":")[2])
+    return int(docker_output("port", server.host, f"{GATEWAY_PORT}/tcp").splitlines()[0].rpartition(":")[2])
 
 
-def gpus_of(world: World) -> str:
+def gpus_of(server: Server) -> str:
     """VLLM_EDGE_LAB_GPUS of the host that is there; empty where it was made without."""
     form = "{{range .Config.Env}}{{println .}}{{end}}"
-    settings = docker_output("inspect", "--format", form, world.host).splitlines()
+    settings = docker_output("inspect", "--format", form, server.host).splitlines()
     name = "VLLM_EDGE_LAB_GPUS="
     return next((line.removeprefix(name) for line in settings if line.startswith(name)), "")
 
 
-def write_variables(world: World, names: dict[str, str]) -> None:
+def write_variables(server: Server, names: dict[str, str]) -> None:
     """What only this lab knows and the inventory needs: port, keys, fingerprints of the generated vendor keys."""
     fingerprints = json.loads((Path(names["apt"]) / "fingerprints.json").read_text())
     variables = {
-        "ansible_port": world.ssh_port,
-        "ansible_ssh_private_key_file": str(world.generated / "id_ed25519"),
-        "ansible_ssh_common_args": f"-o UserKnownHostsFile={world.generated / 'known_hosts'} -o IdentitiesOnly=yes",
+        "ansible_port": server.ssh_port,
+        "ansible_ssh_private_key_file": str(server.generated / "id_ed25519"),
+        "ansible_ssh_common_args": f"-o UserKnownHostsFile={server.generated / 'known_hosts'} -o IdentitiesOnly=yes",
         "lab_fingerprints": fingerprints,
-        "lab_gateway_port": read_gateway_port(world),
+        "lab_gateway_port": read_gateway_port(server),
         "lab_gpus": [
-            {"name": card["name"], "memory_mib": int(card["total_mib"])} for card in read_cards(gpus_of(world))
+            {"name": card["name"], "memory_mib": int(card["total_mib"])} for card in read_cards(gpus_of(server))
         ],
         # Containers do not know the names that the host knows, so they reach the package index by a proxy.
-        "lab_proxy": f"http://{vendors_address(world)}:3128",
-        "lab_proxy_of_staging": f"http://{vendors_address(world, 'bridge')}:3128",
+        "lab_proxy": f"http://{vendors_address(server)}:3128",
+        "lab_proxy_of_staging": f"http://{vendors_address(server, 'bridge')}:3128",
         # For whoever downloads on this machine, which does not know the names that the host knows.
         "lab_distribution_image": names["distribution"],
-        "lab_index_certificate": str(world.generated / "index.pem"),
-        "lab_hub": f"http://{vendors_address(world)}:8081",
-        "lab_registry": docker_output("port", world.vendors, "5000/tcp").splitlines()[0],
+        "lab_index_certificate": str(server.generated / "index.pem"),
+        "lab_hub": f"http://{vendors_address(server)}:8081",
+        "lab_registry": docker_output("port", server.vendors, "5000/tcp").splitlines()[0],
     }
-    (world.generated / "vars.json").write_text(json.dumps(variables, indent=2) + "\n")
+    (server.generated / "vars.json").write_text(json.dumps(variables, indent=2) + "\n")
 
 
-def labelled(world: World, name: str = "") -> list[str]:
+def labelled(server: Server, name: str = "") -> list[str]:
     named = [f"--filter=name=^/?{re.escape(name)}$"] if name else []
-    return docker_output("ps", "--all", "--quiet", "--no-trunc", f"--filter=label={LABEL}={world.name}", *named).split()
+    return docker_output(
+        "ps", "--all", "--quiet", "--no-trunc", f"--filter=label={LABEL}={server.name}", *named
+    ).split()
 
 
-def remove(world: World) -> None:
+def remove(server: Server) -> None:
     """Remove what carries this lab's label: containers, volumes and network; and its keys."""
-    label = f"--filter=label={LABEL}={world.name}"
-    if containers := labelled(world):
+    label = f"--filter=label={LABEL}={server.name}"
+    if containers := labelled(server):
         docker("rm", "--force", "--volumes", *containers, check=False)
     if volumes := docker_output("volume", "ls", "--quiet", label).split():
         docker("volume", "rm", *volumes, check=False)
     if networks := docker_output("network", "ls", "--quiet", label).split():
         docker("network", "rm", *networks, check=False)
-    shutil.rmtree(world.generated, ignore_errors=True)
+    shutil.rmtree(server.generated, ignore_errors=True)
 
 
-def down(world: World, keep_images: bool) -> None:
+def down(server: Server, keep_images: bool) -> None:
     """Remove the lab; without `keep_images` every lab, their images, their cache and an Engine that they started."""
     # Refuses a cache that is not the lab's before anything is removed.
     cache_directory()
     if not answers():
         ensure_engine()
-    remove(world)
+    remove(server)
     if keep_images:
         return
     form = f'{{{{.Label "{LABEL}"}}}}'
     for name in set(docker_output("ps", "--all", f"--filter=label={LABEL}", "--format", form).split()):
-        remove(World(name, world.ssh_port))
+        remove(Server(name, server.ssh_port))
     remove_images()
     stop_engine_started_by_lab()
     remove_cache()
 
 
-def host_iptables(world: World, action: str, rule: str, check: bool = True) -> bool:
+def host_iptables(server: Server, action: str, rule: str, check: bool = True) -> bool:
     """Run iptables in the network namespace of the host, which has no such program of its own; whether it succeeded."""
-    pid = docker_output("inspect", "--format", "{{.State.Pid}}", world.host)
+    pid = docker_output("inspect", "--format", "{{.State.Pid}}", server.host)
     command = [*as_root(), "nsenter", f"--target={pid}", "--net", "iptables", "--wait"]
     return run([*command, action, *rule.split()], check=check, quiet=True).returncode == 0
 
 
-def cut(world: World) -> None:
+def cut(server: Server) -> None:
     """Take the network away from the host: vendors, names and every address; ssh to it goes on.
 
     Docker's own way, an internal network, would silently take the published ssh port away too.
     """
-    if container_state(world.host) != "running":
-        raise SystemExit(f"lab: {world.host} does not run, so there is nothing to cut; `python -m lab up` starts it")
+    if container_state(server.host) != "running":
+        raise SystemExit(f"lab: {server.host} does not run, so there is nothing to cut; `python -m lab up` starts it")
     for rule in CUT_RULES:
-        if not host_iptables(world, "--check", rule, check=False):
-            host_iptables(world, "--append", rule)
-    if world.name in networks(world.vendors):
-        docker("network", "disconnect", world.name, world.vendors)
+        if not host_iptables(server, "--check", rule, check=False):
+            host_iptables(server, "--append", rule)
+    if server.name in networks(server.vendors):
+        docker("network", "disconnect", server.name, server.vendors)
 
 
-def reconnect(world: World) -> None:
+def reconnect(server: Server) -> None:
     """Give the host its network back."""
     for rule in CUT_RULES:
-        if host_iptables(world, "--check", rule, check=False):
-            host_iptables(world, "--delete", rule)
-    if world.name not in networks(world.vendors):
+        if host_iptables(server, "--check", rule, check=False):
+            host_iptables(server, "--delete", rule)
+    if server.name not in networks(server.vendors):
         aliases = [f"--alias={alias}" for alias in VENDORS_ALIASES]
-        docker("network", "connect", *aliases, world.name, world.vendors)
+        docker("network", "connect", *aliases, server.name, server.vendors)
 
 
-def offline_command(world: World, words: list[str]) -> list[str]:
+def offline_command(server: Server, words: list[str]) -> list[str]:
     """`words` of this machine in the network of the host: as cut as the host is, which is then at 127.0.0.1.
 
     A command line can be read by every user, so sudo gets the names of what Ansible and Python need, not the values;
     only PATH, which sudo replaces, is given as a value.
     """
-    pid = docker_output("inspect", "--format", "{{.State.Pid}}", world.host)
+    pid = docker_output("inspect", "--format", "{{.State.Pid}}", server.host)
     enter = ["nsenter", f"--target={pid}", "--net", f"--setuid={os.getuid()}", f"--setgid={os.getgid()}"]
     if not (root := as_root()):
         return [*enter, *words]
@@ -496,10 +505,10 @@ def networks(container: str) -> list[str]:
     return docker_output("inspect", "--format", form, container).split()
 
 
-def status(world: World) -> None:
+def status(server: Server) -> None:
     """Print what of the lab is there."""
-    for name in (world.host, world.vendors):
+    for name in (server.host, server.vendors):
         print(f"{name}: {container_state(name)}")
-    if container_state(world.host) == "running":
-        print(f"ssh: {' '.join(ssh_command(world))}")
-        print(f"boot: {output([*docker_command(), 'inspect', '--format', '{{.State.StartedAt}}', world.host])}")
+    if container_state(server.host) == "running":
+        print(f"ssh: {' '.join(ssh_command(server))}")
+        print(f"boot: {output([*docker_command(), 'inspect', '--format', '{{.State.StartedAt}}', server.host])}")

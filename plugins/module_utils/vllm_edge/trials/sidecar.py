@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..names import ENGINE_USER, LABEL_COMPANION
+from ..names import ENGINE_USER, LABEL_SIDECAR
 from ..paths import HostPaths
 from ..system.docker import ContainerGone, DockerAway, DockerEngine, DockerRefused
 from ..system.files import read_foreign
@@ -33,12 +33,12 @@ KEPT_LINES = 200
 POLL_S = 0.5
 
 
-class CompanionError(CommandRefused):
+class SidecarError(CommandRefused):
     """The container could not run or was ended. The text is a sentence that says why."""
 
 
 @dataclass(frozen=True)
-class Companion:
+class Sidecar:
     purpose: str
     """`bench` or `reference`: there is one container of a purpose at a time, vllm-edge-<purpose>."""
     image: str
@@ -73,12 +73,12 @@ class Ended:
     """Files that it wrote to /job/out, by name."""
 
 
-def build_create_arguments(companion: Companion, job: Path, out: Path) -> list[str]:
+def build_create_arguments(sidecar: Sidecar, job: Path, out: Path) -> list[str]:
     """Return the arguments of `docker create`; `job` and `out` are the directories for /job and /job/out."""
     mounts = [f"type=bind,source={job},target=/job,readonly", f"type=bind,source={out},target=/job/out"]
-    if companion.weights is not None:
-        mounts.append(f"type=bind,source={companion.weights},target=/models/{companion.weights.name},readonly")
-    mounts += [f"type=bind,source={path},target=/run/{name},readonly" for name, path in companion.sockets.items()]
+    if sidecar.weights is not None:
+        mounts.append(f"type=bind,source={sidecar.weights},target=/models/{sidecar.weights.name},readonly")
+    mounts += [f"type=bind,source={path},target=/run/{name},readonly" for name, path in sidecar.sockets.items()]
     environment = {
         **{
             "HOME": "/tmp",
@@ -89,29 +89,29 @@ def build_create_arguments(companion: Companion, job: Path, out: Path) -> list[s
             "HF_HUB_OFFLINE": "1",
         },
         **{"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1"},
-        **{"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", **companion.environment},
+        **{"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", **sidecar.environment},
     }
     return [
-        f"--name={companion.name}",
-        f"--label={LABEL_COMPANION}={companion.purpose}",
-        f"--user={companion.uid}:{companion.uid}",
+        f"--name={sidecar.name}",
+        f"--label={LABEL_SIDECAR}={sidecar.purpose}",
+        f"--user={sidecar.uid}:{sidecar.uid}",
         *("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none"),
-        *(f"--device=nvidia.com/gpu={uuid}" for uuid in companion.gpus),
-        *(f"--memory={companion.memory_mib}m", f"--memory-swap={companion.memory_mib}m", "--oom-score-adj=1000"),
+        *(f"--device=nvidia.com/gpu={uuid}" for uuid in sidecar.gpus),
+        *(f"--memory={sidecar.memory_mib}m", f"--memory-swap={sidecar.memory_mib}m", "--oom-score-adj=1000"),
         *("--pids-limit=2048", "--shm-size=1g", "--tmpfs=/tmp:exec,mode=1777,size=4g"),
         *(f"--ulimit=fsize={OUTPUT_BYTES}", "--ulimit=core=0:0"),
         *(f"--mount={mount}" for mount in mounts),
         *(f"--env={name}={value}" for name, value in environment.items()),
         *("--log-driver=json-file", "--log-opt=max-size=16m", "--entrypoint=python3", "--workdir=/tmp"),
-        companion.image,
+        sidecar.image,
         "/job/program.py",
     ]
 
 
 @contextlib.contextmanager
-def _make_directories(companion: Companion, paths: HostPaths) -> Iterator[tuple[Path, Path]]:
+def _make_directories(sidecar: Sidecar, paths: HostPaths) -> Iterator[tuple[Path, Path]]:
     """Make the directories of /job, in /run, and of /job/out, on a disk; remove them afterwards."""
-    job, out = (root / "companions" / companion.purpose for root in (paths.run, paths.state))
+    job, out = (root / "companions" / sidecar.purpose for root in (paths.run, paths.state))
     root = os.geteuid() == 0
     for path in (job, out):
         shutil.rmtree(path, ignore_errors=True)
@@ -121,13 +121,13 @@ def _make_directories(companion: Companion, paths: HostPaths) -> Iterator[tuple[
             path.parent.chmod(0o700)
             path.mkdir(mode=0o700)
         (job / "out").mkdir()
-        for name, content in {"program.py": companion.program.encode(), **companion.files}.items():
+        for name, content in {"program.py": sidecar.program.encode(), **sidecar.files}.items():
             handle = os.open(job / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
         if root:
             for path in (job, *job.iterdir(), out):
-                os.chown(path, companion.uid, companion.uid)
+                os.chown(path, sidecar.uid, sidecar.uid)
         yield job, out
     finally:
         for path in (job, out):
@@ -143,21 +143,21 @@ def _read_output(out: Path) -> dict[str, bytes]:
     return found
 
 
-def remove_companions(docker: DockerEngine, purpose: str = "") -> list[str]:
+def remove_sidecars(docker: DockerEngine, purpose: str = "") -> list[str]:
     """Remove containers that a killed run has left, all or those of one purpose, and return their names.
 
     Raises DockerAway, DockerRefused: Docker does not answer, or refuses.
     """
-    ours = [one for one in docker.listed() if LABEL_COMPANION in one.labels]
-    left = [one for one in ours if purpose in ("", one.labels[LABEL_COMPANION])]
+    ours = [one for one in docker.listed() if LABEL_SIDECAR in one.labels]
+    left = [one for one in ours if purpose in ("", one.labels[LABEL_SIDECAR])]
     for container in left:
         with contextlib.suppress(ContainerGone):
             docker.remove(container.id)
     return [container.name for container in left]
 
 
-def run_companion(
-    companion: Companion,
+def run_sidecar(
+    sidecar: Sidecar,
     docker: DockerEngine,
     paths: HostPaths,
     *,
@@ -173,7 +173,7 @@ def run_companion(
         find_trouble: returns why it has to be ended; empty if it may go on
 
     Raises:
-        CompanionError: it could not run, or was ended
+        SidecarError: it could not run, or was ended
         KeyboardInterrupt: Ctrl-C, or another signal inside `interruptible`
     """
     lines: list[str] = []
@@ -186,43 +186,43 @@ def run_companion(
                 on_line(record.line)
 
     try:
-        remove_companions(docker, companion.purpose)
-        with _make_directories(companion, paths) as (job, out):
-            container = docker.create(build_create_arguments(companion, job, out))
+        remove_sidecars(docker, sidecar.purpose)
+        with _make_directories(sidecar, paths) as (job, out):
+            container = docker.create(build_create_arguments(sidecar, job, out))
             try:
                 docker.start(container)
                 reader = threading.Thread(target=follow, args=(container,), daemon=True)
                 reader.start()
-                status = _wait(companion, docker, container, timeout_s, find_trouble)
+                status = _wait(sidecar, docker, container, timeout_s, find_trouble)
                 reader.join(timeout=10)
                 return Ended(status, tuple(lines), _read_output(out))
             finally:
                 with contextlib.suppress(ContainerGone):
                     docker.remove(container)
     except (DockerAway, DockerRefused) as error:
-        raise CompanionError(f"Container {companion.name} could not run: {error}.") from error
+        raise SidecarError(f"Container {sidecar.name} could not run: {error}.") from error
     except OSError as error:
-        raise CompanionError(f"The files of container {companion.name} cannot be written: {error}.") from error
+        raise SidecarError(f"The files of container {sidecar.name} cannot be written: {error}.") from error
 
 
 def _wait(
-    companion: Companion, docker: DockerEngine, container: str, timeout_s: float, find_trouble: Callable[[], str]
+    sidecar: Sidecar, docker: DockerEngine, container: str, timeout_s: float, find_trouble: Callable[[], str]
 ) -> int:
-    """Wait for the program's end and return its exit status. Raises CompanionError, DockerAway, DockerRefused."""
+    """Wait for the program's end and return its exit status. Raises SidecarError, DockerAway, DockerRefused."""
     deadline = time.monotonic() + timeout_s
     while True:
         found = docker.find(container)
         if found is None:
-            raise CompanionError(f"Somebody removed container {companion.name} while it ran.")
+            raise SidecarError(f"Somebody removed container {sidecar.name} while it ran.")
         if found.exit_code is not None:
             if found.oom_killed:
-                raise CompanionError(
-                    f"The kernel ended container {companion.name}: it needed more than its {companion.memory_mib} MiB "
+                raise SidecarError(
+                    f"The kernel ended container {sidecar.name}: it needed more than its {sidecar.memory_mib} MiB "
                     "of memory, or the host had no more."
                 )
             return found.exit_code
         if time.monotonic() >= deadline:
-            raise CompanionError(f"Container {companion.name} was ended: it did not finish within {timeout_s:.0f} s.")
+            raise SidecarError(f"Container {sidecar.name} was ended: it did not finish within {timeout_s:.0f} s.")
         if trouble := find_trouble():
-            raise CompanionError(f"Container {companion.name} was ended: {trouble}.")
+            raise SidecarError(f"Container {sidecar.name} was ended: {trouble}.")
         time.sleep(POLL_S)
