@@ -105,9 +105,12 @@ platforms: bootstrap $(VENV)/.stamp collections ## The driver on Debian 12, Debi
 	@tools/timed "platforms" molecule test --scenario-name platforms
 
 .PHONY: box
-box: bootstrap $(VENV)/.stamp collections ## The way of docs/another-box.md: advise, validate, plan and site.yml for one card of 80 GB
+box: bootstrap $(VENV)/.stamp collections ## The way of docs/install.md for another box: advise, validate, plan and site.yml for one card of 80 GB
 	@tools/timed "lab images" python -m lab images
 	@tools/timed "another box" molecule test --scenario-name box
+
+.PHONY: setup
+setup: bootstrap-python $(VENV)/.stamp collections ## What a controller needs: Ansible in .venv, and the collections
 
 .PHONY: bootstrap
 bootstrap: ## Install the Debian packages that the lab needs

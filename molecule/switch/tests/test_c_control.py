@@ -64,7 +64,7 @@ def test_reboot(edge: Edge, bystanders: Bystanders, pair: Pair, phase: str, hard
     begun = edge.begin_switch(pair.there)
     edge.until(begun.before, phase)
     if phase == "healthy":
-        # Docker itself may lose a port when power goes while it starts a container: docs/switching.md.
+        # Docker itself may lose a port when power goes while it starts a container.
         edge.wait("the new container to run", lambda: default.life(edge, CONTAINER) is not None, 60)
     reboot(edge, hard=hard)
     begun.process.kill()

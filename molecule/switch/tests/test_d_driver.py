@@ -67,7 +67,7 @@ def test_stop_finishes_what_runs(edge: Edge, pair: Pair) -> None:
 
 @pytest.mark.thorough
 def test_driver_is_replaced_under_an_engine(edge: Edge, controller: Any, bystanders: Bystanders, pair: Pair) -> None:
-    """The real program and a real engine, over a reboot; docs/driver.md says what the play does."""
+    """The real program and a real engine, over a reboot; docs/operate.md says what the play does."""
     note(edge)
     boot = edge.run("cat", "/proc/sys/kernel/random/boot_id")
     given = ["--extra-vars=driver_upgrade=xr7620-lab", "--extra-vars=allow_reboot=true"]

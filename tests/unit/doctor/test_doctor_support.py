@@ -304,5 +304,5 @@ def test_a_report_that_cannot_be_written(host: FakeHost, tmp_path: Path, capsys:
 
 
 def test_the_page_has_every_check() -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "doctor.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "operate.md").read_text()
     assert re.findall(r"^\| `([a-z]+\.[a-z-]+)` \| .+ \|$", page, re.MULTILINE) == [*CHECKS, *DEEP]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/another-box.md is the scenario `box`, word for word; what of it contacts no host runs here."""
+"""docs/install.md, Another box, is the scenario `box`, word for word; what of it contacts no host runs here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helpers import ROOT
 
 from lab.nvidia.cards import read_cards
 
-PAGE = (ROOT / "docs/another-box.md").read_text()
+PAGE = (ROOT / "docs/install.md").read_text()
 COMMANDS = "".join(re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)).splitlines()
 FILES = dict(re.findall(r"^```yaml\n# inventories/box/(\S+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
 SCENARIO = ROOT / "molecule/box"

@@ -151,9 +151,9 @@ def test_variables_and_profiles_of_commands_exist() -> None:
     profiles = {*load("group_vars/all/profiles.yml")["serving_profiles"], "advised"}
     wrong = []
     for page, text in [(each, text) for each in WRITTEN for text in code(each)]:
-        here = text.partition("serving_profiles:\n")[2].splitlines()
+        here = [line.strip() for line in text.partition("serving_profiles:\n")[2].splitlines()]
         for profile in re.findall(r"\bserving_profile[=:] ?([\w-]+)", text):
-            if f"  {profile}:" not in here and profile not in profiles:
+            if f"{profile}:" not in here and profile not in profiles:
                 wrong.append(f"{page} chooses the profile {profile}")
     assert wrong == []
 
@@ -175,7 +175,7 @@ def test_targets_of_make_exist() -> None:
     assert [found for found in find_in_code(r"(?:^|\n)\s*make ([a-z-]+)") if found[1] not in targets] == []
 
 
-# ---- what README, CONTRIBUTING and the READMEs of the roles have to name ----------------------------------------
+# ---- what operate.md, CONTRIBUTING and the READMEs of the roles have to name ------------------------------------
 
 
 def first_cells(page: str) -> list[str]:
@@ -189,11 +189,11 @@ def list_directory(directory: str = "") -> set[str]:
     return {path.split("/")[0] + "/" * ("/" in path) for path in below}
 
 
-def test_readme_names_every_playbook_and_the_stages_first() -> None:
+def test_operate_names_every_playbook_and_the_stages_first() -> None:
     stages = [f"playbooks/{play['ansible.builtin.import_playbook']}" for play in load("playbooks/site.yml")]
-    named = [name for name in first_cells("README.md") if name.startswith("playbooks/")]
+    named = [name for name in first_cells("docs/operate.md") if name.startswith("playbooks/")]
     assert named[: len(stages)] == stages
-    assert len(stages) == 8, "README says that site.yml runs the first eight"
+    assert len(stages) == 8, "the page says that site.yml runs the first eight"
     there = {f"playbooks/{path.name}" for path in (ROOT / "playbooks").glob("*.yml")}
     assert sorted(named) == sorted(there - {"playbooks/site.yml"})
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All checks by name, and the function that runs them. docs/doctor.md says what `ok` means for each.
+"""All checks by name, and the function that runs them. docs/operate.md says what `ok` means for each.
 
 Nothing here reads the host. A check whose precondition is missing is not judged, so that one fault is reported once:
 without a driver, one check fails, and those of its module are unknown.

@@ -5,7 +5,7 @@ Secrets are removed in two passes. The first collects everything that looks like
 a file whose name says so). The second removes what the patterns match from every text, and the collected values
 wherever else they appear.
 
-What only a host with real GPUs can show is in it, too: docs/hardware.md says what each text settles. Every program has
+What only a host with real GPUs can show is in it, too: docs/install.md says what each text settles. Every program has
 a time limit (`system.host.ASK_S`), and a part that cannot be had is a sentence with the reason. No memory is allocated
 on a GPU that an engine or another process may use.
 """

@@ -93,7 +93,7 @@ def build_start_command(paths: HostPaths, generation: Generation, choice: Choice
         "UMask=0022",
         *SANDBOX,
     ]
-    # A hook sees them. It gets what docs/switching.md lists, and where a host is elsewhere.
+    # A hook sees them. It gets what docs/operate.md lists, and where a host is elsewhere.
     usual = vars(HostPaths())
     elsewhere = [f"--setenv=VLLM_EDGE_{key.upper()}={path}" for key, path in vars(paths).items() if path != usual[key]]
     inventory = [f"--inventory-profile={choice.inventory_profile}"] if choice.inventory_profile else []

@@ -69,7 +69,7 @@ def test_a_gpu_that_is_named_has_its_speed(run_module: Run, name: str) -> None:
 
 
 def test_what_is_advised_is_valid_and_fits(run_module: Run) -> None:
-    """What is pasted, with replicas; the way of docs/another-box.md does the same by playbooks."""
+    """What is pasted, with replicas; the way of docs/install.md for another box does the same by playbooks."""
     models = yaml.safe_load((ROOT / "group_vars" / "all" / "models.yml").read_text())["vllm_models"]
     asked = OPTIONS | {"models": models, "only": "26b-nvfp4,e4b", "by": "together"}
     ranked = run_module("serving_advise", asked)["advice"]["profiles"]

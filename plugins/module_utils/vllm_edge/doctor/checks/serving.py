@@ -122,5 +122,5 @@ def check_risks(facts: Facts) -> Verdict:
         return good("no engine has an option or a variable that undoes a limit of it")
     return warn(
         "; ".join(f"{name} runs with {', '.join(names)}" for name, names in risky.items()),
-        "docs/operator.md says what each opens. Remove it, and its name in accept_risk, where it is not needed.",
+        "Remove it, and its name in accept_risk, where it is not needed. See docs/profiles.md, Accept a risk.",
     )
