@@ -110,7 +110,7 @@ box: bootstrap $(VENV)/.stamp collections ## The way of docs/install.md for anot
 	@tools/timed "another box" molecule test --scenario-name box
 
 .PHONY: setup
-setup: bootstrap-python $(VENV)/.stamp collections ## What a controller needs: Ansible in .venv, and the collections
+setup: $(VENV)/.stamp collections ## What a controller needs: Ansible in .venv, and the collections
 
 .PHONY: bootstrap
 bootstrap: ## Install the Debian packages that the lab needs

@@ -111,7 +111,7 @@ def check_device_nodes(facts: Facts) -> Verdict:
     remedy = (
         "Restrict them to a group with the line 'options nvidia NVreg_DeviceFileUID=0 NVreg_DeviceFileGID=<gid> "
         "NVreg_DeviceFileMode=0660' in /etc/modprobe.d/nvidia-device-nodes.conf, where <gid> is the number of a group "
-        "of those who use GPUs; it counts from the next boot on. See docs/install.md."
+        "of those who use GPUs; it counts from the next boot on. See docs/install.md, Restrict the device nodes."
     )
     if len(people) > 1:
         return warn(f"{told}; {listed(people)} can log in", remedy)
