@@ -28,7 +28,7 @@ _KEY = re.compile(r"^OPENAI_API_KEY=(vllm-[A-Za-z0-9_-]{43})$", re.MULTILINE)
 
 
 def hash_key(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
+    return hashlib.sha256(key.encode()).hexdigest()  # no salt: a key is 256 random bits
 
 
 def compute_end(now: datetime, hours: int) -> datetime:

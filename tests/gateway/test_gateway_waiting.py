@@ -145,7 +145,7 @@ def test_a_stream_whose_engine_dies_has_no_end(roles: Gateway, version: str) -> 
         client = H2(roles.port)
         client.ask(1, json.dumps(body).encode())
         assert client.read(lambda: 1 in client.reset or 1 in client.ended)
-        # HAProxy 2.6 ends such a stream as if it were whole; only the missing [DONE] tells a client (decision 0126).
+        # HAProxy 2.6 ends such a stream as if it were whole; only the missing [DONE] tells a client.
         ends_whole = "\nVersion: 2.6" in roles.command("show info")
         assert client.status[1] == 200 and (1 in client.reset) != ends_whole
         text = client.data[1]

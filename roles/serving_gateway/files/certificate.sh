@@ -5,7 +5,7 @@
 #
 # Arguments: look or make; the directory of ca.key, ca.pem and server.pem (key and certificate); the group that may read
 # server.pem; how many days before its end a certificate is made again; for how many days it is valid; and the names and
-# addresses by which clients reach the gateway.
+# addresses by which clients reach the gateway. It is no self-signed certificate, as clients would need each new one.
 set -eu
 what=$1 directory=$2 group=$3 renew=$4 days=$5
 shift 5

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/install.md, Another box, is the scenario `box`, word for word; what of it contacts no host runs here."""
+"""The page on another box is the scenario `box`, word for word; what of it contacts no host runs here."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from helpers import ROOT
 
 from lab.nvidia.cards import read_cards
 
-PAGE = (ROOT / "docs/install.md").read_text()
-COMMANDS = "".join(re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)).splitlines()
+(PAGE,) = (text for text in (path.read_text() for path in (ROOT / "docs").glob("*.md")) if "# inventories/box/" in text)
+SHELL = "".join(re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
+COMMANDS = [line for line in SHELL.splitlines() if "inventories/box" in line]
 FILES = dict(re.findall(r"^```yaml\n# inventories/box/(\S+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
 SCENARIO = ROOT / "molecule/box"
 SERVING = "group_vars/gpu_hosts/serving.yml"

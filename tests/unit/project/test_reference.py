@@ -132,13 +132,6 @@ def test_modules_that_documentation_and_examples_name_exist(documented: Docs) ->
     assert {name for name in named if not name.startswith("ansible.builtin.")} <= ours
 
 
-def test_every_key_in_use_is_described(options: list[Named]) -> None:
-    values = {name: value for found in reference.group_vars().values() for name, value in found.items()}
-    for variable in ("serving_engines", "serving_profiles", "vllm_models"):
-        keys = {name.rpartition(".")[2] for name, _ in options if f".{variable}." in name}
-        assert {key for entry in values[variable].values() for key in entry} <= keys
-
-
 def test_variables_that_are_described_exist(roles: Docs) -> None:
     patterns = ("group_vars/all/*.yml", "inventories/*/group_vars/gpu_hosts/*.yml", "playbooks/**/*.yml")
     paths = [path for pattern in patterns for path in reference.ROOT.glob(pattern)]

@@ -40,15 +40,16 @@ def play(place: Path, hosts: Hosts, *words: str, **environment: str) -> subproce
     return done
 
 
-def read_example(after: str) -> dict[str, Any]:
-    """Variables that docs/profiles.md shows after these words."""
-    text = (ROOT / "docs" / "profiles.md").read_text().split(after)[1]
-    example: dict[str, Any] = yaml.safe_load(text.split("```yaml\n")[1].split("```")[0])
-    return example
+def read_example(name: str) -> dict[str, Any]:
+    """Variables of the only example in the pages of docs/ that has this name."""
+    pages = [path.read_text() for path in (ROOT / "docs").glob("*.md")]
+    blocks = [part.split("```")[0] for page in pages for part in page.split("```yaml\n")[1:]]
+    (example,) = (yaml.safe_load(block) for block in blocks if name in block)
+    return dict(example)
 
 
-FIFTH_ROLE = read_example("## Add a role")
-REPLICAS = read_example("## Serve a role by several engines")
+FIFTH_ROLE = read_example("with-reflector:")
+REPLICAS = read_example("e4b-four-times:")
 HUB = {
     "model_weights_endpoint": "http://mirror.example",
     "model_weights_environment": {"HTTPS_PROXY": "http://user:pla/nted@proxy"},

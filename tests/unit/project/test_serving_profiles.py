@@ -110,7 +110,8 @@ def rows(first: str) -> list[dict[str, str]]:
     """Rows of the page's table whose first column has this title."""
     found: list[dict[str, str]] = []
     titles: list[str] = []
-    for line in (ROOT / "docs/profiles.md").read_text().splitlines():
+    (page,) = (text for text in (path.read_text() for path in (ROOT / "docs").glob("*.md")) if "\n| choose |" in text)
+    for line in page.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
         if titles and cells and set(line) - set("|-: "):
             found.append(dict(zip(titles, cells, strict=True)))

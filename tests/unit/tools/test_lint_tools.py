@@ -32,7 +32,7 @@ FILES = {
     "tests/test_x.py": f'password = "Tr0ub4dor-and-3"\ntoken = "{HUB_TOKEN}"\n',
     "molecule/x.yml": f"key: {CLOUD_KEY}\n",
     "fine.yml": f'password: "Tr0ub4dor-and-3" # pragma: allowlist secret\ncommit: {"0123456789" * 4}\n',
-    "docs/evidence/x.txt": f"token {HUB_TOKEN}\n",
+    "docs/reference/x.txt": f"token {HUB_TOKEN}\n",
     ".gitignore": "/ignored\n",
     "ignored": f"token {HUB_TOKEN}\n",
 }

@@ -271,7 +271,7 @@ def check_system_prompt(client: Client) -> Verdict:
 
 def find_json_problem(text: str, schema: Mapping[str, Any] = LAMP_SCHEMA) -> str | None:
     """Return why a text is no JSON according to a schema; None if it is."""
-    import fastjsonschema
+    import fastjsonschema  # without dependencies; jsonschema needs a package that is compiled for each Python
 
     try:
         fastjsonschema.validate(dict(schema), parse_json(text))

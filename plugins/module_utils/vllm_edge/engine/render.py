@@ -325,6 +325,7 @@ def _list_vllm_arguments(
     if not any(re.match(r"--max[-_]logprobs", word) for word in own):
         yield f"--max-logprobs={settings.max_logprobs}"
     if not any(re.match(r"--allowed[-_]m", word) for word in own):
+        # RFC 2606 keeps .invalid free: nobody can own the only address that vLLM may fetch.
         yield "--allowed-media-domains=none.invalid"
     bus = settings.bus_arguments if len(engine["gpus"]) > 1 else ()
     yield from (_check_line(word, "vllm_engine_peer_to_peer") for word in bus if word not in own)

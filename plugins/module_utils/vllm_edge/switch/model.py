@@ -65,7 +65,7 @@ Direction = Literal["forward", "back"]
 class Result(StrEnum):
     COMMITTED = "committed"
     OVER_BUDGET = "over_budget"
-    """The generation is committed and serves, and its engines use more memory than their budgets: decision 0099."""
+    """A first switch whose engines serve and use more memory than their budgets: there is nothing to go back to."""
     UNCHANGED = "unchanged"
     """The host already was as wanted: nothing was changed."""
     REFUSED = "refused"

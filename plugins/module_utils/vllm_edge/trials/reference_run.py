@@ -3,7 +3,8 @@
 
 It computes answers by plain transformers, in a container of the engine's image that is caged as engines are, requests
 the same from the engine, and compares both (see reference.py). Everything that can be refused is refused before the
-container starts.
+container starts. `transformers serve` refuses log probabilities, and vLLM's own use of transformers shares sampler,
+scheduler and KV cache with what is to be judged.
 """
 
 from __future__ import annotations

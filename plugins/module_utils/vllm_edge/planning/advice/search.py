@@ -325,6 +325,7 @@ def _list_contexts(fit: Fit, requests: int, least: int) -> tuple[int, ...]:
 
 
 def _is_fast_enough(asked: Wish, fit: Fit, roles: Sequence[str]) -> bool:
+    # The middle of the estimate: of a mixture of experts, its lowest value is half of that.
     return all(fit.tok_s >= asked.min_tok_s.get(role, 0.0) for role in roles)
 
 

@@ -45,7 +45,7 @@ ALLOCATOR_BYTES_TEXT = Uncertain(
     0.0,
     0.02 * GIB,
     "what vLLM logs for Llama 3.1 8B, Mistral 7B, Qwen3-8B and Qwen3-30B-A3B is what their tensors take, to 0.002 GiB "
-    "(docs/evidence/2026-11-22-planning.md)",
+    "(docs/evidence.md, 2026-11-22)",
 )
 CONTEXT_BYTES_ALONE = Uncertain(
     200 * MIB,
