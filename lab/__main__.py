@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab's command: `python3 -m lab up|down|reboot|cut|reconnect|offline|shell|status|images`."""
+"""The lab's command: `python3 -m lab up|down|reboot|cut|reconnect|offline|shell|status|images|publish`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,19 @@ import os
 
 from lab.engine.vllm_edge_lab.cpu import LESSER
 from lab.nvidia.cards import read_cards
-from lab.server import Server, cut, down, offline_command, prepare, reboot, reconnect, ssh_command, status, up
+from lab.server import (
+    Server,
+    cut,
+    down,
+    offline_command,
+    prepare,
+    publish_release,
+    reboot,
+    reconnect,
+    ssh_command,
+    status,
+    up,
+)
 
 
 def main() -> None:
@@ -29,6 +41,8 @@ def main() -> None:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("images", help="build images and artefacts only")
+    another = commands.add_parser("publish", help="put the engine image of another release into the lab's registry")
+    another.add_argument("release", choices=("0.33.0",), help="release of vLLM")
     bring = commands.add_parser("up", help="bring the lab up")
     bring.add_argument("--medium", default="", help="directory that a new host has, read-only, as a carried disk")
     bring.add_argument(
@@ -70,6 +84,8 @@ def main() -> None:
     server = Server(options.name, options.ssh_port, *host, options.gateway_port)
     if options.command == "images":
         prepare()
+    elif options.command == "publish":
+        publish_release(options.release)
     elif options.command == "up":
         up(server)
     elif options.command == "down":

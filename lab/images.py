@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from lab.docker import LABEL, docker, docker_output, image_exists
-from lab.engine.build import fetch_wheels, parse_requirements
+from lab.engine.build import VERSION, fetch_wheels, parse_requirements
 from lab.shell import LAB, as_root, cache_directory, output, run, stage
 
 HOST_PACKAGES = (
@@ -168,15 +168,14 @@ def index_wheels() -> Path:
     return target
 
 
-def engine_image() -> str:
-    """The simulated `vllm/vllm-openai`: vLLM's CPU build behind a wrapper that keeps the physics."""
+def engine_image(release: str = VERSION) -> str:
+    """The simulated `vllm/vllm-openai` of a release: vLLM's CPU build behind a wrapper that keeps the physics."""
     library = [LAB / "nvidia" / "nvml" / name for name in ("boards.h", "cuda.c")]
-    tag = f"{LABEL}/vllm-openai:{digest(LAB / 'engine', *library, extra=debian_mirror())}"
+    tag = f"{LABEL}/vllm-openai:{digest(LAB / 'engine', *library, extra=debian_mirror())}-{release}"
     if not image_exists(tag):
-        with stage("engine base image with vLLM's CPU build"):
-            built_by(
-                LAB / "engine" / "build.py", "--tag", tag, "--cache", cache_directory(), "--mirror", debian_mirror()
-            )
+        with stage(f"engine base image with vLLM {release}"):
+            options = ("--tag", tag, "--cache", cache_directory(), "--mirror", debian_mirror(), "--release", release)
+            built_by(LAB / "engine" / "build.py", *options)
     return tag
 
 

@@ -27,6 +27,7 @@ from lab.docker import (
     ensure_engine,
     stop_engine_started_by_lab,
 )
+from lab.engine.build import VERSION
 from lab.images import (
     HOST_PACKAGES,
     apt_repositories,
@@ -43,7 +44,6 @@ from lab.registry import store
 from lab.shell import LAB, alone, as_root, cache_directory, output, remove_cache, run, stage
 
 ENGINE_REPOSITORY = "vllm/vllm-openai"
-ENGINE_TAG = "v0.32.0"
 # Where the host has a carried disk.
 MEDIUM = "/media/vllm-edge"
 INDEX_CERTIFICATE = "/etc/ssl/lab-index.pem"
@@ -218,15 +218,21 @@ def start_vendors(server: Server, names: dict[str, str]) -> None:
         wait_for_registry(int(docker_output("port", server.vendors, "5000/tcp").rsplit(":", 1)[1]), 30)
 
 
-def publish_engine_image(image: str) -> None:
+def publish_release(release: str) -> None:
+    """Put the engine's image of another release beside that of the default one, into the registry of every lab."""
+    with alone():
+        publish_engine_image(engine_image(release), release)
+
+
+def publish_engine_image(image: str, release: str = VERSION) -> None:
     """Put the engine's base image into the directory that the lab's registry serves, unless it is there."""
     images = cache_directory() / "images"
-    pushed = images / "pushed"
+    pushed = images / f"pushed-{release}"
     identity = docker_output("image", "inspect", "--format", "{{.Id}}", image)
     if pushed.exists() and pushed.read_text() == identity:
         return
-    with stage(f"copy {ENGINE_REPOSITORY}:{ENGINE_TAG} to the lab's registry"):
-        store(image, images, ENGINE_REPOSITORY, ENGINE_TAG)
+    with stage(f"copy {ENGINE_REPOSITORY}:v{release} to the lab's registry"):
+        store(image, images, ENGINE_REPOSITORY, f"v{release}")
     pushed.write_text(identity)
 
 

@@ -41,6 +41,7 @@ DEBIAN_PACKAGES = ("python3", "python3-dev", "libnuma1", "util-linux", "g++", "c
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 REPOSITORY = HERE.parent.parent
 VERSION = "0.32.0"
+"""Of the CPU build. Another release, for which there is a `requirements-<release>.txt`, is laid over it."""
 COMPAT_VERSION = "580.95.05"
 """Of the forward-compatibility library in CUDA 13.0's base image: no newer branch than the lab's driver, so that the
 toolkit leaves it alone as on a real host."""
@@ -176,10 +177,10 @@ def runtime_image(mirror: str) -> str:
     return f"{LABEL}/engine-runtime:{digest.hexdigest()[:12]}"
 
 
-def committed(base: str, step: str, mounts: Sequence[str], changes: Sequence[str], tag: str) -> None:
+def committed(base: str, step: Sequence[str], mounts: Sequence[str], changes: Sequence[str], tag: str) -> None:
     """Run one step of install.sh in a container without network and name the result."""
-    name = f"vllm-edge-lab-engine-{step}-{os.getpid()}"
-    command = ["--entrypoint", "/bin/sh", base, "/lab-engine/install.sh", step]
+    name = f"vllm-edge-lab-engine-{step[0]}-{os.getpid()}"
+    command = ["--entrypoint", "/bin/sh", base, "/lab-engine/install.sh", *step]
     try:
         docker("run", "--name", name, "--user", "0", "--network", "none", *mounts, *command)
         docker("commit", *(part for change in changes for part in ("--change", change)), name, tag)
@@ -208,7 +209,7 @@ def root_filesystem(cache: Path, mirror: str) -> Path:
     return target
 
 
-def image_changes() -> list[str]:
+def image_changes(release: str) -> list[str]:
     environment = {
         "LANG": "C.UTF-8",
         "VLLM_TARGET_DEVICE": "cpu",
@@ -224,7 +225,7 @@ def image_changes() -> list[str]:
     }
     labels = {
         "org.opencontainers.image.title": "vllm-openai (lab)",
-        "org.opencontainers.image.version": VERSION,
+        "org.opencontainers.image.version": release,
         "org.opencontainers.image.licenses": "Apache-2.0",
         "org.opencontainers.image.description": "vLLM's CPU build laid out as vllm/vllm-openai, over simulated GPUs",
         "org.opencontainers.image.source": "https://github.com/vllm-project/vllm",
@@ -235,12 +236,12 @@ def image_changes() -> list[str]:
     return [*changes, "WORKDIR /vllm-workspace", 'ENTRYPOINT ["vllm","serve"]', "CMD []"]
 
 
-def build(tag: str, cache: Path, mirror: str) -> None:
+def build(tag: str, cache: Path, mirror: str, release: str = VERSION) -> None:
     started = time.monotonic()
+    wheels = cache / "wheels" / "engine"
     source = ["--volume", f"{HERE}:/lab-engine:ro"]
     runtime = runtime_image(mirror)
     if not image_exists(runtime):
-        wheels = cache / "wheels" / "engine"
         with ThreadPoolExecutor() as pool:
             waited = pool.submit(root_filesystem, cache, mirror)
             fetch_wheels(parse_requirements(REQUIREMENTS.read_text()), wheels)
@@ -248,10 +249,15 @@ def build(tag: str, cache: Path, mirror: str) -> None:
         say("installing the wheels into the image")
         base = f"{runtime.partition(':')[0]}:debian"
         docker("import", "--change", f"LABEL {LABEL}=image", rootfs, base)
-        committed(base, "runtime", ["--volume", f"{wheels}:/wheels:ro", *source], [], runtime)
+        committed(base, ("runtime",), ["--volume", f"{wheels}:/wheels:ro", *source], [], runtime)
+    if release != VERSION:
+        fetch_wheels(parse_requirements((HERE / f"requirements-{release}.txt").read_text()), wheels)
+        say(f"laying vLLM {release} over it")
+        base, runtime = runtime, f"{runtime}-{release}"
+        committed(base, ("other", release), ["--volume", f"{wheels}:/wheels:ro", *source], [], runtime)
     with tempfile.TemporaryDirectory() as compat:
         compiler.cuda_library(Path(compat, f"libcuda.so.{COMPAT_VERSION}"), COMPAT_VERSION, compat=True)
-        committed(runtime, "lab", [*source, "--volume", f"{compat}:/compat:ro"], image_changes(), tag)
+        committed(runtime, ("lab",), [*source, "--volume", f"{compat}:/compat:ro"], image_changes(release), tag)
     size = int(docker_output("image", "inspect", "--format", "{{.Size}}", tag))
     say(f"{tag}: {size / 2**20:.0f} MiB in {time.monotonic() - started:.0f} s")
 
@@ -265,12 +271,13 @@ def main() -> None:
     parser.add_argument("--tag", default=f"{LABEL}/vllm-openai:v{VERSION}", help="name of the image")
     parser.add_argument("--cache", type=Path, default=cache_directory(), help="directory for wheels and root files")
     parser.add_argument("--mirror", default="", help="Debian mirror (default: mmdebstrap's own)")
+    parser.add_argument("--release", default=VERSION, help="release of vLLM")
     parser.add_argument("--lock", action="store_true", help="rewrite requirements.txt from the cached wheels and stop")
     arguments = parser.parse_args()
     if arguments.lock:
         lock(arguments.cache / "wheels" / "engine")
         return
-    build(arguments.tag, arguments.cache, arguments.mirror)
+    build(arguments.tag, arguments.cache, arguments.mirror, arguments.release)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ and /metrics say. Only then does it run again, for the layers that exist.
 from __future__ import annotations
 
 import copy
+import importlib
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -69,26 +70,31 @@ def real_config(vllm_config: Any) -> Any:
 class RealKVCache:
     """vLLM's two functions about the KV cache, each asked about the real model first."""
 
-    def __init__(self, utils: ModuleType) -> None:
-        self.utils = utils
-        self.plan = utils.get_kv_cache_configs
+    def __init__(self, utils: ModuleType, planning: ModuleType) -> None:
+        self.utils, self.planning = utils, planning
+        self.plan = planning.get_kv_cache_configs
         self.report = utils.update_kv_cache_capacity
         self.real: tuple[Any, Any] | None = None
 
-    def get_kv_cache_configs(self, vllm_config: Any, kv_cache_specs: list[Any], available: list[int]) -> list[Any]:
+    def get_kv_cache_configs(
+        self, vllm_config: Any, kv_cache_specs: list[Any], available: list[int], *groups: Any
+    ) -> list[Any]:
+        """`groups` are those of the layers, which since 0.33 are found before."""
         from vllm_edge_lab.command import repository_of
 
         repository = repository_of(vllm_config.model_config.model)
         ranks = vllm_config.parallel_config.tensor_parallel_size
         config = real_config(vllm_config)
         specs = [real_specs(repository, ranks, vllm_config.cache_config.cache_dtype) for _ in kv_cache_specs]
-        configs = self.plan(config, specs, available)
+        of_real = [self.planning.get_global_kv_cache_groups(config, specs)] if groups else []
+        configs = self.plan(config, specs, available, *of_real)
         # --max-model-len auto: what fits was found out on the copy, and is no longer a question.
         if vllm_config.model_config.original_max_model_len == -1:
             vllm_config.model_config.max_model_len = config.model_config.max_model_len
             vllm_config.model_config.original_max_model_len = config.model_config.max_model_len
         self.real = config, self.utils.generate_scheduler_kv_cache_config(configs)
-        return self.plan(vllm_config, kv_cache_specs, [TINY_KV_BYTES for _ in available])  # type: ignore[no-any-return]
+        tiny = [TINY_KV_BYTES for _ in available]
+        return self.plan(vllm_config, kv_cache_specs, tiny, *groups)  # type: ignore[no-any-return]
 
     def update_kv_cache_capacity(self, vllm_config: Any, kv_cache_config: Any) -> None:
         if self.real is None:
@@ -128,16 +134,21 @@ def register() -> None:
 
     from vllm_edge_lab import gpus
 
+    try:  # since 0.33
+        planning = importlib.import_module("vllm.v1.core.kv_cache_planning")
+    except ImportError:
+        planning = kv_cache_utils
+
     if not gpus.visible_gpus():
         return
     if not hasattr(ParallelConfig, "vllm_edge_lab"):
         ParallelConfig.vllm_edge_lab = True
         count_gpus(ParallelConfig)
-    if isinstance(getattr(kv_cache_utils.get_kv_cache_configs, "__self__", None), RealKVCache):
+    if isinstance(getattr(planning.get_kv_cache_configs, "__self__", None), RealKVCache):
         return
-    real = RealKVCache(kv_cache_utils)
+    real = RealKVCache(kv_cache_utils, planning)
     # The engine's module may have imported the names already.
-    for module in (kv_cache_utils, sys.modules.get("vllm.v1.engine.core")):
+    for module in (planning, kv_cache_utils, sys.modules.get("vllm.v1.engine.core")):
         if module is not None:
             vars(module)["get_kv_cache_configs"] = real.get_kv_cache_configs
             vars(module)["update_kv_cache_capacity"] = real.update_kv_cache_capacity

@@ -201,6 +201,11 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
         arguments = [f"{SOCKETS}/{engine}/api.sock/v1/chat/completions", json.dumps(question), "60"]
         return int(json.loads(self.run("python3", "-c", default.ASK, *arguments))[0])
 
+    def version(self) -> str:
+        """The release that the engine says it is, without what follows the number."""
+        _, text = json.loads(self.run("python3", "-c", default.ASK, f"{SOCKETS}/{ENGINE}/api.sock/version", "", "30"))
+        return str(json.loads(text)["version"]).partition("+")[0]
+
     def serves(self, number: int) -> None:
         """Just this generation serves, all of it, and nothing is left of another."""
         status = self.status()

@@ -10,6 +10,7 @@ import contextlib
 import json
 import re
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -294,6 +295,36 @@ def test_an_engine_is_taken_away(edge: Edge, clients: Clients, tmp_path: Path) -
     assert default.life(edge, CONTAINER) == kept
     assert default.gaps_of(recorded) == {role: [] for role in ROLES}
     assert edge.host.run(f"ls /etc/vllm-edge/engines/{SECOND} /etc/systemd/system/vllm-{SECOND}.service").rc != 0
+
+
+# ---- another release of vLLM --------------------------------------------------------------------------------------
+
+
+def test_another_release_is_brought_beside_switched_to_and_left_by_one_command(edge: Edge, controller: Any) -> None:
+    """The way of docs/upgrade.md, from the lab's release to the one that it also can be."""
+    release, base = "0.33.0", "-e vllm_image_base=registry.lab:5000/vllm/vllm-openai:v0.33.0"
+    subprocess.run([sys.executable, "-m", "lab", "publish", release], cwd=ROOT, check=True, timeout=1200)
+    number, life, last = edge.number(), default.life(edge, CONTAINER), edge.last_id()
+
+    plan = play(controller, "playbooks/plan.yml", SETTINGS, f"-e vllm_version={release}", f"-e plan_profile={PROFILE}")
+    assert f"profile {PROFILE}, vLLM {release}: fits" in plan.output, plan.output[-4000:]
+
+    image = play(controller, "playbooks/image.yml", SETTINGS, base)
+    assert image.rc == 0, image.output[-8000:]
+    assert (default.life(edge, CONTAINER), edge.last_id()) == (life, last), "the former release serves on"
+
+    run = play(controller, "playbooks/engines.yml", SETTINGS, base)
+    assert run.rc == 0, run.output[-8000:]
+    journal = edge.last()
+    assert journal is not None and journal["result"] == "committed", journal
+    assert edge.version() == release
+    assert {row["within"] for row in journal["drift"]} == {True}, journal["drift"]
+    edge.serves(journal["generation"])
+
+    done = edge.rollback()
+    assert (done.rc, done.result) == (OK, "committed"), done.message
+    edge.serves(number)
+    assert edge.version() == "0.32.0"
 
 
 # ---- replicas ---------------------------------------------------------------------------------------------------
