@@ -30,7 +30,6 @@ from .lifecycle import (
     describe_work,
     had_been_ready,
     is_other_image,
-    needs_look,
 )
 from .sd_notify import Notifier
 from .signatures import Explanation
@@ -193,8 +192,7 @@ class Launcher:
     def _prepare(self) -> tuple[Container, Existing]:
         config = self.config
         present = self.control.find(config.container)
-        found = self._examine_container(present) if present is not None and needs_look(present, config) else None
-        decision = decide_existing(present, config, found)
+        decision = decide_existing(present, config, self._examine_container)
         if decision.what is Existing.REFUSE:
             raise LaunchFailed(Explanation("name_foreign", decision.why, "Nothing was changed", heals=False))
         if present is not None and decision.what in (Existing.ATTACH_SERVING, Existing.ATTACH_LOADING):

@@ -8,7 +8,7 @@ Docker going away and coming back, time passing) means for what systemd is told.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -70,27 +70,17 @@ class Found:
     """What its processes do although its log is silent, as `describe_work` says; empty if nothing or not asked."""
 
 
-def needs_look(container: Container | None, config: EngineConfig) -> bool:
-    """Return whether the decision depends on the container's condition, which may take health_timeout_s to find out."""
-    return (
-        container is not None
-        and container.running
-        and container.engine == config.engine
-        and container.labels.get(LABEL_INPUT_HASH) == config.input_hash
-    )
-
-
 def is_other_image(container: Container, config: EngineConfig) -> bool:
     """Return whether a container was made from another image than the engine's; False if either is not known."""
     return bool(container.image_id and config.image_id) and container.image_id != config.image_id
 
 
-def decide_existing(container: Container | None, config: EngineConfig, found: Found | None) -> Decision:
+def decide_existing(container: Container | None, config: EngineConfig, look: Callable[[Container], Found]) -> Decision:
     """Decide what to do with an existing container.
 
     Containers of others are never touched. One of ours is kept only if it has the right configuration and is alive.
-    `container` is the one with the engine's container name, None if there is none; `found` is its condition, None if
-    `needs_look` is False.
+    `container` is the one with the engine's container name, None if there is none. `look` finds out its condition,
+    which may take health_timeout_s: it is called only where the decision depends on it.
     """
     if container is None:
         return Decision(Existing.CREATE, "no container of this name")
@@ -111,8 +101,7 @@ def decide_existing(container: Container | None, config: EngineConfig, found: Fo
             Existing.STOP_AND_REMOVE,
             f"the running container was made from the image {container.image_id}, the engine's is {config.image_id}",
         )
-    if found is None:
-        return Decision(Existing.STOP_AND_REMOVE, "the running container was not looked at")
+    found = look(container)
     if found.health.ok:
         return Decision(Existing.ATTACH_SERVING, "the running container is the right one and answers /health")
     if found.was_ready:

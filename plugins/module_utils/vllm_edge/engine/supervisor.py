@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from ..paths import HostPaths
@@ -167,9 +167,8 @@ class Supervisor(Launcher):
         if life.was_ready or life.load_seconds is None:
             return
         try:
-            load = describe_load(self.config, stamp(), life.load_seconds, life.load_phases, life.progress.facts)
-            load = replace(load, read_bytes=life.loading_read_bytes)
-            remember_load(self.paths.engine_loads(self.config.engine), load)
+            told = life.load_seconds, life.load_phases, life.progress.facts, life.loading_read_bytes
+            remember_load(self.paths.engine_loads(self.config.engine), describe_load(self.config, stamp(), *told))
         except OSError as error:
             self.journal.write(f"the load cannot be recorded: {error}", 4)
 

@@ -150,11 +150,11 @@ def test_memory_without_a_process_is_a_warning_where_enough_is_left(bench: GpuBe
         done = bench.release(0).run(60)
         assert done.detail == "GPU 0 measured free enough after 60.0 s"
         (warning,) = done.warnings
-        assert f"{held_mib} MiB in use that no process holds" in warning and "fits beside it" in warning
+        assert f"{held_mib} MiB in use that no process holds" in warning and "fits beside that" in warning
     bench.boards.set_fault(0, "orphan", 3_000)
     failed = failure(lambda: bench.release(0, 1).run(60))
     assert "has 3000 MiB in use that no process holds, 60 s after the engines were stopped" in failed.text
-    assert f"the 19564 MiB that are left are less than the budget of {BUDGET} MiB" in failed.text
+    assert f"The 19564 MiB that are left are less than the budget of {BUDGET} MiB" in failed.text
     assert f"'nvidia-smi --gpu-reset -i {UUIDS[0]}', or reboot" in failed.text
     assert UUIDS[1] not in failed.text
 

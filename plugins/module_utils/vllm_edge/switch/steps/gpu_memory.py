@@ -256,6 +256,8 @@ class Release:
         for gpu in seen:
             if gpu.free:
                 continue
+            budget = self.needed[gpu.gpu.uuid]
+            fits = gpu.left_mib() >= budget
             if gpu.holders:
                 failures.append(
                     f"{gpu.card} is still held by a process of ours that was killed and does not end: "
@@ -263,30 +265,25 @@ class Release:
                     "'ps -eo pid,stat,wchan,cmd' and for Xid messages in 'journalctl -k', then reboot."
                 )
                 continue
-            budget = self.needed[gpu.gpu.uuid]
-            fits = gpu.left_mib() >= budget
             if gpu.unknown:
                 text = f"{gpu.card} is used by processes that may be ours: {'; '.join(gpu.unknown)}"
-                if fits:
-                    warnings.append(f"{text}; the budget of {budget} MiB fits beside them.")
-                else:
-                    failures.append(
-                        f"{text}. They were left alone; the {max(0, gpu.left_mib())} MiB beside them are less than the "
-                        f"budget of {budget} MiB. 'systemctl status docker.service' shows why Docker does not answer."
-                    )
-                continue
-            text = (
-                f"{gpu.card} has {gpu.engine_mib} MiB in use that no process holds, {seconds:.0f} s after the engines "
-                "were stopped"
-            )
+                remedy = "They were left alone: 'systemctl status docker.service' shows why Docker does not answer."
+            else:
+                text = (
+                    f"{gpu.card} has {gpu.engine_mib} MiB in use that no process holds, {seconds:.0f} s after the "
+                    "engines were stopped"
+                )
+                remedy = (
+                    "The driver did not give it back: stop what uses this GPU, then 'nvidia-smi --gpu-reset -i "
+                    f"{gpu.gpu.uuid}', or reboot; a larger vllm_engine_free_timeout_s waits longer."
+                )
             if fits:
-                warnings.append(f"{text}; the budget of {budget} MiB fits beside it.")
-                continue
-            failures.append(
-                f"{text}, and the {max(0, gpu.left_mib())} MiB that are left are less than the budget of {budget} MiB. "
-                "The driver did not give it back: stop what uses this GPU, then 'nvidia-smi --gpu-reset -i "
-                f"{gpu.gpu.uuid}', or reboot; a larger vllm_engine_free_timeout_s waits longer."
-            )
+                warnings.append(f"{text}; the budget of {budget} MiB fits beside that.")
+            else:
+                failures.append(
+                    f"{text}. The {max(0, gpu.left_mib())} MiB that are left are less than the budget of {budget} MiB. "
+                    f"{remedy}"
+                )
         if failures:
             raise PhaseFailed(" ".join(failures))
         return warnings
