@@ -52,9 +52,8 @@ class Body:
     text: str
     statuses: tuple[int, ...]
     key: str = "all"
-    role: str = "worker"
 
-    def fill(self, size: int) -> bytes:
+    def fill(self, size: int = 0) -> bytes:
         """The body, with so much filling that it has `size` bytes; as it is if it has more, or no place for it."""
         before, place, after = self.text.encode("utf-8", "surrogatepass").partition(b"~")
         filling = b'"x": "' + b"x" * (size - len(before) - len(after) - 9) + b'", ' if size and place else b""
@@ -84,7 +83,7 @@ def fill(size: int, before: str = '{"model": "worker", "x": "', after: str = '"}
 
 def part(name: str, text: str, *statuses: int) -> Body:
     """A body from the client that may use only `sentry` of the two names of `small`."""
-    return Body(name, text, statuses, "part", "sentry")
+    return Body(name, text, statuses, "part")
 
 
 def lie(length: str, *statuses: int) -> list[Case]:
@@ -314,13 +313,11 @@ def send(gateway: Gateway, case: Case) -> Answer:
     return answer
 
 
-def send_body(gateway: Gateway, version: str, key: str | None, path: str, body: bytes, sized: bool = True) -> Answer:
-    """Send a well-formed request in one of the protocols, with its length or without."""
-    if version == "1.1":
-        return gateway.ask(write_request(body, path, key, "POST", trailers=None if sized else ""))
+def send_body(gateway: Gateway, path: str, body: bytes, sized: bool) -> Answer:
+    """Send a well-formed request of the client `part` over HTTP/2, with its length or without."""
     client = H2(gateway.port)
     length = {"content-length": str(len(body))} if sized else {}
-    client.ask(1, body, _method="POST", _path=path, authorization=f"Bearer {KEYS[key]}" if key else None, **length)
+    client.ask(1, body, _path=path, authorization=f"Bearer {KEYS['part']}", **length)
     return read_h2(client)
 
 

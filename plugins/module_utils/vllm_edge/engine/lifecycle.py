@@ -16,7 +16,6 @@ from ..names import LABEL_ENGINE, LABEL_INPUT_HASH
 from ..system.docker import Container
 from ..system.http import Answer
 from .config import EngineConfig
-from .diagnosis import explain_hang, explain_stall, explain_standstill
 from .metrics import Advance
 from .signatures import Explanation
 from .startup import BUSY_PHASES, STARTING_PHASES, WORDS, Phase, Progress, is_progress
@@ -378,13 +377,33 @@ class Supervision:
         silent = now - max(self.last_log, self.last_moved)
         heard = self.docker_away_since is None and not self.log_lost
         if not self.ready and heard and silent >= self.config.stall_timeout_s:
-            return self._react(now, Reaction(give_up=explain_stall(silent, self.progress.words())))
+            stalled = Explanation(
+                "stalled",
+                f"the engine's log did not advance for {silent:.0f} s ({self.progress.words()}), and what its "
+                "container read and computed was no sign of progress; it was ended",
+                "If a phase takes that long on this host, raise vllm_engine_stall_timeout_s; with several GPUs, NCCL "
+                "may hang",
+            )
+            return self._react(now, Reaction(give_up=stalled))
         return self._react(now)
 
     def explain_end_by_watchdog(self, now: float) -> Explanation:
+        remedy = (
+            "systemd starts it again; when it repeats, look at the last requests and at `journalctl -k` for Xid lines"
+        )
         if self.standstill:
-            return explain_standstill(self.advance.get_still_s(now), self.standstill)
-        return explain_hang(self.get_unanswered_s(now), self.unhealthy_answer or "no answer")
+            return Explanation(
+                "no_progress",
+                f"the engine answered /health, but none of its requests ({self.standstill}) made progress for "
+                f"{self.advance.get_still_s(now):.0f} s; systemd's watchdog ended it",
+                f"{remedy}; if one step of this engine really takes that long, raise vllm_engine_progress_timeout_s",
+            )
+        return Explanation(
+            "hung",
+            f"the engine has not answered /health for {self.get_unanswered_s(now):.0f} s "
+            f"({self.unhealthy_answer or 'no answer'}); systemd's watchdog ended it",
+            remedy,
+        )
 
     def get_unanswered_s(self, now: float) -> float:
         return now - (self.started if self.last_ok is None else self.last_ok)

@@ -117,7 +117,7 @@ class SwitchedHost(HostView):
         over = threading.Event()
 
         def watch(config: EngineConfig) -> None:
-            if wait_until_idle(config, over.wait, ask=self.ask):
+            if wait_until_idle(config, over.wait, self.ask):
                 with contextlib.suppress(DockerAway, DockerRefused):
                     for container in self.docker.listed():
                         if container.engine == config.engine and container.running and not over.is_set():
