@@ -43,7 +43,7 @@ def test_a_hostile_request_has_no_effect(gateway: Gateway, group: str) -> None:
     assert not wrong, "\n".join(map(str, wrong))
 
 
-def find_faults(gateway: Gateway, body: Body, key: str, answer: Answer, statuses: tuple[int, ...]) -> list[Any]:
+def find_wrong(gateway: Gateway, body: Body, key: str, answer: Answer, statuses: tuple[int, ...]) -> list[Any]:
     """What is wrong with the answer to a body, or with what reached an engine."""
     faults = judge(gateway, key)
     if faults or answer.status not in statuses or not is_error(answer):
@@ -57,7 +57,7 @@ def test_a_hostile_body_is_refused(gateway: Gateway, group: str) -> None:
     wrong = []
     for body in BODIES[group]:
         answer = gateway.ask(write_request(body.fill(), key=body.key))
-        wrong += find_faults(gateway, body, body.key, answer, body.statuses)
+        wrong += find_wrong(gateway, body, body.key, answer, body.statuses)
     assert not wrong, "\n".join(map(str, wrong))
 
 
@@ -71,7 +71,7 @@ def test_nobody_gets_more_beyond_the_first_mib_of_http_2(gateway: Gateway, role:
             path = f"/roles/{role}{PATHS[0]}" if role else PATHS[0]
             answer = send_body(gateway, path, body.fill(1_200_000), sized)
             good = body.key == "part" and body.statuses == (200,) and role and sized
-            wrong += find_faults(gateway, body, "part", answer, (200,) if good else (200, 400, 401, 403, 404, 413))
+            wrong += find_wrong(gateway, body, "part", answer, (200,) if good else (200, 400, 401, 403, 404, 413))
     assert not wrong, "\n".join(map(str, wrong))
 
 
