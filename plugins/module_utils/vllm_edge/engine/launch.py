@@ -288,17 +288,9 @@ class Launcher:
             Death(lines=lines, exit_code=container.exit_code, oom_killed=container.oom_killed, was_serving=served)
         )
         self.journal.write(f"the previous container ended without a supervisor: {why.sentence()}", 4)
-        self.reporter.record(
-            last_failure=Failure(
-                time=time_of_end,
-                exit_code=container.exit_code,
-                cause=why.cause,
-                reason=why.reason,
-                remedy=why.remedy,
-                phase=previous.phase if previous else "",
-                log_tail=lines[-TAIL_LINES:],
-            )
-        )
+        phase = previous.phase if previous else ""
+        told = (time_of_end, container.exit_code, why.cause, why.reason, why.remedy, phase, lines[-TAIL_LINES:])
+        self.reporter.record(last_failure=Failure(*told))
 
     def _clear(self, container: Container, decision: Decision) -> None:
         self.reporter.enter(Phase.CLEARING, f"removing the previous container: {decision.why}")

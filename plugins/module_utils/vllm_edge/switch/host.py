@@ -70,15 +70,13 @@ class SwitchedHost(HostView):
             files = live.live_changes(wanted, self.paths)
         except GenerationError as error:
             raise PhaseFailed(str(error)) from error
-        target = []
-        if units[TARGET].file_state != "enabled":
-            target.append("not enabled")
-        if units[TARGET].active_state != "active":
-            target.append("not active")
-        stale = [name for name, unit in units.items() if unit.need_daemon_reload]
-        if stale:
-            target.append(f"needs daemon-reload ({', '.join(sorted(stale))})")
-        return decide_moves(wanted.hashes, seen, files, target)
+        stale = sorted(name for name, unit in units.items() if unit.need_daemon_reload)
+        wrong = {
+            "not enabled": units[TARGET].file_state != "enabled",
+            "not active": units[TARGET].active_state != "active",
+            f"needs daemon-reload ({', '.join(stale)})": bool(stale),
+        }
+        return decide_moves(wanted.hashes, seen, files, [words for words, is_so in wrong.items() if is_so])
 
     def stop(self, moves: Moves) -> Done:
         """Stop the units, waiting for TimeoutStopSec plus STOP_MARGIN_S, and remove containers that outlived them."""
