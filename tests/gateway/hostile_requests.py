@@ -52,10 +52,8 @@ class Body:
     text: str
     statuses: tuple[int, ...]
     key: str = "all"
-    role: str = "worker"
-    path: str = PATHS[0]
 
-    def fill(self, size: int) -> bytes:
+    def fill(self, size: int = 0) -> bytes:
         """The body, with so much filling that it has `size` bytes; as it is if it has more, or no place for it."""
         before, place, after = self.text.encode("utf-8", "surrogatepass").partition(b"~")
         filling = b'"x": "' + b"x" * (size - len(before) - len(after) - 9) + b'", ' if size and place else b""
@@ -83,14 +81,9 @@ def fill(size: int, before: str = '{"model": "worker", "x": "', after: str = '"}
     return before.encode() + b"x" * (size - len(before) - len(after)) + after.encode()
 
 
-def limit(name: str, members: str, *statuses: int, path: str = PATHS[0]) -> Body:
-    """A body with further members."""
-    return Body(name, '{"model": "worker", ~' + members + "}", statuses, path=path)
-
-
 def part(name: str, text: str, *statuses: int) -> Body:
     """A body from the client that may use only `sentry` of the two names of `small`."""
-    return Body(name, text, statuses, "part", "sentry")
+    return Body(name, text, statuses, "part")
 
 
 def lie(length: str, *statuses: int) -> list[Case]:
@@ -118,14 +111,8 @@ TRAILERS = {
     "x-vllm-edge-models": "auditor",
 }
 """What a client must not say: as a header it is removed, and a trailer of this name reaches no application."""
-TOOL = {"parameters": {"properties": {"model": {"type": "string"}, "n": {"type": "integer"}}}}
+TOOL = {"parameters": {"properties": {"model": {"type": "string"}}}}
 CHUNKED = "Transfer-Encoding: chunked"
-
-
-def make_call(name: str, value: Any) -> dict[str, Any]:
-    """A turn in which the model called a tool with an argument of this name."""
-    call = {"type": "tool_use", "id": "a", "name": "search", "input": {name: value}}
-    return {"role": "assistant", "content": [call]}
 
 
 OTHER_PATHS = [
@@ -155,15 +142,6 @@ NO_BODIES = {
     "truncated model": '{"model": "worke',
     "model with a NUL": '{"model": "worker\\u0000"}',
 }
-MEDIA = {
-    '{"url": "http://169.254.169.254/"}': 400,
-    '{"detail": "low", "url": "HTTPS:\\/\\/a"}': 400,
-    '{"url": "data:,a", "url": "file:///etc/passwd"}': 400,
-    '{"url": "data:image/png;base64,AAAA"}': 200,
-    '{"detail": "}", "url": "http://a"}': 400,
-    '["http://a"]': 400,
-}
-SCHEMAS = ("response_format", "structured_outputs", "tools", "functions", "text")
 CASES: dict[str, list[Case]] = {
     "paths": [
         *(post(path, GOOD, 404, path=path) for path in OTHER_PATHS),
@@ -256,53 +234,13 @@ BODIES: dict[str, list[Body]] = {
         Body("model twice, all names allowed", '{"model": "worker", ~"model": "architect"}', (403,)),
         Body("escaped letters in a text", '{"model": "worker", ~"prompt": "\\u0041\\" : \\u00e4"}', (200,)),
     ],
-    "what binds an engine": [
-        limit("n 8", '"n": 8', 200),
-        *(
-            limit(f"n {value}", f'"n": {value}', 400)
-            for value in ("9", "10", "1e3", "8.5", "-1", '"100"', '" 9"', '"+9"')
-        ),
-        limit("n with blanks", '"n" \n:\t 100', 400),
-        limit("n escaped", '"\\u006e": 100', 400),
-        limit("tools escaped", '"\\u0074ools": []', 200),
-        limit("n after 900 KB", '"x": "' + "x" * 900_000 + '", "n": 100', 400),
-        limit("n in a text", '"prompt": "\\"n\\": 100"', 200),
-        limit("max_tokens 32769", '"max_tokens": 32769', 400),
-        *(
-            limit(f"{name} 100000", f'"{name}": 100000', 400)
-            for name in ("best_of", "max_completion_tokens", "max_output_tokens", "min_tokens", "logprobs")
-        ),
-        limit("top_logprobs 20", '"logprobs": true, "top_logprobs": 20', 200),
-        limit("prompt_logprobs -1", '"prompt_logprobs": -1', 400),
-        limit("16 prompts", '"prompt": ' + json.dumps(["a"] * 16), 200, path=PATHS[1]),
-        limit("17 prompts", '"prompt": ' + json.dumps(["a"] * 17), 400, path=PATHS[1]),
-        limit("3 prompts, 8 of each", '"n": 8, "prompt": ["a", "b", "c"]', 400, path=PATHS[1]),
-        *(
-            limit(
-                f"{name} of a tool call",
-                '"messages": ' + json.dumps([make_call(name, value)]),
-                200,
-                path="/v1/messages",
-            )
-            for name, value in {"n": 50, "max_tokens": 10**6, "image_url": "https://a"}.items()
-        ),
-    ],
-    "addresses": [
-        limit(value, f'"messages": [{{"content": [{{"image_url": {value}}}]}}]', status)
-        for value, status in MEDIA.items()
-    ]
-    + [limit(kind, f'"{kind}_url": "http://a"', 400) for kind in ("video", "audio", "file")]
-    + [limit("server of a tool", '"tools": [{"type": "mcp", "server_url": "http://a"}]', 400, path=PATHS[2])],
-    "schemas": [
-        limit("100 KB", '"response_format": {"json_schema": {"enum": ["}' + "x" * 100_000 + '"]}}', 200),
-        limit(
-            "400 tools of 600 bytes", '"tools": ' + json.dumps([TOOL | {"function": {"name": "x" * 480}}] * 400), 200
-        ),
-        *(limit(f"300 KB in {name}", f'"{name}": [{{"enum": ["{{' + "x" * 300_000 + '"]}]', 400) for name in SCHEMAS),
-        limit("300 KB, together", ", ".join(f'"{one}": {{"a": "{"x" * 100_000}"}}' for one in SCHEMAS[:3]), 400),
-        limit("nested too deeply", '"tools": ' + "[" * 50_000 + "]" * 50_000, 400),
-        limit("that does not end", '"tools": [{"a": "' + "x" * 300_000, 400),
-        limit("beside a text of 900 KB", '"response_format": {"a": 1}, "prompt": "' + "x" * 900_000 + '"', 200),
+    "what binds an engine": [  # tests/unit/engine/test_edge_policy.py has each limit of the class
+        Body("n 8", '{"model": "worker", ~"n": 8}', (200,)),
+        Body("n 9", '{"model": "worker", ~"n": 9}', (400,)),
+        Body("n after 900 KB", '{"model": "worker", "x": "' + "x" * 900_000 + '", "n": 100}', (400,)),
+        Body("max_tokens 32769", '{"model": "worker", ~"max_tokens": 32769}', (400,)),
+        Body("address", '{"model": "worker", ~"messages": [{"image_url": {"url": "http://a"}}]}', (400,)),
+        Body("300 KB of tools", '{"model": "worker", "tools": [{"enum": ["' + "x" * 300_000 + '"]}]}', (400,)),
     ],
 }
 
@@ -375,39 +313,19 @@ def send(gateway: Gateway, case: Case) -> Answer:
     return answer
 
 
-def send_body(gateway: Gateway, version: str, key: str | None, path: str, body: bytes, sized: bool = True) -> Answer:
-    """Send a well-formed request in one of the protocols, with its length or without."""
-    if version == "1.1":
-        return gateway.ask(write_request(body, path, key, "POST", trailers=None if sized else ""))
+def send_body(gateway: Gateway, path: str, body: bytes, sized: bool) -> Answer:
+    """Send a well-formed request of the client `part` over HTTP/2, with its length or without."""
     client = H2(gateway.port)
     length = {"content-length": str(len(body))} if sized else {}
-    client.ask(1, body, _method="POST", _path=path, authorization=f"Bearer {KEYS[key]}" if key else None, **length)
+    client.ask(1, body, _path=path, authorization=f"Bearer {KEYS['part']}", **length)
     return read_h2(client)
 
 
 # ---- what no engine may get: written without a look at the class that refuses it -----------------------------------
 
-MOST = {
-    **dict.fromkeys(("n", "best_of"), 8),
-    **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), 20),
-    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"), 32768),
-}
 HARMLESS = {"host", "content-type", "content-length", "accept", "user-agent", "x-request-id"}
 OWN = {"connection", "transfer-encoding", "x-vllm-edge-models", "x-vllm-edge-limits"}
 """Headers between the gateway and an engine; the class keeps them from the application."""
-
-
-def find_addresses(value: Any, key: str = "") -> Iterator[str]:
-    """Texts under keys that end in `url`, but not in arguments of a tool call, or schemas of arguments."""
-    if isinstance(value, str) and key.endswith("url"):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from find_addresses(item, key)
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            if not (name in ("arguments", "parameters", "input_schema") or value.get("type") == "tool_use"):
-                yield from find_addresses(item, name)
 
 
 def find_faults(gateway: Gateway, client: str | None, engine: str, seen: Seen, port: str = "") -> Iterator[str]:
@@ -424,20 +342,9 @@ def find_faults(gateway: Gateway, client: str | None, engine: str, seen: Seen, p
         return
     if foreign := {name.decode() for name, _ in seen.given_headers} - HARMLESS:
         yield f"headers {foreign} for the application"
-    document = json.loads(seen.given)
-    model = document["model"]
+    model = json.loads(seen.given)["model"]
     if model not in names or engine not in gateway.names[model].split(",") or port not in ("", engine):
         yield f"model {model!r}"
-    for name, most in MOST.items():
-        if (value := document.get(name)) is not None and value is not True and not 0 <= int(value) <= most:
-            yield f"{name} {value!r}"
-    prompts = document.get("prompt")
-    if isinstance(prompts, list) and len(prompts) * int(document.get("n") or 1) > 16:
-        yield f"{len(prompts)} prompts"
-    yield from (f"address {one}" for one in find_addresses(document) if not one.startswith("data:"))
-    schemas = {name: document.get(name) for name in SCHEMAS[:4]}
-    if len(json.dumps(schemas, separators=(",", ":"))) > 262_144 + 100:
-        yield "schemas"
 
 
 def judge(gateway: Gateway, client: str | None, port: str = "") -> list[str]:

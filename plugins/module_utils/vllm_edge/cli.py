@@ -171,10 +171,9 @@ def _run_rollback(options: Options, paths: HostPaths) -> int:
 
 @command("stop", "finish requests and stop all engines until the next boot or switch", FORMAT)
 def _stop(options: Options, paths: HostPaths) -> int:
-    from .switch.host import SwitchedHost
     from .switch.stop import run_stop
 
-    return run_stop(paths, output=options.format, open_world=SwitchedHost)
+    return run_stop(paths, output=options.format)
 
 
 @command("history", "list previous switches of this host, newest first", FORMAT)

@@ -107,7 +107,13 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"properties
         (chat(n="8"), "400 limit_exceeded"),
         (chat(n=1.0), "400 limit_exceeded"),
         (chat(n=True), "400 limit_exceeded"),
+        (b'{"model": "worker", "\\u006e" \n:\t 9}', "400 limit_exceeded"),
+        (b'{"model": "worker", "n": 1e3}', "400 limit_exceeded"),
+        (chat(prompt='"n": 100'), "passed"),
         (chat(best_of=9), "400 limit_exceeded"),
+        (chat(logprobs=21), "400 limit_exceeded"),
+        (chat(min_tokens=32769), "400 limit_exceeded"),
+        (chat(max_output_tokens=32769), "400 limit_exceeded"),
         (chat(prompt_logprobs=-1), "400 limit_exceeded"),
         (chat(max_completion_tokens=32769), "400 limit_exceeded"),
         (chat(thinking={"type": "enabled", "budget_tokens": 32769}), "400 limit_exceeded"),
@@ -121,6 +127,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"properties
         # Addresses.
         (said([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]), "passed"),
         (said([{"type": "image_url", "image_url": {"detail": {"a": 1}, "url": AWAY}}]), "400 media_address"),
+        (said([{"image_url": {"url": "HTTPS:\\/\\/a"}}]), "400 media_address"),
         (said([{"audio_url": AWAY}]), "400 media_address"),
         (said([{"video_url": [AWAY]}]), "400 media_address"),
         (said([{"type": "tool_result", "content": [{"source": {"type": "url", "url": AWAY}}]}]), "400 media_address"),
@@ -136,6 +143,10 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"properties
         # Schemas and tools, together.
         (chat(tools=["a" * 130_000], response_format=["a" * 130_000]), "passed"),
         (chat(tools=["a" * 132_000], response_format=["a" * 132_000]), "400 schema_too_large"),
+        *(
+            (chat(**{key: ["a" * 263_000]}), "400 schema_too_large")
+            for key in ("structured_outputs", "functions", "text")
+        ),
         (chat(tools=[{"input_schema": "a" * 200_000}]), "passed"),
         (chat(guided_regex="a" * 262_143), "400 schema_too_large"),
         (said([{"type": "text", "text": "a" * 300_000}]), "passed"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from ansible.module_utils.vllm_edge.engine.config import EngineConfig, parse_engine
@@ -15,7 +16,6 @@ from ansible.module_utils.vllm_edge.engine.lifecycle import (
     Supervision,
     decide_existing,
     had_been_ready,
-    needs_look,
 )
 from ansible.module_utils.vllm_edge.engine.startup import (
     ORDER,
@@ -51,14 +51,8 @@ LINE = "INFO Loading safetensors checkpoint shards:  50% Completed | 1/2"
         (replace(OURS, status="exited"), None, Existing.REMOVE, "is exited"),
         (replace(OURS, status="paused"), None, Existing.REMOVE, "is paused"),
         (replace(OURS, labels={"vllm-edge.engine": "e2b"}), None, Existing.STOP_AND_REMOVE, "other inputs"),
-        (OURS, None, Existing.STOP_AND_REMOVE, "not looked at"),
         (OURS, Found(OK, True, 900.0), Existing.ATTACH_SERVING, "answers /health"),
-        (
-            replace(OURS, image_id="sha256:22"),
-            Found(OK, True, 1.0),
-            Existing.STOP_AND_REMOVE,
-            "from the image sha256:22",
-        ),
+        (replace(OURS, image_id="sha256:22"), None, Existing.STOP_AND_REMOVE, "from the image sha256:22"),
         (replace(OURS, image_id="sha256:11"), Found(OK, True, 1.0), Existing.ATTACH_SERVING, "answers /health"),
         (OURS, Found(SILENT, True, 1.0), Existing.STOP_AND_REMOVE, "served before and does not answer"),
         (OURS, Found(SILENT, False, 299.0), Existing.ATTACH_LOADING, "still loads"),
@@ -70,8 +64,9 @@ LINE = "INFO Loading safetensors checkpoint shards:  50% Completed | 1/2"
     ],
 )
 def test_a_container_that_is_there(container: Container | None, found: Found | None, what: Existing, told: str) -> None:
-    assert needs_look(container, ENGINE) is (found is not None or container is OURS), "only the right running one"
-    decision = decide_existing(container, ENGINE, found)
+    look = Mock(return_value=found)
+    decision = decide_existing(container, ENGINE, look)
+    assert look.called is (found is not None), "only the right running one"
     assert decision.what is what
     assert told in decision.why
 

@@ -50,7 +50,7 @@ class SwitchHost:
             self.machine.after("commit", generation.number)
 
         monkeypatch.setattr(committed, "commit", commit_with_faults)
-        monkeypatch.setattr(run, "_open_host", lambda paths: self.machine)
+        monkeypatch.setattr(run, "SwitchedHost", lambda paths: self.machine)
         monkeypatch.setattr(rollback, "DECIDE_POLL_S", 0.0)
         monkeypatch.setattr(journal_module, "LOCK_PATIENCE_S", 0.05)
         monkeypatch.setattr(os, "fsync", lambda handle: None)  # durability is shown in test_journal.py

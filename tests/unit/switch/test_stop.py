@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.names import TARGET
+from ansible.module_utils.vllm_edge.switch import stop as stop_module
 from ansible.module_utils.vllm_edge.switch.journal import take_lock
 from ansible.module_utils.vllm_edge.switch.model import Exit
 from ansible.module_utils.vllm_edge.switch.stop import run_stop
@@ -40,11 +41,12 @@ Stop = Callable[..., tuple[int, dict[str, Any]]]
 
 
 @pytest.fixture
-def stop(bench: SwitchHost, capsys: pytest.CaptureFixture[str]) -> Stop:
+def stop(bench: SwitchHost, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Stop:
     def go(machine: FakeMachine = bench.machine, said: str | None = None) -> tuple[int, dict[str, Any]]:
         capsys.readouterr()
-        systemd = TargetAlone(machine=machine, said=said)
-        status = run_stop(machine.paths, output="json", open_world=lambda paths: machine, systemd=systemd)
+        monkeypatch.setattr(FakeMachine, "systemd", TargetAlone(machine=machine, said=said), raising=False)
+        monkeypatch.setattr(stop_module, "SwitchedHost", lambda paths: machine)
+        status = run_stop(machine.paths, output="json")
         told = json.loads(capsys.readouterr().out)
         assert isinstance(told, dict)
         return status, told
@@ -92,7 +94,7 @@ def test_an_engine_that_does_not_stop(bench: SwitchHost, stop: Stop, capsys: pyt
     assert (status, told["status"]) == (Exit.FAILED, "failed")
     assert told["message"] == ("e4b did not stop. 'vllm-edge switch 1' brings back what is missing and verifies it.")
     assert bench.machine.load()["target"]["active"], "it would have taken the engine along"
-    assert run_stop(bench.paths, output="text", open_world=lambda paths: bench.machine) == Exit.FAILED
+    assert run_stop(bench.paths, output="text") == Exit.FAILED
     assert capsys.readouterr() == ("", told["message"] + "\n")
 
 

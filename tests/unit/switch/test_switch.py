@@ -392,9 +392,9 @@ def test_a_watch_that_breaks_costs_its_numbers_only(bench: SwitchHost) -> None:
     assert journal.downtime == {} and "no sockets left" in journal.warnings[0]
 
 
-def test_a_world_that_cannot_be_opened_is_no_rollback(bench: SwitchHost, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_host_that_cannot_be_opened_is_no_rollback(bench: SwitchHost, capsys: pytest.CaptureFixture[str]) -> None:
     """An exception that nobody catches would end Python with status 1, which says `rolled back`."""
-    bench.monkeypatch.setattr(switch_run, "_open_host", Mock(side_effect=ImportError("no docker")))
+    bench.monkeypatch.setattr(switch_run, "SwitchedHost", Mock(side_effect=ImportError("no docker")))
     assert bench.switch() == Exit.FAILED
     assert "no docker" in capsys.readouterr().err
 

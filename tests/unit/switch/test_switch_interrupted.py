@@ -18,7 +18,6 @@ from ansible.module_utils.vllm_edge.gateway.view import build_view
 from ansible.module_utils.vllm_edge.generation import live, store
 from ansible.module_utils.vllm_edge.names import TARGET
 from ansible.module_utils.vllm_edge.switch import journal as journal_module
-from ansible.module_utils.vllm_edge.switch import run as switch_run
 from ansible.module_utils.vllm_edge.switch.history import read_switch_progress
 from ansible.module_utils.vllm_edge.switch.journal import history, read_journal
 from ansible.module_utils.vllm_edge.switch.model import (
@@ -32,6 +31,7 @@ from ansible.module_utils.vllm_edge.switch.model import (
 )
 from ansible.module_utils.vllm_edge.system.systemd import Systemd
 from fake_host import Clock, FakeSystemctl
+from fake_machine import FakeMachine
 from switch_host import SwitchHost
 
 ROLLS_BACK = [phase for phase in PHASES[: PHASES.index(Phase.COMMIT) + 1] if phase not in HARMLESS]
@@ -312,7 +312,7 @@ def test_a_recovery_that_fails_says_what_runs(bench: SwitchHost) -> None:
 def systemctl(monkeypatch: pytest.MonkeyPatch) -> FakeSystemctl:
     """What a boot is asked for."""
     fake = FakeSystemctl(Clock())
-    monkeypatch.setattr(switch_run, "Systemd", lambda: Systemd(fake))
+    monkeypatch.setattr(FakeMachine, "systemd", Systemd(fake), raising=False)
     return fake
 
 

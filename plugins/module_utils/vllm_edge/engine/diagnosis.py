@@ -222,33 +222,3 @@ def _explain_exit(death: Death) -> Explanation:
             "Look at its last lines in the journal",
         )
     return Explanation("unknown", f"{_describe_end(death)}{said}", "Its last lines in the journal may tell more")
-
-
-def explain_stall(seconds: float, phase_words: str) -> Explanation:
-    """Return the explanation for an engine that did not advance for `seconds` while it should be loading."""
-    return Explanation(
-        "stalled",
-        f"the engine's log did not advance for {seconds:.0f} s ({phase_words}), and what its container read and "
-        "computed was no sign of progress; it was ended",
-        "If a phase takes that long on this host, raise vllm_engine_stall_timeout_s; with several GPUs, NCCL may hang",
-    )
-
-
-def explain_standstill(seconds: float, work: str) -> Explanation:
-    """Return the explanation for an engine that answers /health, and of which no figure moved for `seconds`."""
-    return Explanation(
-        "no_progress",
-        f"the engine answered /health, but none of its requests ({work}) made progress for {seconds:.0f} s; systemd's "
-        "watchdog ended it",
-        "systemd starts it again; when it repeats, look at the last requests and at `journalctl -k` for Xid lines; if "
-        "one step of this engine really takes that long, raise vllm_engine_progress_timeout_s",
-    )
-
-
-def explain_hang(seconds: float, answer: str) -> Explanation:
-    """Return the explanation for an engine that served, and `answer` is all that /health has said for `seconds`."""
-    return Explanation(
-        "hung",
-        f"the engine has not answered /health for {seconds:.0f} s ({answer}); systemd's watchdog ended it",
-        "systemd starts it again; when it repeats, look at the last requests and at `journalctl -k` for Xid lines",
-    )

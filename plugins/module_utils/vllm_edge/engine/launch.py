@@ -30,7 +30,6 @@ from .lifecycle import (
     describe_work,
     had_been_ready,
     is_other_image,
-    needs_look,
 )
 from .sd_notify import Notifier
 from .signatures import Explanation
@@ -193,8 +192,7 @@ class Launcher:
     def _prepare(self) -> tuple[Container, Existing]:
         config = self.config
         present = self.control.find(config.container)
-        found = self._examine_container(present) if present is not None and needs_look(present, config) else None
-        decision = decide_existing(present, config, found)
+        decision = decide_existing(present, config, self._examine_container)
         if decision.what is Existing.REFUSE:
             raise LaunchFailed(Explanation("name_foreign", decision.why, "Nothing was changed", heals=False))
         if present is not None and decision.what in (Existing.ATTACH_SERVING, Existing.ATTACH_LOADING):
@@ -290,17 +288,9 @@ class Launcher:
             Death(lines=lines, exit_code=container.exit_code, oom_killed=container.oom_killed, was_serving=served)
         )
         self.journal.write(f"the previous container ended without a supervisor: {why.sentence()}", 4)
-        self.reporter.record(
-            last_failure=Failure(
-                time=time_of_end,
-                exit_code=container.exit_code,
-                cause=why.cause,
-                reason=why.reason,
-                remedy=why.remedy,
-                phase=previous.phase if previous else "",
-                log_tail=lines[-TAIL_LINES:],
-            )
-        )
+        phase = previous.phase if previous else ""
+        told = (time_of_end, container.exit_code, why.cause, why.reason, why.remedy, phase, lines[-TAIL_LINES:])
+        self.reporter.record(last_failure=Failure(*told))
 
     def _clear(self, container: Container, decision: Decision) -> None:
         self.reporter.enter(Phase.CLEARING, f"removing the previous container: {decision.why}")

@@ -8,7 +8,7 @@ Docker going away and coming back, time passing) means for what systemd is told.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -16,7 +16,6 @@ from ..names import LABEL_ENGINE, LABEL_INPUT_HASH
 from ..system.docker import Container
 from ..system.http import Answer
 from .config import EngineConfig
-from .diagnosis import explain_hang, explain_stall, explain_standstill
 from .metrics import Advance
 from .signatures import Explanation
 from .startup import BUSY_PHASES, STARTING_PHASES, WORDS, Phase, Progress, is_progress
@@ -70,27 +69,17 @@ class Found:
     """What its processes do although its log is silent, as `describe_work` says; empty if nothing or not asked."""
 
 
-def needs_look(container: Container | None, config: EngineConfig) -> bool:
-    """Return whether the decision depends on the container's condition, which may take health_timeout_s to find out."""
-    return (
-        container is not None
-        and container.running
-        and container.engine == config.engine
-        and container.labels.get(LABEL_INPUT_HASH) == config.input_hash
-    )
-
-
 def is_other_image(container: Container, config: EngineConfig) -> bool:
     """Return whether a container was made from another image than the engine's; False if either is not known."""
     return bool(container.image_id and config.image_id) and container.image_id != config.image_id
 
 
-def decide_existing(container: Container | None, config: EngineConfig, found: Found | None) -> Decision:
+def decide_existing(container: Container | None, config: EngineConfig, look: Callable[[Container], Found]) -> Decision:
     """Decide what to do with an existing container.
 
     Containers of others are never touched. One of ours is kept only if it has the right configuration and is alive.
-    `container` is the one with the engine's container name, None if there is none; `found` is its condition, None if
-    `needs_look` is False.
+    `container` is the one with the engine's container name, None if there is none. `look` finds out its condition,
+    which may take health_timeout_s: it is called only where the decision depends on it.
     """
     if container is None:
         return Decision(Existing.CREATE, "no container of this name")
@@ -111,8 +100,7 @@ def decide_existing(container: Container | None, config: EngineConfig, found: Fo
             Existing.STOP_AND_REMOVE,
             f"the running container was made from the image {container.image_id}, the engine's is {config.image_id}",
         )
-    if found is None:
-        return Decision(Existing.STOP_AND_REMOVE, "the running container was not looked at")
+    found = look(container)
     if found.health.ok:
         return Decision(Existing.ATTACH_SERVING, "the running container is the right one and answers /health")
     if found.was_ready:
@@ -389,13 +377,33 @@ class Supervision:
         silent = now - max(self.last_log, self.last_moved)
         heard = self.docker_away_since is None and not self.log_lost
         if not self.ready and heard and silent >= self.config.stall_timeout_s:
-            return self._react(now, Reaction(give_up=explain_stall(silent, self.progress.words())))
+            stalled = Explanation(
+                "stalled",
+                f"the engine's log did not advance for {silent:.0f} s ({self.progress.words()}), and what its "
+                "container read and computed was no sign of progress; it was ended",
+                "If a phase takes that long on this host, raise vllm_engine_stall_timeout_s; with several GPUs, NCCL "
+                "may hang",
+            )
+            return self._react(now, Reaction(give_up=stalled))
         return self._react(now)
 
     def explain_end_by_watchdog(self, now: float) -> Explanation:
+        remedy = (
+            "systemd starts it again; when it repeats, look at the last requests and at `journalctl -k` for Xid lines"
+        )
         if self.standstill:
-            return explain_standstill(self.advance.get_still_s(now), self.standstill)
-        return explain_hang(self.get_unanswered_s(now), self.unhealthy_answer or "no answer")
+            return Explanation(
+                "no_progress",
+                f"the engine answered /health, but none of its requests ({self.standstill}) made progress for "
+                f"{self.advance.get_still_s(now):.0f} s; systemd's watchdog ended it",
+                f"{remedy}; if one step of this engine really takes that long, raise vllm_engine_progress_timeout_s",
+            )
+        return Explanation(
+            "hung",
+            f"the engine has not answered /health for {self.get_unanswered_s(now):.0f} s "
+            f"({self.unhealthy_answer or 'no answer'}); systemd's watchdog ended it",
+            remedy,
+        )
 
     def get_unanswered_s(self, now: float) -> float:
         return now - (self.started if self.last_ok is None else self.last_ok)

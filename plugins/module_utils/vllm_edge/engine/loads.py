@@ -63,9 +63,14 @@ class Load:
 
 
 def describe_load(
-    config: EngineConfig, at: str, seconds: float, phases: Mapping[str, float], facts: Mapping[str, float | int]
+    config: EngineConfig,
+    at: str,
+    seconds: float,
+    phases: Mapping[str, float],
+    facts: Mapping[str, float | int],
+    read_bytes: int | None = None,
 ) -> Load:
-    """Return the entry of a load that has just ended, without `read_bytes`."""
+    """Return the entry of a load that has just ended."""
     record = load_record(Path(config.weights_record)) if config.weights_record else None
     times = {key: float(facts[key]) for key in TIMES if key in facts}
     return Load(
@@ -79,6 +84,7 @@ def describe_load(
         times,
         config.weights_path,
         record.total_bytes if record else None,
+        read_bytes,
     )
 
 

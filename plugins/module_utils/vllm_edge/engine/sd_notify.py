@@ -7,6 +7,8 @@ import contextlib
 import socket
 from collections.abc import Mapping
 
+from ..text import shorten
+
 STATUS_LIMIT = 480
 """Characters of a status text."""
 
@@ -20,12 +22,6 @@ def read_watchdog_seconds(environ: Mapping[str, str], pid: int) -> float | None:
     if watched and watched != str(pid):
         return None
     return int(usec) / 1_000_000
-
-
-def fold_line(text: str, limit: int = STATUS_LIMIT) -> str:
-    """Fold white space and cut to `limit` characters: a field of the protocol ends at a newline."""
-    folded = " ".join(text.split())
-    return folded if len(folded) <= limit else folded[: limit - 3] + "..."
 
 
 class Notifier:
@@ -51,7 +47,8 @@ class Notifier:
         given = (("READY=1", ready), ("STOPPING=1", stopping), ("WATCHDOG=1", watchdog))
         fields = [field for field, is_given in given if is_given]
         if status is not None:
-            fields.append(f"STATUS={fold_line(status)}")
+            # A field of the protocol ends at a newline.
+            fields.append(f"STATUS={shorten(' '.join(status.split()), STATUS_LIMIT)}")
         if extend_s is not None:
             fields.append(f"EXTEND_TIMEOUT_USEC={int(extend_s * 1_000_000)}")
         if not fields or self._address is None:

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from ..paths import HostPaths
@@ -70,7 +70,7 @@ class Supervisor(Launcher):
           _bury  the container ended              -> _fail (or _stop, if a signal had arrived)
           _fail  launch failed, stall, hang, end  -> FAILED, exit status EXIT_FAILED (systemd restarts) or EXIT_CONFIG
 
-          A signal during the launch raises Stopped, which leads to _stop_before_launch -> STOPPED.
+          A signal during the launch raises Stopped, which leads to _stop -> STOPPED.
 
     Only the main thread decides, writes the state file and talks to systemd. All threads share `ContainerControl`.
     """
@@ -93,7 +93,7 @@ class Supervisor(Launcher):
         try:
             container, how = self.launch()
         except Stopped:
-            return self._stop_before_launch()
+            return self._stop()
         except LaunchFailed as failure:
             return self._fail(None, failure.explanation, None)
         life = self._begin(container, how)
@@ -167,9 +167,8 @@ class Supervisor(Launcher):
         if life.was_ready or life.load_seconds is None:
             return
         try:
-            load = describe_load(self.config, stamp(), life.load_seconds, life.load_phases, life.progress.facts)
-            load = replace(load, read_bytes=life.loading_read_bytes)
-            remember_load(self.paths.engine_loads(self.config.engine), load)
+            told = life.load_seconds, life.load_phases, life.progress.facts, life.loading_read_bytes
+            remember_load(self.paths.engine_loads(self.config.engine), describe_load(self.config, stamp(), *told))
         except OSError as error:
             self.journal.write(f"the load cannot be recorded: {error}", 4)
 
@@ -279,45 +278,37 @@ class Supervisor(Launcher):
             self.control.end(self._container, 0)
         return EXIT_FAILED if why.heals else EXIT_CONFIG
 
-    def _stop(self, life: Supervision) -> int:
-        """Stop the engine for systemd: end the container, remove it, return the exit status."""
+    def _stop(self, life: Supervision | None = None) -> int:
+        """Stop the engine for systemd: end the container, remove it, return the exit status.
+
+        Without `life` the launch was not complete, and a container that an earlier supervisor left running is ended.
+        """
         patience = self.config.stop_timeout_s
-        if not life.ready:
+        if life is not None and not life.ready:
             patience = min(patience, STOP_LOADING_S)
         self.notifier.send(stopping=True, status=WORDS[Phase.STOPPING], extend_s=patience + EXTEND_BY_S)
         self.reporter.record(Phase.STOPPING)
-        self.journal.write(f"stopping container {self.config.container}, {patience:g} s to end by itself")
-        assert self._container is not None
-        self.control.end(self._container, patience)
-        self._drain(life, 0.5)
-        self._watchers.closing.set()
         try:
-            if self.control.explain_unreachable() is None:
-                self.control.remove(self._container.id, stopping=True)
-            else:
-                self.journal.write("the Docker Engine is away: the next start removes the ended container", 4)
+            container = self._container if life is not None else self._find_left()
+            if container is not None:
+                self.journal.write(f"stopping container {container.name}, {patience:g} s to end by itself")
+                self.control.end(container, patience)
+                if life is not None:
+                    self._drain(life, 0.5)
+                    self._watchers.closing.set()
+                if self.control.explain_unreachable() is None:
+                    self.control.remove(container.id, stopping=True)
+                else:
+                    self.journal.write("the Docker Engine is away: the next start removes the ended container", 4)
         except (DockerAway, DockerRefused, LaunchFailed) as error:
-            self.journal.write(f"the ended container was not removed: {error}; the next start removes it", 4)
-        return self._finish_stop()
-
-    def _stop_before_launch(self) -> int:
-        """Stop before the launch is complete. A container that an earlier supervisor left running is ended, too."""
-        patience = self.config.stop_timeout_s
-        self.notifier.send(stopping=True, status=WORDS[Phase.STOPPING], extend_s=patience + EXTEND_BY_S)
-        try:
-            if self.control.explain_unreachable() is None:
-                left = self.control.find(self.config.container)
-                if left is not None and left.engine == self.config.engine:
-                    self.control.end(left, patience)
-                    self.control.remove(left.id, stopping=True)
-        except (DockerAway, DockerRefused, LaunchFailed) as error:
-            self.journal.write(f"a container of this engine may be left: {error}; the next start handles it", 4)
-        return self._finish_stop()
-
-    def _finish_stop(self) -> int:
+            self.journal.write(f"a container of this engine may be left: {error}; the next start removes it", 4)
         self.reporter.record(Phase.STOPPED)
         self.notifier.send(status=WORDS[Phase.STOPPED])
         return EXIT_OK
+
+    def _find_left(self) -> Container | None:
+        left = self.control.find(self.config.container) if self.control.explain_unreachable() is None else None
+        return left if left is not None and left.engine == self.config.engine else None
 
 
 def run_engine(name: str, paths: HostPaths, *, docker_wait_s: float = DOCKER_WAIT_S) -> int:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -14,7 +13,7 @@ from ..generation.model import GenerationError
 from ..names import GATEWAY_UNIT
 from ..paths import HostPaths
 from ..system.systemd import ask_units
-from ..text import table
+from ..text import print_result, table
 from .admin import HAProxy
 from .clients import GatewayError
 from .describe import describe_gateway, render_gateway
@@ -61,11 +60,10 @@ def run_sync(paths: HostPaths, read_switch_progress: ReadProgress, *, check: boo
     except GatewayError as error:
         print(error, file=sys.stderr)
         return 1
-    if output == "json":
-        print(json.dumps({"changed": bool(report.changes), **asdict(report)}, indent=2, ensure_ascii=False))
-    else:
-        would = "would change" if check else "changed"
-        print(f"{would}: {', '.join(report.changes)}" if report.changes else "nothing differs")
+    told = "nothing differs"
+    if report.changes:
+        told = f"{'would change' if check else 'changed'}: {', '.join(report.changes)}"
+    print_result(output, {"changed": bool(report.changes), **asdict(report)}, [told])
     for text in report.warnings:
         print(f"warning: {text}", file=sys.stderr)
     return 1 if report.warnings else 0
@@ -78,9 +76,6 @@ def run_status(paths: HostPaths, *, output: str) -> int:
         print(f"This host has no gateway: {paths.gateway / CONFIGURATION} does not exist.", file=sys.stderr)
         return 1
     gateway["problem"] = gateway["problem"] or problem
-    if output == "json":
-        print(json.dumps(gateway, indent=2, ensure_ascii=False))
-        return 0
     rows = [[name, ", ".join(role["engines"]), role["state"]] for name, role in gateway["roles"].items()]
-    print("\n".join([*render_gateway(gateway), "", *table(["served name", "engines", "state"], rows)]))
+    print_result(output, gateway, [*render_gateway(gateway), "", *table(["served name", "engines", "state"], rows)])
     return 0

@@ -140,42 +140,37 @@ def _compare(
 def _write(paths: HostPaths, files: Mapping[Path, str], links: Mapping[str, str | None]) -> None:
     """Write maps and links: stage everything, rename, and remove at last. Raises OSError; then nothing is lost."""
     group = os.stat(paths.gateway).st_gid
-    roles = paths.run / "roles"
-    if links and not roles.is_dir():
-        roles.mkdir(DIRECTORY_MODE, parents=True)
-        if os.geteuid() == 0:
-            os.chown(roles, 0, group)
-    staged: list[Path] = []
-    directory = os.open(roles, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) if links else -1
-    try:
+    placed = {name: target for name, target in links.items() if target is not None}
+    directory = -1
+
+    def remove(name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=directory)
+
+    with contextlib.ExitStack() as end:  # removes what is staged and was not renamed
+        if links:
+            roles = paths.run / "roles"
+            if not roles.is_dir():
+                roles.mkdir(DIRECTORY_MODE, parents=True)
+                if os.geteuid() == 0:
+                    os.chown(roles, 0, group)
+            directory = os.open(roles, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            end.callback(os.close, directory)
         for path, text in files.items():
-            staged.append(make_fresh_name(path))
+            end.callback(make_fresh_name(path).unlink, missing_ok=True)
             write_fresh(path, text, FILE_MODE, group)
-        for name, target in links.items():
-            if target is not None:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(f".{name}.new", dir_fd=directory)
-                staged.append(roles / f".{name}.new")
-                os.symlink(target, f".{name}.new", dir_fd=directory)
+        for name, target in placed.items():
+            remove(f".{name}.new")
+            end.callback(remove, f".{name}.new")
+            os.symlink(target, f".{name}.new", dir_fd=directory)
         for path in files:
             os.rename(make_fresh_name(path), path)
-        for name, target in links.items():
-            if target is not None:
-                os.rename(f".{name}.new", name, src_dir_fd=directory, dst_dir_fd=directory)
-        for name, target in links.items():
-            if target is None:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=directory)
+        for name in placed:
+            os.rename(f".{name}.new", name, src_dir_fd=directory, dst_dir_fd=directory)
+        for name in links.keys() - placed.keys():
+            remove(name)
         if files:
             sync(paths.gateway)
-    except BaseException:
-        for path in staged:
-            with contextlib.suppress(OSError):
-                path.unlink()
-        raise
-    finally:
-        if directory != -1:
-            os.close(directory)
 
 
 @dataclass(frozen=True)

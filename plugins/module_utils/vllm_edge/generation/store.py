@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from ..engine import policy
 from ..engine.config import (
@@ -170,24 +171,32 @@ def _read_recorded_digest(paths: HostPaths, number: int) -> str | None:
         return None
 
 
-def documents(rendered: Rendered, number: int, now: Committed | None, created_at: str) -> dict[str, str]:
-    """Return the files of a generation, by path in its directory; `now` is the committed one.
+def _mark_engines(rendered: Rendered, number: int, now: Committed | None) -> dict[str, dict[str, Any]]:
+    """Return `Generation.marks` of a generation with this number; `now` is the committed one.
 
     An engine that is in the committed generation unchanged keeps the generation number in its container's label.
     """
+    former = now.engines if now else {}
+    marks: dict[str, dict[str, Any]] = {}
+    for name, input_hash in rendered.hashes.items():
+        known = former.get(name)
+        mine = known.generation if known and known.input_hash == input_hash else number
+        marks[name] = {"input_hash": input_hash, "generation": mine}
+    return marks
+
+
+def documents(rendered: Rendered, number: int, now: Committed | None, created_at: str) -> dict[str, str]:
+    """Return the files of a generation, by path in its directory; `now` is the committed one."""
     files = {f"units/{TARGET}": rendered.target}
-    marks: dict[str, dict[str, object]] = {}
-    for name, engine in rendered.engines.items():
-        known = now.engines.get(name) if now else None
-        mine = known.generation if known and known.input_hash == engine.input_hash else number
-        marks[name] = {"input_hash": engine.input_hash, "generation": mine}
-        config = {**engine.config, **marks[name]}
-        if engine.content_hash:
-            marks[name]["content_hash"] = engine.content_hash
+    rows: dict[str, dict[str, Any]] = {}
+    for name, mark in _mark_engines(rendered, number, now).items():
+        engine = rendered.engines[name]
+        rows[name] = {**mark, **({"content_hash": engine.content_hash} if engine.content_hash else {})}
+        config = {**engine.config, **mark}
         files[f"engines/{name}/{CONFIG_FILE}"] = json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
         container = {"arguments": list(engine.container)}
         files[f"engines/{name}/{CONTAINER_FILE}"] = json.dumps(container, indent=2, ensure_ascii=False) + "\n"
-        files[f"engines/{name}/{CREATE_FILE}"] = join_lines(add_labels(engine.container, mine, engine.input_hash))
+        files[f"engines/{name}/{CREATE_FILE}"] = join_lines(add_labels(engine.container, **mark))
         files[f"units/{engine.config['unit']}"] = engine.unit
         if engine.chat_template is not None:
             files[f"engines/{name}/{CHAT_FILE}"] = engine.chat_template
@@ -196,7 +205,7 @@ def documents(rendered: Rendered, number: int, now: Committed | None, created_at
         "generation": number,
         "digest": rendered.digest,
         "created_at": created_at,
-        "engines": marks,
+        "engines": rows,
         **rendered.settings,
     }
     files["generation.json"] = json.dumps(described, indent=2, ensure_ascii=False) + "\n"
@@ -225,9 +234,7 @@ def is_written(rendered: Rendered, number: int, now: Committed | None, paths: Ho
         return str(error)
     if there.digest != rendered.digest:
         return f"it is another one: its digest is {there.digest[:12]}, rendered is {rendered.digest[:12]}"
-    wanted = json.loads(documents(rendered, number, now, "")["generation.json"])["engines"]
-    marks = {name: {key: row[key] for key in ("input_hash", "generation")} for name, row in wanted.items()}
-    return None if there.marks == marks else "its engines carry numbers of another time"
+    return None if there.marks == _mark_engines(rendered, number, now) else "its engines carry numbers of another time"
 
 
 def put(staged: Path, number: int, paths: HostPaths) -> None:

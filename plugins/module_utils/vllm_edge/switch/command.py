@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from ..generation.committed import committed
-from ..generation.model import Choice, Committed, Generation, GenerationError
+from ..generation.model import Choice, Generation, GenerationError
 from ..generation.store import load, numbers
 from ..names import SWITCH_UNIT
 from ..paths import HostPaths
@@ -25,7 +25,7 @@ from ..text import print_result, wrapped
 from .history import list_loading_engines
 from .journal import Busy, holder, read_journal, to_json
 from .model import EXITS, Exit, Journal, Moves, PhaseFailed
-from .render import render_head, render_phase, render_restarts, render_result
+from .render import capitalize, render_head, render_phase, render_restarts, render_result, to_sentence
 
 PROGRAM = "/usr/local/bin/vllm-edge"
 INTERRUPTED = 130
@@ -164,7 +164,7 @@ class Refused(Exception):
 
 
 def find_generation(wanted: str, paths: HostPaths) -> Generation:
-    """Find a generation by its number, or the newest one of a profile. Raises Refused."""
+    """Find a generation by its number, or the newest one of a profile. Raises Refused, GenerationError."""
     there: list[Generation] = []
     broken: list[str] = []
     for number in sorted(numbers(paths), reverse=True):
@@ -172,8 +172,8 @@ def find_generation(wanted: str, paths: HostPaths) -> Generation:
             generation = load(paths, number)
         except GenerationError as error:
             if wanted == str(number):
-                raise Refused(f"Generation {number} cannot be used: {error}") from error
-            broken.append(f"generation {number} cannot be read: {error}")
+                raise
+            broken.append(capitalize(to_sentence(str(error))))
             continue
         if wanted in (str(number), generation.profile):
             return generation
@@ -181,15 +181,14 @@ def find_generation(wanted: str, paths: HostPaths) -> Generation:
     known = ", ".join(f"{generation.number} ({generation.profile})" for generation in there) or "none"
     what = f"generation {wanted}" if wanted.isdigit() else f"generation of a profile {wanted!r}"
     raise Refused(
-        f"There is no {what} on this host. There are: {known}."
-        + "".join(f" {text[0].upper()}{text[1:]}." for text in broken)
+        f"There is no {what} on this host. There are: {known}. {' '.join(broken)}".rstrip()
         + " Ansible brings another one: 'ansible-playbook site.yml -e serving_profile=<profile>'."
     )
 
 
 def previous_generation(paths: HostPaths) -> Generation:
-    """Return the generation that was committed before the present one. Raises Refused."""
-    now = _read_committed(paths)
+    """Return the generation that was committed before the present one. Raises Refused, GenerationError."""
+    now = committed(paths)
     if now is None:
         raise Refused("There is nothing to roll back: no generation was ever committed on this host.")
     if now.previous_generation is None:
@@ -203,17 +202,7 @@ def previous_generation(paths: HostPaths) -> Generation:
             f"({now.profile}), is gone: {paths.generation_dir(now.previous_generation)} does not exist. "
             "'ansible-playbook site.yml -e serving_profile=<profile>' renders and brings the one that you want."
         )
-    try:
-        return load(paths, now.previous_generation)
-    except GenerationError as error:
-        raise Refused(f"Generation {now.previous_generation} cannot be used: {error}") from error
-
-
-def _read_committed(paths: HostPaths) -> Committed | None:
-    try:
-        return committed(paths)
-    except GenerationError as error:
-        raise Refused(f"What is committed cannot be read: {error}") from error
+    return load(paths, now.previous_generation)
 
 
 def busy(running: Journal | None) -> Refused:
@@ -349,7 +338,7 @@ def run_switch_to(
         generation = previous_generation(paths) if wanted is None else find_generation(wanted, paths)
         if choice.inventory_profile is None and choice.origin == "host":
             # A switch by hand does not change what the inventory says: keep the record of it.
-            now = _read_committed(paths)
+            now = committed(paths)
             choice = Choice(choice.origin, now.inventory_profile if now else None, choice.asked_by)
         user = os.environ.get("SUDO_USER") or get_user_name(os.getuid())
         asked_by = choice.asked_by or f"vllm-edge {command} by {user}"
@@ -357,6 +346,9 @@ def run_switch_to(
     except Refused as error:
         print(error, file=sys.stderr)
         return error.status
+    except GenerationError as error:
+        print(capitalize(to_sentence(str(error))), file=sys.stderr)
+        return Exit.REFUSED
 
 
 def moves_lines(generation: Generation, moves: Moves) -> list[str]:
@@ -388,8 +380,8 @@ def run_check(wanted: str, paths: HostPaths, *, output: str) -> int:
         _refuse_without_root(f"switch {wanted} --check")
         generation = find_generation(wanted, paths)
         moves = SwitchedHost(paths).moves(generation)
-    except (Refused, PhaseFailed) as error:
-        print(error, file=sys.stderr)
+    except (Refused, GenerationError, PhaseFailed) as error:
+        print(capitalize(to_sentence(str(error))), file=sys.stderr)
         return Exit.REFUSED
     data = {"generation": generation.number, "profile": generation.profile, "moves": asdict(moves)}
     print_result(output, data, moves_lines(generation, moves))

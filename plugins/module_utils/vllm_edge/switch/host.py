@@ -28,7 +28,7 @@ from .steps.loading import wait_until_healthy
 from .steps.page_cache import read_ahead
 from .steps.preflight import check_host
 from .steps.requests import ask_suite, drain, run_canary, wait_until_idle, warm_up
-from .view import HostView, several
+from .view import HostView
 
 STOP_MARGIN_S = 60.0
 """Seconds beyond TimeoutStopSec: systemd kills the unit then, and the supervisor may need time to remove its
@@ -70,15 +70,13 @@ class SwitchedHost(HostView):
             files = live.live_changes(wanted, self.paths)
         except GenerationError as error:
             raise PhaseFailed(str(error)) from error
-        target = []
-        if units[TARGET].file_state != "enabled":
-            target.append("not enabled")
-        if units[TARGET].active_state != "active":
-            target.append("not active")
-        stale = [name for name, unit in units.items() if unit.need_daemon_reload]
-        if stale:
-            target.append(f"needs daemon-reload ({several(sorted(stale))})")
-        return decide_moves(wanted.hashes, seen, files, target)
+        stale = sorted(name for name, unit in units.items() if unit.need_daemon_reload)
+        wrong = {
+            "not enabled": units[TARGET].file_state != "enabled",
+            "not active": units[TARGET].active_state != "active",
+            f"needs daemon-reload ({', '.join(stale)})": bool(stale),
+        }
+        return decide_moves(wanted.hashes, seen, files, [words for words, is_so in wrong.items() if is_so])
 
     def stop(self, moves: Moves) -> Done:
         """Stop the units, waiting for TimeoutStopSec plus STOP_MARGIN_S, and remove containers that outlived them."""
@@ -99,16 +97,16 @@ class SwitchedHost(HostView):
         left = [f"{name} is {unit.active_state}" for name, unit in self.show_units(names).items() if not unit.down]
         if left:
             raise PhaseFailed(
-                f"{several(left)} {self.clock() - began:.0f} s after it was ordered to stop"
+                f"{', '.join(left)} {self.clock() - began:.0f} s after it was ordered to stop"
                 + (f" ({said})" if said else "")
                 + f". 'systemctl status {' '.join(names)}' shows what it waits for; a process in state D of "
                 "'ps -eo pid,stat,wchan,cmd' hangs in the driver, and only a reboot ends it.",
                 engines=moves.stop,
             )
-        engines = f"{several(moves.stop)} stopped in {self.clock() - began:.1f} s"
+        engines = f"{', '.join(moves.stop)} stopped in {self.clock() - began:.1f} s"
         if not outlived:
             return Done(engines)
-        text = f"{several(outlived)} outlived its unit and was removed"
+        text = f"{', '.join(outlived)} outlived its unit and was removed"
         return Done(f"{engines}; {text}", warnings=(f"Container {text}.",))
 
     @contextlib.contextmanager
@@ -117,7 +115,7 @@ class SwitchedHost(HostView):
         over = threading.Event()
 
         def watch(config: EngineConfig) -> None:
-            if wait_until_idle(config, over.wait, ask=self.ask):
+            if wait_until_idle(config, over.wait, self.ask):
                 with contextlib.suppress(DockerAway, DockerRefused):
                     for container in self.docker.listed():
                         if container.engine == config.engine and container.running and not over.is_set():
@@ -142,7 +140,7 @@ class SwitchedHost(HostView):
                 return outlived
             if self.clock() >= deadline:
                 raise PhaseFailed(
-                    f"Container {several(container.name for container in left)} could not be removed within "
+                    f"Container {', '.join(container.name for container in left)} could not be removed within "
                     f"{REMOVE_S:.0f} s ({problem or 'still there'}). A process that cannot be killed holds it, often "
                     "inside the driver: look for state D in 'ps -eo pid,stat,wchan,cmd' and at 'journalctl -k'; a "
                     "reboot ends it.",
@@ -188,8 +186,8 @@ class SwitchedHost(HostView):
             self.known_failures[engine] = self.read_last_failure(engine)
         # Earlier failures must not count against the limit of starts, nor be taken for a failure of this start.
         self._order(lambda: self.systemd.reset_failed(names), "Former failures could not be forgotten")
-        self._order(lambda: self.systemd.start(names), f"{several(moves.start)} could not be started")
-        return Done(f"{several(moves.start)} were ordered to start")
+        self._order(lambda: self.systemd.start(names), f"{', '.join(moves.start)} could not be started")
+        return Done(f"{', '.join(moves.start)} were ordered to start")
 
     def away(self, wanted: Generation, serving: Generation | None, moves: Moves) -> Done:
         """Let requests wait for the names of `serving` whose engines do not stay, or go to an engine that stands in."""
@@ -217,7 +215,7 @@ class SwitchedHost(HostView):
             raise PhaseFailed(str(error)) from error
         if not report.installed:
             return Done("this host has no gateway")
-        told = f"requests for {several(report.away)} wait" if report.away else "every served name is reached"
+        told = f"requests for {', '.join(report.away)} wait" if report.away else "every served name is reached"
         runs = report.answers or report.warnings  # one that does not answer is a warning
         return Done(f"{told}{'' if runs else '; the gateway does not run'}", warnings=report.warnings)
 
@@ -234,13 +232,13 @@ class SwitchedHost(HostView):
         for name in names:
             unit, engine = units[unit_name(name)], wanted.engines.get(name)
             if engine is not None and hashes.get(name, wanted.hashes[name]) == wanted.hashes[name]:
-                who = f"{name} ({several(engine.config.served_names)})"
+                who = f"{name} ({', '.join(engine.config.served_names)})"
             elif engine is None and unit.down:
                 continue
             else:
                 who = f"{name} (of another generation)"
             sentences.append(f"{who} {self._describe_service(name, unit)}")
-        return several(sentences) or "no engine runs"
+        return ", ".join(sentences) or "no engine runs"
 
     def _describe_service(self, engine: str, unit: Unit) -> str:
         if unit.active_state != "active":

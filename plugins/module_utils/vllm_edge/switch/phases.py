@@ -7,12 +7,13 @@ import contextlib
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ..generation import committed as generation_committed
 from ..generation.model import Generation, GenerationError
 from ..names import SWITCH_UNIT
 from ..system.systemd import SystemdError
+from .host import SwitchedHost
 from .journal import JournalFile, JournalLost
 from .model import (
     HARMLESS,
@@ -28,10 +29,7 @@ from .model import (
 )
 from .render import complain, say, to_sentence
 from .signals import Signals
-
-if TYPE_CHECKING:
-    from .host import SwitchedHost
-    from .steps.downtime import RoleWatch
+from .steps.downtime import RoleWatch
 
 Value = TypeVar("Value")
 ROWS = ("canary", "quality", "gpus", "drift", "over_budget")

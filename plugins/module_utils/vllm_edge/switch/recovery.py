@@ -6,14 +6,12 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ..generation import committed as generation_committed
 from ..generation import live, secrets, store
 from ..generation.model import Choice, GenerationError
 from ..names import TARGET, unit_name
-from ..paths import HostPaths
-from ..system.systemd import Systemd
+from .host import SwitchedHost
 from .journal import DAMAGED, JournalFile, JournalLost, set_aside_damaged
 from .model import HARMLESS, Direction, Done, Journal, Phase, Result
 from .phases import PhaseRunner
@@ -22,15 +20,12 @@ from .rollback import end_killed
 from .signals import Signals
 from .transaction import begin_journal
 
-if TYPE_CHECKING:
-    from .host import SwitchedHost
-
 DROP_JOBS_S = 60.0
 
 
-def _take_over(host: SwitchedHost, paths: HostPaths, left: Journal) -> JournalFile:
+def _take_over(host: SwitchedHost, left: Journal) -> JournalFile:
     """Return the journal of a switch that did not end, ready to be continued."""
-    stamp = host.stamp()
+    paths, stamp = host.paths, host.stamp()
     if left.id == DAMAGED:
         kept = set_aside_damaged(paths, stamp)
         try:
@@ -39,7 +34,7 @@ def _take_over(host: SwitchedHost, paths: HostPaths, left: Journal) -> JournalFi
             now = None
         number, profile = (now.generation, now.profile) if now else (0, "")
         choice = Choice("host", asked_by="vllm-edge recover")
-        fresh = begin_journal(host, paths, number=number, profile=profile, now=now, choice=choice)
+        fresh = begin_journal(host, number=number, profile=profile, now=now, choice=choice)
         where = f"It is kept as {kept}." if kept else "It could not be kept."
         fresh = replace(fresh, phase=Phase.STOP, direction="back", warnings=(f"{to_sentence(left.message)} {where}",))
         return JournalFile(paths, fresh)
@@ -64,32 +59,33 @@ def _describe_killed(left: Journal) -> str:
     return f"{describe_route(left)} did not end: its program was killed, or the host went down, {where}{back}."
 
 
-def _continue(host: SwitchedHost, paths: HostPaths, left: Journal, signals: Signals) -> tuple[PhaseRunner, str]:
-    file = _take_over(host, paths, left)
+def _continue(host: SwitchedHost, left: Journal, signals: Signals) -> tuple[PhaseRunner, str]:
+    file = _take_over(host, left)
     with contextlib.suppress(JournalLost):
         file.take_ballast()
     return PhaseRunner(host, file, signals), _describe_killed(left)
 
 
-def recover(host: SwitchedHost, paths: HostPaths, left: Journal, signals: Signals) -> Result | None:
+def recover(host: SwitchedHost, left: Journal, signals: Signals) -> Result | None:
     """End a killed switch by going to the committed generation, whichever that is.
 
     The caller holds the lock. Signals are ignored from now on, unless the host goes down. Returns the result, or None
     if the boot has to recover.
     """
     signals.go_back()
-    change, head = _continue(host, paths, left, signals)
+    change, head = _continue(host, left, signals)
     if left.id != DAMAGED and left.direction == "forward" and (left.phase is None or left.phase in HARMLESS):
         return change.finish(Result.REFUSED, f"{head} Nothing had been touched.")
     return change.end(lambda: end_killed(change, left, head))
 
 
-def recover_at_boot(host: SwitchedHost, paths: HostPaths, left: Journal, systemd: Systemd) -> Result:
+def recover_at_boot(host: SwitchedHost, left: Journal) -> Result:
     """End a killed switch before the engines start: put back files and target of the committed generation.
 
     systemd then starts the engines, as at every boot; they are not verified. The caller holds the lock.
     """
-    change, head = _continue(host, paths, left, Signals())
+    paths, systemd = host.paths, host.systemd
+    change, head = _continue(host, left, Signals())
     try:
         committed = store.load_committed(paths)
     except GenerationError as error:

@@ -6,22 +6,18 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ..generation import committed as generation_committed
 from ..generation import store
 from ..generation.model import Choice, Committed, Generation, GenerationError
 from ..paths import HostPaths
-from ..system.systemd import Systemd
+from .host import SwitchedHost
 from .journal import Busy, JournalFile, JournalLost, read_journal, take_lock
 from .model import EXITS, Exit, PhaseFailed, Result
 from .recovery import recover, recover_at_boot
 from .render import capitalize, complain, describe_route, say, to_sentence
 from .signals import Signals
 from .transaction import Transaction, archive, begin_journal
-
-if TYPE_CHECKING:
-    from .host import SwitchedHost
 
 
 def run_recover(paths: HostPaths, *, boot: bool) -> int:
@@ -38,12 +34,12 @@ def run_recover(paths: HostPaths, *, boot: bool) -> int:
                 archive(paths, left)
             say("nothing to recover: the last switch ended" if left else "nothing to recover: there was no switch")
             return Exit.OK
-        host = _open_host(paths)
+        host = SwitchedHost(paths)
         signals.going_down = host.going_down
         if not boot and host.going_down():
             say("the host goes down: the boot recovers")
             return Exit.OK
-        recovered = recover_at_boot(host, paths, left, Systemd()) if boot else recover(host, paths, left, signals)
+        recovered = recover_at_boot(host, left) if boot else recover(host, left, signals)
         return Exit.FAILED if recovered is Result.FAILED else Exit.OK
 
     return _run(paths, act, quiet=True)
@@ -74,17 +70,18 @@ def _load_former(now: Committed | None, wanted: Generation, paths: HostPaths) ->
         ) from error
 
 
-def switch(host: SwitchedHost, paths: HostPaths, number: int, signals: Signals, choice: Choice) -> Result | None:
+def switch(host: SwitchedHost, number: int, signals: Signals, choice: Choice) -> Result | None:
     """Switch to a generation. An unfinished former switch is recovered first. The caller holds the lock.
 
     Returns the result, or None if the host goes down and the boot has to end the switch.
     """
+    paths = host.paths
     left = read_journal(paths)
     if left is not None and left.result is not None:
         archive(paths, left)
     elif left is not None:
         say("a former switch did not end: going back first")
-        if recover(host, paths, left, signals) is None:
+        if recover(host, left, signals) is None:
             return None
         signals.go_forward()
     problem, profile, warning = "", "", ""
@@ -97,7 +94,7 @@ def switch(host: SwitchedHost, paths: HostPaths, number: int, signals: Signals, 
         former, warning = _load_former(now, wanted, paths)
     except GenerationError as error:
         problem = to_sentence(str(error))
-    journal = begin_journal(host, paths, number=number, profile=profile, now=now, choice=choice)
+    journal = begin_journal(host, number=number, profile=profile, now=now, choice=choice)
     file = JournalFile(paths, journal)
     change = Transaction(host, file, signals)
     refused = f"{describe_route(journal)} was refused."
@@ -135,19 +132,13 @@ def _run(paths: HostPaths, act: Callable[[Signals], Exit], *, quiet: bool = Fals
         return Exit.FAILED
 
 
-def _open_host(paths: HostPaths) -> SwitchedHost:
-    from .host import SwitchedHost
-
-    return SwitchedHost(paths)
-
-
 def run_switch(paths: HostPaths, number: int, choice: Choice) -> int:
     """Run `vllm-edge run-switch`, the program of vllm-edge-switch.service. Returns its exit status."""
 
     def act(signals: Signals) -> Exit:
-        host = _open_host(paths)
+        host = SwitchedHost(paths)
         signals.going_down = host.going_down
-        result = switch(host, paths, number, signals, choice)
+        result = switch(host, number, signals, choice)
         return Exit.FAILED if result is None else EXITS[result]
 
     return _run(paths, act)

@@ -10,21 +10,16 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
 
 from ..generation import store
 from ..generation.model import Generation, GenerationError
 from ..names import TARGET
 from ..paths import HostPaths
-from ..system.systemd import Systemd
 from .command import INTERRUPTED, refuse_without_write_access
+from .host import SwitchedHost
 from .journal import Busy, read_journal, take_lock
 from .model import Done, Exit, PhaseFailed
-
-if TYPE_CHECKING:
-    from .host import SwitchedHost
 
 TARGET_S = 30.0
 
@@ -46,18 +41,18 @@ def _back(generation: Generation) -> str:
     return f"'vllm-edge switch {generation.number}' brings back what is missing and verifies it."
 
 
-def stop_engines(host: SwitchedHost, systemd: Systemd, paths: HostPaths) -> Stopped:
+def stop_engines(host: SwitchedHost) -> Stopped:
     """Stop all engines and the target. The caller holds the lock.
 
     Nothing is stopped if a switch was left unfinished or the hook `before_drain` fails.
     """
-    left = read_journal(paths)
+    left = read_journal(host.paths)
     if left is not None and left.result is None:
         return Stopped(
             Exit.REFUSED, "A switch was killed and left unfinished, so nothing was stopped: 'vllm-edge recover' first."
         )
     try:
-        committed = store.load_committed(paths)
+        committed = store.load_committed(host.paths)
     except GenerationError as error:
         return Stopped(Exit.REFUSED, f"{str(error).rstrip('.')}. Nothing was stopped; site.yml repairs it.")
     if committed is None:
@@ -87,7 +82,7 @@ def stop_engines(host: SwitchedHost, systemd: Systemd, paths: HostPaths) -> Stop
             return ended(Exit.REFUSED, failure.text, (), *done)
         return ended(Exit.FAILED, f"{failure.text.rstrip('.')}. {_back(committed)}", engines, *done)
     # Stop the target last: stopping it stops its engines too, without waiting for their requests.
-    said = systemd.stop([TARGET], TARGET_S)
+    said = host.systemd.stop([TARGET], TARGET_S)
     if said:
         return ended(Exit.FAILED, f"{TARGET} did not stop: {said}. {_back(committed)}", engines, *done)
     what = "; ".join(one.detail for one in done if one.detail) or "no engine ran"
@@ -105,17 +100,13 @@ def _print_end(stopped: Stopped, output: str) -> int:
     return stopped.status
 
 
-def run_stop(
-    paths: HostPaths, *, output: str, open_world: Callable[[HostPaths], SwitchedHost], systemd: Systemd | None = None
-) -> int:
-    """Run `vllm-edge stop` and return the exit status. `output` is `text` or `json`; `open_world` is called under the
-    lock; `systemd` is a stand-in for tests."""
+def run_stop(paths: HostPaths, *, output: str) -> int:
     refused = refuse_without_write_access(paths, "stop")
     if refused:
         return refused
     try:
         with take_lock(paths):
-            stopped = stop_engines(open_world(paths), systemd or Systemd(), paths)
+            stopped = stop_engines(SwitchedHost(paths))
     except Busy as busy:
         stopped = Stopped(Exit.BUSY, f"{busy} Nothing was stopped.")
     except KeyboardInterrupt:

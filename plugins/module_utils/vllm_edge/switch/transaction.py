@@ -11,12 +11,12 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ..generation import committed as generation_committed
 from ..generation.model import Choice, Committed, Generation, GenerationError
 from ..names import TARGET
 from ..paths import HostPaths
+from .host import SwitchedHost
 from .journal import JournalFile, JournalLost, make_id
 from .model import HARMLESS, ONWARD, PHASES, Done, Journal, Moves, Phase, PhaseFailed, Result, explain_restarts
 from .phases import PhaseRunner, combine
@@ -29,9 +29,6 @@ from .render import (
     to_sentence,
 )
 from .rollback import go_back
-
-if TYPE_CHECKING:
-    from .host import SwitchedHost
 
 
 class Transaction(PhaseRunner):
@@ -195,13 +192,11 @@ class Transaction(PhaseRunner):
         )
 
 
-def begin_journal(
-    host: SwitchedHost, paths: HostPaths, *, number: int, profile: str, now: Committed | None, choice: Choice
-) -> Journal:
+def begin_journal(host: SwitchedHost, *, number: int, profile: str, now: Committed | None, choice: Choice) -> Journal:
     """Return the journal of a switch that begins now; nothing is written."""
     stamp = host.stamp()
     return Journal(
-        id=make_id(paths, stamp, number),
+        id=make_id(host.paths, stamp, number),
         generation=number,
         profile=profile,
         from_generation=now.generation if now else None,

@@ -41,10 +41,6 @@ OpenNvml = Callable[[], AbstractContextManager[NvmlSession]]
 Owners = Callable[[Iterable[int]], Mapping[int, Owner]]
 
 
-def several(names: Iterable[str]) -> str:
-    return ", ".join(names)
-
-
 @dataclass
 class HostView:
     """The host that this program runs on. What lies outside of the program is a field, so that tests can replace it."""

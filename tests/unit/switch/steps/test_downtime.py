@@ -102,11 +102,16 @@ def wanted(tmp_path: Path) -> Generation:
     return generation(tmp_path, ("one", 8050, ["architect", "worker", "sentry"]))
 
 
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downtime, "EVERY_S", 0.01)
+
+
 URL = "http://127.0.0.1:{}".format
 
 
 def watch(wanted: Generation, former: Generation | None, servers: Servers) -> RoleWatch:
-    return RoleWatch(wanted, former, clock=time.monotonic, ask=servers, every_s=0.02)
+    return RoleWatch(wanted, former, clock=time.monotonic, ask=servers)
 
 
 def test_a_role_is_up_while_one_address_of_it_answers(wanted: Generation, former: Generation, tmp_path: Path) -> None:
@@ -158,7 +163,7 @@ def test_answers_that_are_no_list_of_models_are_no_service(wanted: Generation) -
         return ok({}) if path == "/tokenize" else next(strange, models("architect", "worker", "sentry"))
 
     began = time.monotonic()
-    seen = RoleWatch(wanted, None, clock=time.monotonic, ask=ask, every_s=0.01)
+    seen = RoleWatch(wanted, None, clock=time.monotonic, ask=ask)
     until(lambda: seen._roles["sentry"].asked > 5)
     found = seen.end([])
     assert len(found["sentry"].gaps) == 1 and -0.001 <= found["sentry"].gaps[0].from_s - began < 20
@@ -192,7 +197,7 @@ def test_it_ends_though_an_engine_hangs(wanted: Generation, monkeypatch: pytest.
         return models("architect")
 
     began = time.monotonic()
-    found = RoleWatch(wanted, None, clock=time.monotonic, ask=ask, every_s=0.01).end([])
+    found = RoleWatch(wanted, None, clock=time.monotonic, ask=ask).end([])
     assert time.monotonic() - began < 60
     assert found["architect"].asked == 0
     held.set()
@@ -208,7 +213,7 @@ def test_with_a_gateway_its_clients_are_asked(wanted: Generation, former: Genera
         return Answer(200 if path.removeprefix("/ready/") in ready else 503)
 
     probe = "unix:/run/vllm-edge-gateway/probe.sock"
-    seen = RoleWatch(wanted, former, clock=time.monotonic, ask=ask, every_s=0.01, gateway=probe)
+    seen = RoleWatch(wanted, former, clock=time.monotonic, ask=ask, gateway=probe)
     see_one_gap(seen, "sentry", lambda: ready.discard("sentry"), lambda: ready.add("sentry"))
     found = seen.end([])
     assert asked == {probe}

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -35,14 +35,15 @@ BUDGET = 20_900
 class GpuBench(Bench):
     """Whose each process is, said by the test."""
 
-    def __init__(self, boards: LabRoot, root: Path) -> None:
+    def __init__(self, boards: LabRoot, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(root)
         self.boards = boards
         self.uids: dict[int, int] = {}
+        monkeypatch.setattr(gpu_memory, "uid_of", self.uids.get)
+        monkeypatch.setattr(gpu_memory, "engine_uid", lambda: 8050)
 
-    def release(self, *needed: int, keep: Iterable[str] = (), killer: Callable[..., bool] = process.kill) -> Release:
-        budgets = {UUIDS[gpu]: BUDGET for gpu in needed}
-        return Release(self.machine, budgets, set(keep), killer=killer, uid=lambda pid: self.uids.get(pid), ours=8050)
+    def release(self, *needed: int, keep: Iterable[str] = ()) -> Release:
+        return Release(self.machine, {UUIDS[gpu]: BUDGET for gpu in needed}, set(keep))
 
     @contextmanager
     def engine_holds(self, mib: int, gpu: int = 0) -> Iterator[int]:
@@ -61,8 +62,8 @@ class GpuBench(Bench):
 
 
 @pytest.fixture
-def bench(gpus: LabRoot, tmp_path: Path) -> GpuBench:
-    return GpuBench(gpus, tmp_path)
+def bench(gpus: LabRoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GpuBench:
+    return GpuBench(gpus, tmp_path, monkeypatch)
 
 
 def test_gpus_without_anything_of_what_ends_are_free_at_once(bench: GpuBench) -> None:
@@ -102,7 +103,7 @@ def test_what_passes_is_waited_for(bench: GpuBench, fault: str, value: object, a
 @pytest.mark.parametrize("how", ["container", "orphan"])
 def test_what_is_ours_and_stays_is_named_and_ended(bench: GpuBench, how: str) -> None:
     with bench.boards.claim(0, 9_000) as pid, bench.boards.claim(0, 500) as foreign:
-        bench.uids = {pid: 8050, foreign: 1000}
+        bench.uids |= {pid: 8050, foreign: 1000}
         if how == "container":
             bench.ours(pid)
         done = bench.release(0).run(60)
@@ -120,7 +121,7 @@ def test_what_is_not_ours_is_never_ended(bench: GpuBench) -> None:
         bench.boards.claim(0, 100) as inside,
         bench.boards.claim(0, 100) as turned,
     ):
-        bench.uids = {other: 1000, inside: 8050, turned: 8050}
+        bench.uids |= {other: 1000, inside: 8050, turned: 8050}
         bench.kinds[inside] = Owner("foreign", container="somebody")
         release = bench.release(0)
         assert release._still_ours(turned)
@@ -136,9 +137,10 @@ def test_what_is_not_ours_is_never_ended(bench: GpuBench) -> None:
         assert alive(other) and alive(inside) and alive(turned)
 
 
-def test_a_process_that_cannot_be_ended_is_named_with_the_remedy(bench: GpuBench) -> None:
+def test_what_cannot_be_ended_is_named_with_the_remedy(bench: GpuBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_memory, "kill", lambda pid, still: False)
     with bench.engine_holds(9_000) as pid:
-        text = failure(lambda: bench.release(0, killer=lambda pid, still: False).run(60)).text
+        text = failure(lambda: bench.release(0).run(60)).text
     assert f"GPU 0 (NVIDIA L4, {UUIDS[0]}) is still held by a process of ours that was killed" in text
     assert f"pid {pid} (" in text and "holds 9000 MiB" in text and "then reboot" in text
     assert bench.clock.now == 1070
@@ -150,11 +152,11 @@ def test_memory_without_a_process_is_a_warning_where_enough_is_left(bench: GpuBe
         done = bench.release(0).run(60)
         assert done.detail == "GPU 0 measured free enough after 60.0 s"
         (warning,) = done.warnings
-        assert f"{held_mib} MiB in use that no process holds" in warning and "fits beside it" in warning
+        assert f"{held_mib} MiB in use that no process holds" in warning and "fits beside that" in warning
     bench.boards.set_fault(0, "orphan", 3_000)
     failed = failure(lambda: bench.release(0, 1).run(60))
     assert "has 3000 MiB in use that no process holds, 60 s after the engines were stopped" in failed.text
-    assert f"the 19564 MiB that are left are less than the budget of {BUDGET} MiB" in failed.text
+    assert f"The 19564 MiB that are left are less than the budget of {BUDGET} MiB" in failed.text
     assert f"'nvidia-smi --gpu-reset -i {UUIDS[0]}', or reboot" in failed.text
     assert UUIDS[1] not in failed.text
 
@@ -162,7 +164,7 @@ def test_memory_without_a_process_is_a_warning_where_enough_is_left(bench: GpuBe
 def test_containers_that_docker_does_not_name_are_waited_for_and_left_alone(bench: GpuBench) -> None:
     nameless = Owner("unknown", "c0ffee", reason="Docker cannot say whose container c0ffee is: away")
     with bench.boards.claim(0, 9_000) as pid:
-        bench.uids, bench.kinds = {pid: 8050}, {pid: nameless}
+        bench.uids[pid], bench.kinds[pid] = 8050, nameless
         bench.clock.at(20, lambda: bench.ours(pid))
         done = bench.release(0).run(60)
         assert "container vllm-e2b) holds 9000 MiB" in done.warnings[0] and not alive(pid)

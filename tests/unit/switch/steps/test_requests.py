@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from ansible.module_utils.vllm_edge.answers import canary_command as command
@@ -157,13 +158,13 @@ def test_roles_that_failed_alike_are_told_once(bench: Bench) -> None:
     assert failed.text.startswith("Role architect, worker, auditor of engine a failed")
 
 
-def prepared(bench: Bench, weights: Mapping[str, tuple[Path, Path]], room: int, **more: Any) -> Done:
+def prepared(bench: Bench, weights: Mapping[str, tuple[Path, Path]], room: int) -> Done:
     """Of engines with these weights (4002 bytes in two files) and records."""
     engines = [
         engine(name, weights_path=str(path), weights_record=str(record)) for name, (path, record) in weights.items()
     ]
-    moves, available = Moves(start=tuple(weights)), page_cache.RESERVE_BYTES + room
-    return page_cache.read_ahead(bench.machine, bench.stored(*engines), moves, available=lambda: available, **more)
+    with patch.object(page_cache, "available_bytes", return_value=page_cache.RESERVE_BYTES + room):
+        return bench.machine.prepare(bench.stored(*engines), Moves(start=tuple(weights)))
 
 
 def test_weights_are_read_once_each(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +188,8 @@ def test_the_disk_is_measured_before_the_weights_are_read(bench: Bench, tmp_path
     assert told.startswith(f"the disk of {tmp_path / 'weights'} is of unknown rate: ")
     assert json.loads(rates.read_text())["rates"][0]["bytes_per_s"] is None
     assert prepared(bench, weights, 10_000).detail == "e2b 0.0 MiB read in 0.0 s"
-    assert "the limit of 0 s was reached" in prepared(bench, weights, 10_000, limit_s=0.0).detail
+    with patch.object(page_cache, "LIMIT_S", 0.0):
+        assert "the limit of 0 s was reached" in prepared(bench, weights, 10_000).detail
     rates.unlink()
     rates.mkdir()
     assert "was not recorded: " in prepared(bench, weights, 10_000).detail

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from ...answers.canary_command import parse_models
 from ...answers.checks import Ask
 from ...generation.model import Generation
-from ...system.http import request, takes_work
+from ...system.http import takes_work
 from ..model import Downtime, Gap, PhaseRecord
 
 EVERY_S = 0.5
@@ -91,8 +91,7 @@ class RoleWatch:
         former: Generation | None,
         *,
         clock: Callable[[], float],
-        ask: Ask = request,
-        every_s: float = EVERY_S,
+        ask: Ask,
         gateway: str | None = None,
     ) -> None:
         """Begin to ask. `gateway` is the URL at which the gateway answers GET /ready/<role>, if there is one."""
@@ -100,7 +99,6 @@ class RoleWatch:
         self._former = frozenset(former.roles) if former else self._wanted
         self._clock = clock
         self._ask = ask
-        self._every_s = every_s
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._gateway = gateway
@@ -148,7 +146,7 @@ class RoleWatch:
             with self._lock:
                 for role in roles:
                     self._roles[role].answered(at_s, role in up)
-            self._stop.wait(max(0.0, self._every_s - (self._clock() - began)))
+            self._stop.wait(max(0.0, EVERY_S - (self._clock() - began)))
 
     def end(self, phases: Iterable[PhaseRecord]) -> dict[str, Downtime]:
         """Stop the threads and return the downtime of the roles that are served now, after a rollback those of before.

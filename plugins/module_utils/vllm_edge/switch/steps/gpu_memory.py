@@ -7,8 +7,8 @@ and only processes of ours are ever killed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from ...generation.model import Generation
 from ...gpu import slots as gpu_slots
@@ -76,9 +76,10 @@ def require(boards: HostReading, lost: Lost, needed: Collection[str]) -> None:
     )
 
 
-def is_orphan(owner: Owner, uid: int | None, ours: int | None) -> bool:
-    """Return whether a process of the user `uid` runs as the user of our engines (`ours`) outside of any container: its
-    container is gone and it stayed."""
+def is_orphan(owner: Owner, uid: int | None) -> bool:
+    """Return whether a process of the user `uid` runs as our engines and outside of any container: it has outlived its
+    own."""
+    ours = engine_uid()
     return owner.kind == "foreign" and owner.container is None and ours is not None and uid == ours
 
 
@@ -129,20 +130,11 @@ class Occupied:
         return self.gpu.total_mib - (self.gpu.reserved_mib or 0) - self.engine_mib - self.foreign_mib
 
 
-def look(
-    gpu: GpuReading,
-    owners: Mapping[int, Owner],
-    keep: Collection[str],
-    *,
-    ours: int | None,
-    uid: Callable[[int], int | None] = uid_of,
-) -> Occupied:
+def look(gpu: GpuReading, owners: Mapping[int, Owner], keep: Collection[str]) -> Occupied:
     """Find out who uses one GPU.
 
-    Args:
-        owners: owner by pid, as `find_owners` returns it.
-        keep: units of engines that stay; their memory does not count.
-        ours: the user of our engines.
+    `owners` are owners by pid, as `find_owners` returns them. `keep` are units of engines that stay; their memory does
+    not count.
     """
     holders: list[Holder] = []
     unknown: list[str] = []
@@ -151,12 +143,12 @@ def look(
     exact = gpu.processes is not None
     for process in gpu.processes or ():
         owner = owners.get(process.pid, Owner("unknown", reason="not looked up"))
-        runs_as = uid(process.pid)
+        runs_as = uid_of(process.pid)
         holder = Holder(process.pid, process.used_mib, owner.container, command_of(process.pid), get_user_name(runs_as))
         exact = exact and process.used_mib is not None
         if owner.kind == "ours" and owner.unit in keep:
             kept += process.used_mib or 0
-        elif owner.kind == "ours" or is_orphan(owner, runs_as, ours):
+        elif owner.kind == "ours" or is_orphan(owner, runs_as):
             holders.append(holder)
         elif owner.reason != ENDED:
             # A process that is not known to be ours is never killed. If only Docker's answer is missing, the switch
@@ -179,9 +171,6 @@ class Release:
     """Budget in MiB by UUID, for the GPUs that should be free."""
     keep: Collection[str]
     """Units of engines that stay."""
-    killer: Callable[[int, Callable[[int], bool]], bool] = kill
-    uid: Callable[[int], int | None] = uid_of
-    ours: int | None = field(default_factory=engine_uid)
 
     def look(self) -> list[Occupied]:
         """Take one sample of the needed GPUs. NVML is opened anew each time, because the driver may be unloaded in
@@ -191,7 +180,7 @@ class Release:
         require(boards, lost, self.needed)
         gpus = [gpu for gpu in boards.gpus if gpu.uuid in self.needed]
         owners = self.host.owners({process.pid for gpu in gpus for process in gpu.processes or ()})
-        return [look(gpu, owners, self.keep, ours=self.ours, uid=self.uid) for gpu in gpus]
+        return [look(gpu, owners, self.keep) for gpu in gpus]
 
     def _until_free(self, timeout_s: float) -> tuple[list[Occupied], float]:
         """Return the last sample and how long the wait took. Errors of NVML that may pass are waited for as well."""
@@ -217,7 +206,7 @@ class Release:
         owner = self.host.owners({pid}).get(pid)
         if owner is None:
             return False
-        return (owner.kind == "ours" and owner.unit not in self.keep) or is_orphan(owner, self.uid(pid), self.ours)
+        return (owner.kind == "ours" and owner.unit not in self.keep) or is_orphan(owner, uid_of(pid))
 
     def run(self, timeout_s: float) -> Done:
         """Wait until the GPUs are free; after the limit, kill the processes of ours that are left.
@@ -230,7 +219,7 @@ class Release:
         if not all(gpu.free for gpu in seen):
             ended = list({holder.pid: holder for gpu in seen for holder in gpu.holders}.values())
             for holder in ended:
-                gone = self.killer(holder.pid, self._still_ours)
+                gone = kill(holder.pid, self._still_ours)
                 warnings.append(
                     f"{holder} {timeout_s:.0f} s after its engine was stopped; it "
                     + ("was ended." if gone else "could not be ended.")
@@ -256,6 +245,8 @@ class Release:
         for gpu in seen:
             if gpu.free:
                 continue
+            budget = self.needed[gpu.gpu.uuid]
+            fits = gpu.left_mib() >= budget
             if gpu.holders:
                 failures.append(
                     f"{gpu.card} is still held by a process of ours that was killed and does not end: "
@@ -263,30 +254,25 @@ class Release:
                     "'ps -eo pid,stat,wchan,cmd' and for Xid messages in 'journalctl -k', then reboot."
                 )
                 continue
-            budget = self.needed[gpu.gpu.uuid]
-            fits = gpu.left_mib() >= budget
             if gpu.unknown:
                 text = f"{gpu.card} is used by processes that may be ours: {'; '.join(gpu.unknown)}"
-                if fits:
-                    warnings.append(f"{text}; the budget of {budget} MiB fits beside them.")
-                else:
-                    failures.append(
-                        f"{text}. They were left alone; the {max(0, gpu.left_mib())} MiB beside them are less than the "
-                        f"budget of {budget} MiB. 'systemctl status docker.service' shows why Docker does not answer."
-                    )
-                continue
-            text = (
-                f"{gpu.card} has {gpu.engine_mib} MiB in use that no process holds, {seconds:.0f} s after the engines "
-                "were stopped"
-            )
+                remedy = "They were left alone: 'systemctl status docker.service' shows why Docker does not answer."
+            else:
+                text = (
+                    f"{gpu.card} has {gpu.engine_mib} MiB in use that no process holds, {seconds:.0f} s after the "
+                    "engines were stopped"
+                )
+                remedy = (
+                    "The driver did not give it back: stop what uses this GPU, then 'nvidia-smi --gpu-reset -i "
+                    f"{gpu.gpu.uuid}', or reboot; a larger vllm_engine_free_timeout_s waits longer."
+                )
             if fits:
-                warnings.append(f"{text}; the budget of {budget} MiB fits beside it.")
-                continue
-            failures.append(
-                f"{text}, and the {max(0, gpu.left_mib())} MiB that are left are less than the budget of {budget} MiB. "
-                "The driver did not give it back: stop what uses this GPU, then 'nvidia-smi --gpu-reset -i "
-                f"{gpu.gpu.uuid}', or reboot; a larger vllm_engine_free_timeout_s waits longer."
-            )
+                warnings.append(f"{text}; the budget of {budget} MiB fits beside that.")
+            else:
+                failures.append(
+                    f"{text}. The {max(0, gpu.left_mib())} MiB that are left are less than the budget of {budget} MiB. "
+                    f"{remedy}"
+                )
         if failures:
             raise PhaseFailed(" ".join(failures))
         return warnings

@@ -22,6 +22,7 @@ from typing import Literal, get_args
 from ...generation.model import Generation
 from ...redaction import find_secrets, redact
 from ..model import Done, PhaseFailed
+from ..render import to_sentence
 from ..view import HostView
 
 Hook = Literal["before_drain", "after_commit"]
@@ -112,10 +113,7 @@ def _read_output(descriptor: int) -> str:
     raw = os.pread(descriptor, OUTPUT_SHOWN, max(0, size - OUTPUT_SHOWN))
     text = raw.decode("utf-8", "replace").strip()
     text = redact(text, find_secrets([text]))
-    if not text:
-        return "It printed nothing."
-    end = "" if text.endswith((".", "!", "?")) else "."
-    return f"It printed: {'...' if size > OUTPUT_SHOWN else ''}{text}{end}"
+    return f"It printed: {'...' if size > OUTPUT_SHOWN else ''}{to_sentence(text)}" if text else "It printed nothing."
 
 
 def _wait(process: subprocess.Popen[bytes], output: int, until: float) -> int:

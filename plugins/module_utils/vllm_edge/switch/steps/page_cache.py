@@ -23,7 +23,7 @@ RESERVE_BYTES = 8 * 1024**3
 """Left for the engines that run, which need host memory too, and for everything else."""
 CHUNK_BYTES = 8 * 1024**2
 LIMIT_S = 180.0
-"""An old disk reads 30 GB in this time; the switch does not wait longer for an optimisation."""
+"""For all models together. An old disk reads 30 GB in this time; the switch waits no longer for an optimisation."""
 
 
 def list_weight_files(config: EngineConfig) -> list[tuple[Path, int]]:
@@ -64,23 +64,15 @@ def _measure_disk(rates: Path, config: EngineConfig, files: Sequence[tuple[Path,
     return [f"the disk of {found.directory} {told}"]
 
 
-def read_ahead(
-    host: HostView,
-    wanted: Generation,
-    moves: Moves,
-    *,
-    available: Callable[[], int] = available_bytes,
-    limit_s: float = LIMIT_S,
-) -> Done:
+def read_ahead(host: HostView, wanted: Generation, moves: Moves) -> Done:
     """Read the weights of the engines that start. This never fails: the result says what was not read and why.
 
-    The disk of a model without a recorded read rate is measured before it is read. `available` returns the free memory
-    in bytes, `limit_s` are seconds for all models together.
+    The disk of a model without a recorded read rate is measured before it is read.
     """
     configs = [wanted.engines[name].config for name in moves.start]
     models = {config.weights_path or config.model: config for config in configs}
     began = host.clock()
-    room = available() - RESERVE_BYTES
+    room = available_bytes() - RESERVE_BYTES
     said: list[str] = []
     warnings: list[str] = []
     for config in models.values():
@@ -100,7 +92,7 @@ def read_ahead(
             done, whole = 0, True
             try:
                 for path, _ in files:
-                    size, whole = read_through(path, began + limit_s, host.clock)
+                    size, whole = read_through(path, began + LIMIT_S, host.clock)
                     done += size
                     if not whole:
                         break
@@ -108,5 +100,5 @@ def read_ahead(
                 warnings.append(f"Weights of {config.model} could not be read ahead: {error}.")
                 continue
             text = f"{config.model} {_gib(done)} read in {host.clock() - since:.1f} s"
-            said.append(text if whole else f"{text}, of {_gib(size_bytes)}: the limit of {limit_s:.0f} s was reached")
+            said.append(text if whole else f"{text}, of {_gib(size_bytes)}: the limit of {LIMIT_S:.0f} s was reached")
     return Done("; ".join(said) or "no engine has to start", warnings=tuple(warnings))

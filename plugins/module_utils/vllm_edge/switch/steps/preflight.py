@@ -19,7 +19,6 @@ from ...paths import HostPaths
 from ...planning.load_time import expect_load
 from ...system.docker import DockerAway, DockerEngine, DockerRefused
 from ...system.nvml import NvmlFailure
-from ...system.process import engine_uid
 from ...weights.record import load_record
 from ...weights.verification import verify_recorded
 from ..model import Done, Moves, PhaseFailed
@@ -186,8 +185,7 @@ def check_gpus(host: HostView, wanted: Generation, moves: Moves, warnings: list[
     except NvmlFailure as failure:
         return [f"The GPUs cannot be read: {failure}"]
     owners = host.owners({process.pid for gpu in boards.gpus for process in gpu.processes or ()})
-    ours = engine_uid()
-    looks = {gpu.uuid: look(gpu, owners, (), ours=ours) for gpu in boards.gpus}
+    looks = {gpu.uuid: look(gpu, owners, ()) for gpu in boards.gpus}
     problems: list[str] = []
     try:
         require(boards, lost, list(dict.fromkeys(uuid for one in wanted.engines.values() for uuid in one.config.gpus)))

@@ -15,7 +15,7 @@ from ...engine.config import EngineConfig
 from ...engine.metrics import requests_in_work
 from ...engine.state import stamp
 from ...generation.model import Generation, Limits
-from ...system.http import call_in_parallel, request, takes_work
+from ...system.http import call_in_parallel, takes_work
 from ..model import Done, Moves, PhaseFailed
 from ..view import HostView
 
@@ -91,7 +91,7 @@ def drain(host: HostView, moves: Moves, limits: Limits) -> Done:
     return Done(f"{detail}; {seconds:.1f} s", warnings=warnings)
 
 
-def wait_until_idle(config: EngineConfig, wait: Callable[[float], bool], *, ask: Ask = request) -> bool:
+def wait_until_idle(config: EngineConfig, wait: Callable[[float], bool], ask: Ask) -> bool:
     """Wait, after SIGTERM was sent, until the engine has finished its requests.
 
     An engine with --shutdown-timeout finishes its requests after SIGTERM, and vLLM 0.32 then spends the rest of that
