@@ -11,41 +11,27 @@ from lab.nvidia.cards import read_cards
 from lab.server import Server, cut, down, offline_command, prepare, reboot, reconnect, ssh_command, status, up
 
 
+def add_option(parser: argparse.ArgumentParser, flag: str, default: str | int, meaning: str) -> None:
+    """Add an option that the environment may set as well, such as VLLM_EDGE_LAB_SSH_PORT; a number if its default is."""
+    variable = f"VLLM_EDGE_LAB{flag[1:].replace('-', '_').upper()}"
+    parser.add_argument(flag, type=type(default), default=os.environ.get(variable, default), help=meaning)
+
+
 def main() -> None:
     """Parse the command line and act."""
     parser = argparse.ArgumentParser(prog="lab", description="A simulated XR7620 in local containers.")
-    parser.add_argument("--name", default=os.environ.get("VLLM_EDGE_LAB_NAME", "vllm-edge-lab"), help="name of the lab")
-    parser.add_argument(
-        "--ssh-port",
-        type=int,
-        default=int(os.environ.get("VLLM_EDGE_LAB_SSH_PORT", "22022")),
-        help="loopback port of its ssh",
-    )
-    parser.add_argument(
-        "--gateway-port",
-        type=int,
-        default=int(os.environ.get("VLLM_EDGE_LAB_GATEWAY_PORT", "0")),
-        help="loopback port of its gateway; 0 for the port of ssh and 400",
-    )
+    add_option(parser, "--name", "vllm-edge-lab", "name of the lab")
+    add_option(parser, "--ssh-port", 22022, "loopback port of its ssh")
+    add_option(parser, "--gateway-port", 0, "loopback port of its gateway; 0 for the port of ssh and 400")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("images", help="build images and artefacts only")
     bring = commands.add_parser("up", help="bring the lab up")
     bring.add_argument("--medium", default="", help="directory that a new host has, read-only, as a carried disk")
-    bring.add_argument(
-        "--cpu",
-        default=os.environ.get("VLLM_EDGE_LAB_CPU", ""),
-        help=f"`{LESSER}`: the engines of a new host compute as on a CPU without AVX-512 and AMX",
-    )
-    bring.add_argument(
-        "--seed",
-        default=os.environ.get("VLLM_EDGE_LAB_SEED", ""),
-        help="a new host whose engines take another overhead, within what is published; any word",
-    )
-    bring.add_argument(
-        "--gpus",
-        default=os.environ.get("VLLM_EDGE_LAB_GPUS", ""),
-        help="the GPUs of a new host: 4xL4, H100 or 2xL4,L40S; of another card its NAME:MIB:COMPUTE_CAPABILITY",
-    )
+    add_option(bring, "--cpu", "", f"`{LESSER}`: the engines of a new host compute as on a CPU without AVX-512 and AMX")
+    overhead = "a new host whose engines take another overhead, within what is published; any word"
+    add_option(bring, "--seed", "", overhead)
+    cards = "the GPUs of a new host: 4xL4, H100 or 2xL4,L40S; of another card its NAME:MIB:COMPUTE_CAPABILITY"
+    add_option(bring, "--gpus", "", cards)
     remove = commands.add_parser("down", help="remove the lab")
     remove.add_argument("--keep-images", action="store_true", help="keep images and cache for the next time")
     again = commands.add_parser("reboot", help="reboot the host; returns when it can be logged in")
@@ -68,26 +54,21 @@ def main() -> None:
             parser.error(str(problem))
     host = (options.medium, options.cpu, options.seed, options.gpus)
     server = Server(options.name, options.ssh_port, *host, options.gateway_port)
-    if options.command == "images":
-        prepare()
-    elif options.command == "up":
-        up(server)
-    elif options.command == "down":
-        down(server, options.keep_images)
-    elif options.command == "reboot":
-        reboot(server, options.hard)
-    elif options.command == "cut":
-        cut(server)
-    elif options.command == "reconnect":
-        reconnect(server)
-    elif options.command == "offline":
-        words = offline_command(server, options.words)
-        os.execvp(words[0], words)
-    elif options.command == "status":
-        status(server)
-    else:
-        words = ssh_command(server)
-        os.execvp(words[0], [*words, *(["-t"] if not options.words else []), *options.words])
+    match options.command:
+        case "images":
+            prepare()
+        case "down":
+            down(server, options.keep_images)
+        case "reboot":
+            reboot(server, options.hard)
+        case "offline":
+            words = offline_command(server, options.words)
+            os.execvp(words[0], words)
+        case "shell":
+            words = ssh_command(server)
+            os.execvp(words[0], [*words, *(["-t"] if not options.words else []), *options.words])
+        case command:
+            {"up": up, "cut": cut, "reconnect": reconnect, "status": status}[command](server)
 
 
 if __name__ == "__main__":
