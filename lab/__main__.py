@@ -12,7 +12,7 @@ from lab.server import Server, cut, down, offline_command, prepare, reboot, reco
 
 
 def add_option(parser: argparse.ArgumentParser, flag: str, default: str | int, meaning: str) -> None:
-    """Add an option that the environment may set as well, such as VLLM_EDGE_LAB_SSH_PORT; a number if its default is."""
+    """Add an option that the environment may set, too, such as VLLM_EDGE_LAB_SSH_PORT; a number if its default is."""
     variable = f"VLLM_EDGE_LAB{flag[1:].replace('-', '_').upper()}"
     parser.add_argument(flag, type=type(default), default=os.environ.get(variable, default), help=meaning)
 
