@@ -11,27 +11,28 @@ from lab.nvidia.cards import read_cards
 from lab.server import Server, cut, down, offline_command, prepare, reboot, reconnect, ssh_command, status, up
 
 
-def add_option(parser: argparse.ArgumentParser, flag: str, default: str | int, meaning: str) -> None:
-    """Add an option that the environment may set, too, such as VLLM_EDGE_LAB_SSH_PORT; a number if its default is."""
-    variable = f"VLLM_EDGE_LAB{flag[1:].replace('-', '_').upper()}"
+def add_option(parser: argparse.ArgumentParser, flag: str, variable: str, default: str | int, meaning: str) -> None:
+    """Add an option that a variable of the environment may set as well; it is a number if its default is one."""
     parser.add_argument(flag, type=type(default), default=os.environ.get(variable, default), help=meaning)
 
 
 def main() -> None:
     """Parse the command line and act."""
     parser = argparse.ArgumentParser(prog="lab", description="A simulated XR7620 in local containers.")
-    add_option(parser, "--name", "vllm-edge-lab", "name of the lab")
-    add_option(parser, "--ssh-port", 22022, "loopback port of its ssh")
-    add_option(parser, "--gateway-port", 0, "loopback port of its gateway; 0 for the port of ssh and 400")
+    add_option(parser, "--name", "VLLM_EDGE_LAB_NAME", "vllm-edge-lab", "name of the lab")
+    add_option(parser, "--ssh-port", "VLLM_EDGE_LAB_SSH_PORT", 22022, "loopback port of its ssh")
+    gateway = "loopback port of its gateway; 0 for the port of ssh and 400"
+    add_option(parser, "--gateway-port", "VLLM_EDGE_LAB_GATEWAY_PORT", 0, gateway)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("images", help="build images and artefacts only")
     bring = commands.add_parser("up", help="bring the lab up")
     bring.add_argument("--medium", default="", help="directory that a new host has, read-only, as a carried disk")
-    add_option(bring, "--cpu", "", f"`{LESSER}`: the engines of a new host compute as on a CPU without AVX-512 and AMX")
+    lesser = f"`{LESSER}`: the engines of a new host compute as on a CPU without AVX-512 and AMX"
+    add_option(bring, "--cpu", "VLLM_EDGE_LAB_CPU", "", lesser)
     overhead = "a new host whose engines take another overhead, within what is published; any word"
-    add_option(bring, "--seed", "", overhead)
+    add_option(bring, "--seed", "VLLM_EDGE_LAB_SEED", "", overhead)
     cards = "the GPUs of a new host: 4xL4, H100 or 2xL4,L40S; of another card its NAME:MIB:COMPUTE_CAPABILITY"
-    add_option(bring, "--gpus", "", cards)
+    add_option(bring, "--gpus", "VLLM_EDGE_LAB_GPUS", "", cards)
     remove = commands.add_parser("down", help="remove the lab")
     remove.add_argument("--keep-images", action="store_true", help="keep images and cache for the next time")
     again = commands.add_parser("reboot", help="reboot the host; returns when it can be logged in")
