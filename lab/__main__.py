@@ -17,7 +17,6 @@ def add_option(parser: argparse.ArgumentParser, flag: str, variable: str, defaul
 
 
 def main() -> None:
-    """Parse the command line and act."""
     parser = argparse.ArgumentParser(prog="lab", description="A simulated XR7620 in local containers.")
     add_option(parser, "--name", "VLLM_EDGE_LAB_NAME", "vllm-edge-lab", "name of the lab")
     add_option(parser, "--ssh-port", "VLLM_EDGE_LAB_SSH_PORT", 22022, "loopback port of its ssh")

@@ -98,7 +98,6 @@ class Server:
 
     @property
     def published_gateway_port(self) -> int:
-        """Port of this machine that leads to the gateway of a new host."""
         return self.gateway_port or self.ssh_port + 400
 
     @property
@@ -381,7 +380,6 @@ def vendors_address(server: Server, network: str = "") -> str:
 
 
 def read_gateway_port(server: Server) -> int:
-    """Port of this machine that leads to the gateway of the host that is there."""
     return int(docker_output("port", server.host, f"{GATEWAY_PORT}/tcp").splitlines()[0].rpartition(":")[2])
 
 
