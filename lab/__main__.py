@@ -23,43 +23,29 @@ from lab.server import (
 )
 
 
+def add_option(parser: argparse.ArgumentParser, flag: str, variable: str, default: str | int, meaning: str) -> None:
+    """Add an option that a variable of the environment may set as well; it is a number if its default is one."""
+    parser.add_argument(flag, type=type(default), default=os.environ.get(variable, default), help=meaning)
+
+
 def main() -> None:
-    """Parse the command line and act."""
     parser = argparse.ArgumentParser(prog="lab", description="A simulated XR7620 in local containers.")
-    parser.add_argument("--name", default=os.environ.get("VLLM_EDGE_LAB_NAME", "vllm-edge-lab"), help="name of the lab")
-    parser.add_argument(
-        "--ssh-port",
-        type=int,
-        default=int(os.environ.get("VLLM_EDGE_LAB_SSH_PORT", "22022")),
-        help="loopback port of its ssh",
-    )
-    parser.add_argument(
-        "--gateway-port",
-        type=int,
-        default=int(os.environ.get("VLLM_EDGE_LAB_GATEWAY_PORT", "0")),
-        help="loopback port of its gateway; 0 for the port of ssh and 400",
-    )
+    add_option(parser, "--name", "VLLM_EDGE_LAB_NAME", "vllm-edge-lab", "name of the lab")
+    add_option(parser, "--ssh-port", "VLLM_EDGE_LAB_SSH_PORT", 22022, "loopback port of its ssh")
+    gateway = "loopback port of its gateway; 0 for the port of ssh and 400"
+    add_option(parser, "--gateway-port", "VLLM_EDGE_LAB_GATEWAY_PORT", 0, gateway)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("images", help="build images and artefacts only")
     another = commands.add_parser("publish", help="put the engine image of another release into the lab's registry")
     another.add_argument("release", choices=("0.33.0",), help="release of vLLM")
     bring = commands.add_parser("up", help="bring the lab up")
     bring.add_argument("--medium", default="", help="directory that a new host has, read-only, as a carried disk")
-    bring.add_argument(
-        "--cpu",
-        default=os.environ.get("VLLM_EDGE_LAB_CPU", ""),
-        help=f"`{LESSER}`: the engines of a new host compute as on a CPU without AVX-512 and AMX",
-    )
-    bring.add_argument(
-        "--seed",
-        default=os.environ.get("VLLM_EDGE_LAB_SEED", ""),
-        help="a new host whose engines take another overhead, within what is published; any word",
-    )
-    bring.add_argument(
-        "--gpus",
-        default=os.environ.get("VLLM_EDGE_LAB_GPUS", ""),
-        help="the GPUs of a new host: 4xL4, H100 or 2xL4,L40S; of another card its NAME:MIB:COMPUTE_CAPABILITY",
-    )
+    lesser = f"`{LESSER}`: the engines of a new host compute as on a CPU without AVX-512 and AMX"
+    add_option(bring, "--cpu", "VLLM_EDGE_LAB_CPU", "", lesser)
+    overhead = "a new host whose engines take another overhead, within what is published; any word"
+    add_option(bring, "--seed", "VLLM_EDGE_LAB_SEED", "", overhead)
+    cards = "the GPUs of a new host: 4xL4, H100 or 2xL4,L40S; of another card its NAME:MIB:COMPUTE_CAPABILITY"
+    add_option(bring, "--gpus", "VLLM_EDGE_LAB_GPUS", "", cards)
     remove = commands.add_parser("down", help="remove the lab")
     remove.add_argument("--keep-images", action="store_true", help="keep images and cache for the next time")
     again = commands.add_parser("reboot", help="reboot the host; returns when it can be logged in")
@@ -82,28 +68,23 @@ def main() -> None:
             parser.error(str(problem))
     host = (options.medium, options.cpu, options.seed, options.gpus)
     server = Server(options.name, options.ssh_port, *host, options.gateway_port)
-    if options.command == "images":
-        prepare()
-    elif options.command == "publish":
-        publish_release(options.release)
-    elif options.command == "up":
-        up(server)
-    elif options.command == "down":
-        down(server, options.keep_images)
-    elif options.command == "reboot":
-        reboot(server, options.hard)
-    elif options.command == "cut":
-        cut(server)
-    elif options.command == "reconnect":
-        reconnect(server)
-    elif options.command == "offline":
-        words = offline_command(server, options.words)
-        os.execvp(words[0], words)
-    elif options.command == "status":
-        status(server)
-    else:
-        words = ssh_command(server)
-        os.execvp(words[0], [*words, *(["-t"] if not options.words else []), *options.words])
+    match options.command:
+        case "images":
+            prepare()
+        case "publish":
+            publish_release(options.release)
+        case "down":
+            down(server, options.keep_images)
+        case "reboot":
+            reboot(server, options.hard)
+        case "offline":
+            words = offline_command(server, options.words)
+            os.execvp(words[0], words)
+        case "shell":
+            words = ssh_command(server)
+            os.execvp(words[0], [*words, *(["-t"] if not options.words else []), *options.words])
+        case command:
+            {"up": up, "cut": cut, "reconnect": reconnect, "status": status}[command](server)
 
 
 if __name__ == "__main__":

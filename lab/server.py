@@ -64,8 +64,9 @@ CUT_RULES = (
 PASSED = re.compile(
     r"HOME|USER|LOGNAME|LANG|LC_[A-Z]+|TERM|COLUMNS|VIRTUAL_ENV|(ANSIBLE|MOLECULE|VLLM_EDGE|PYTHON)_?[A-Z_]+"
 )
-
-
+ANOTHER = (
+    "make another with a name and port of its own: VLLM_EDGE_LAB_NAME=second VLLM_EDGE_LAB_SSH_PORT=22122 make lab"
+)
 GATEWAY_PORT = 8443
 """Port of the host's gateway, as inventories/lab has it."""
 
@@ -97,7 +98,6 @@ class Server:
 
     @property
     def published_gateway_port(self) -> int:
-        """Port of this machine that leads to the gateway of a new host."""
         return self.gateway_port or self.ssh_port + 400
 
     @property
@@ -152,21 +152,18 @@ def up(server: Server) -> None:
     ):
         raise SystemExit(
             f"lab: VLLM_EDGE_LAB_GPUS is {server.gpus!r}, and the host of the lab {server.name} has other GPUs "
-            f"({gpus_of(server) or '4xL4'}). A host keeps its GPUs: remove it by `make lab-down`, or make "
-            "a second one with another name and port: VLLM_EDGE_LAB_NAME=second VLLM_EDGE_LAB_SSH_PORT=22122 make lab"
+            f"({gpus_of(server) or '4xL4'}). A host keeps its GPUs: remove it by `make lab-down`, or {ANOTHER}"
         )
     names = prepare()
     for name in (server.host, server.vendors):
         if container_state(name) != "absent" and not labelled(server, name):
             raise SystemExit(
-                f"lab: there is a container {name} that the lab did not make; it stays as it is. Give the lab another "
-                "name: VLLM_EDGE_LAB_NAME=second VLLM_EDGE_LAB_SSH_PORT=22122 make lab"
+                f"lab: there is a container {name} that the lab did not make; it stays as it is: {ANOTHER}"
             )
     if container_state(server.host) != "absent" and not (server.generated / "ssh_config").exists():
         raise SystemExit(
             f"lab: there is a lab {server.name} already, and its keys are not in {server.generated}: another checkout "
-            "made it. Remove it by `make lab-down`, or give this one another name and port: "
-            "VLLM_EDGE_LAB_NAME=second VLLM_EDGE_LAB_SSH_PORT=22122 make lab"
+            f"made it. Remove it by `make lab-down`, or {ANOTHER}"
         )
     if docker("network", "inspect", server.name, check=False).returncode != 0:
         docker("network", "create", f"--label={LABEL}={server.name}", server.name)
@@ -389,7 +386,6 @@ def vendors_address(server: Server, network: str = "") -> str:
 
 
 def read_gateway_port(server: Server) -> int:
-    """Port of this machine that leads to the gateway of the host that is there."""
     return int(docker_output("port", server.host, f"{GATEWAY_PORT}/tcp").splitlines()[0].rpartition(":")[2])
 
 

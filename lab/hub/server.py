@@ -83,17 +83,16 @@ class File:
 
     @property
     def sibling(self) -> dict[str, Any]:
-        lfs = {"lfs": {"sha256": self.sha256, "size": self.size, "pointerSize": len(self.pointer)}} if self.lfs else {}
-        return {"rfilename": self.name, "size": self.size, "blobId": self.blob_id, **lfs}
+        return {"rfilename": self.name, "size": self.size, "blobId": self.blob_id, **self.describe_lfs("sha256")}
 
     @property
     def entry(self) -> dict[str, Any]:
-        lfs = {"lfs": {"oid": self.sha256, "size": self.size, "pointerSize": len(self.pointer)}} if self.lfs else {}
+        lfs = self.describe_lfs("oid")
         return {"type": "file", "path": self.name, "size": self.size, "oid": self.blob_id, **lfs}
 
-    @property
-    def pointer(self) -> bytes:
-        return lfs_pointer(self.sha256, self.size)
+    def describe_lfs(self, hash_key: str) -> dict[str, Any]:
+        pointer = lfs_pointer(self.sha256, self.size)
+        return {"lfs": {hash_key: self.sha256, "size": self.size, "pointerSize": len(pointer)}} if self.lfs else {}
 
 
 def lfs_pointer(sha256: str, size: int) -> bytes:

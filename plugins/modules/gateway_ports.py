@@ -23,10 +23,6 @@ options:
     type: list
     elements: int
     default: []
-  unit:
-    description: The gateway's unit.
-    type: str
-    default: vllm-edge-gateway.service
 """
 
 EXAMPLES = r"""
@@ -41,6 +37,7 @@ RETURN = r"""# """
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils.vllm_edge.names import GATEWAY_UNIT
 from ..module_utils.vllm_edge.system.listeners import find_port_users
 
 
@@ -49,14 +46,13 @@ def main() -> None:
         argument_spec={
             "listen": {"type": "list", "elements": "dict", "required": True},
             "ports": {"type": "list", "elements": "int", "default": []},
-            "unit": {"type": "str", "default": "vllm-edge-gateway.service"},
         },
         supports_check_mode=True,
     )
     params = module.params
     wanted = [(entry["address"], int(entry["port"])) for entry in params["listen"]]
     wanted += [("127.0.0.1", port) for port in params["ports"]]
-    if found := find_port_users(wanted, params["unit"]):
+    if found := find_port_users(wanted, GATEWAY_UNIT):
         module.fail_json(
             msg=f"The gateway cannot listen: {'; '.join(found)}. The gateway was not changed. Stop what listens, or "
             "give the gateway (serving_gateway_listen) or the engine (port) another port."

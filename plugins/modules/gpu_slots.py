@@ -84,13 +84,7 @@ from ansible.module_utils.common.respawn import has_respawned, respawn_module
 from ..module_utils.vllm_edge.gpu import slots
 from ..module_utils.vllm_edge.paths import find_interpreter
 from ..module_utils.vllm_edge.system.files import write_durably
-from ..module_utils.vllm_edge.system.nvml import (
-    RUNTIME_REMEDY,
-    GpuIdentity,
-    NvmlFailure,
-    decide_where_to_run,
-    open_nvml,
-)
+from ..module_utils.vllm_edge.system.nvml import GpuIdentity, NvmlFailure, PynvmlMissing, open_nvml, require_pynvml
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "gpu_uuids": {"type": "list", "elements": "str"},
@@ -135,7 +129,7 @@ def see(module: AnsibleModule) -> tuple[tuple[GpuIdentity, ...], dict[str, dict[
 def write(module: AnsibleModule, path: str, text: str) -> None:
     directory = os.path.dirname(path)
     if not os.path.isdir(directory):
-        module.fail_json(msg=f"The GPU slots cannot be recorded: {directory} does not exist. {RUNTIME_REMEDY}")
+        module.fail_json(msg=f"The GPU slots cannot be recorded: {directory} does not exist. {PynvmlMissing.remedy}")
     try:
         write_durably(Path(path), text)
     except OSError as error:
@@ -151,15 +145,13 @@ def main() -> None:
 
     try:
         slots.check_declared(module.params["gpu_uuids"] or [])
-        place, reason = decide_where_to_run(python, respawned=has_respawned())
-        if place == "respawn":
-            respawn_module(python)
-        if place == "nowhere":
-            if module.check_mode:
-                skip(module, f"{reason}.")
-            module.fail_json(msg=f"The GPUs cannot be listed: {reason}. {RUNTIME_REMEDY}")
+        require_pynvml(python, has_respawned(), respawn_module)
         identities, memory = see(module)
         plan = slots.plan(module.params["gpu_uuids"], slots.read_text(path), identities, module.params["minimum"], path)
+    except PynvmlMissing as missing:
+        if module.check_mode:
+            skip(module, f"{missing}.")
+        module.fail_json(msg=f"The GPUs cannot be listed: {missing}. {missing.remedy}")
     except NvmlFailure as failure:
         if failure.driver_absent and module.check_mode:
             skip(module, failure.sentence, nvml=failure.as_dict())
@@ -171,11 +163,9 @@ def main() -> None:
         module.warn(warning)
     if plan.changed and not module.check_mode:
         write(module, path, plan.after)
-    changed: bool = plan.changed
-    if os.path.exists(path):
-        changed = module.set_mode_if_different(path, MODE, changed)
+    mode_differs = os.path.exists(path) and module.set_mode_if_different(path, MODE, False)
     module.exit_json(
-        changed=changed,
+        changed=plan.changed or mode_differs,
         uuids=plan.uuids,
         slots=[slot.as_dict(number) | memory.get(slot.uuid, {}) for number, slot in enumerate(plan.slots)],
         source=plan.source,

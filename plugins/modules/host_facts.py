@@ -113,6 +113,7 @@ from ..module_utils.vllm_edge.facts.runtime import RuntimeReader
 from ..module_utils.vllm_edge.gpu.access import REMEDY, Access
 from ..module_utils.vllm_edge.gpu.topology import FORBIDDEN, correctness
 from ..module_utils.vllm_edge.system.host import Unread
+from ..module_utils.vllm_edge.system.systemd import SystemdError
 
 
 def read_driver_and_runtime(module: AnsibleModule, reader: RuntimeReader) -> dict[str, Any]:
@@ -129,7 +130,7 @@ def read_driver_and_runtime(module: AnsibleModule, reader: RuntimeReader) -> dic
         modes = {row[0]: row[2] for row in rows}
         try:
             found |= asdict(read_driver_state(reader, Wanted(**driver), packages, half_installed, modes))
-        except OSError as error:
+        except SystemdError as error:
             module.fail_json(msg=f"apt cannot be asked about the driver: {error}")
     if runtime:
         found |= asdict(reader.read_runtime_state(**runtime, gpus=gpus, driver=rows[0][1] if rows else ""))

@@ -256,7 +256,6 @@ class ModelWeights:
         self.hub_home = directory.parent / ".incoming" / ".hub"
         progress = params["progress_path"]
         self.progress = Progress(None if module.check_mode or not progress else Path(progress), params["name"])
-        self.held = contextlib.ExitStack()
 
     def take_secrets(self) -> access.Secrets:
         """Return token, address and environment of the download, which must not appear in the result."""
@@ -282,17 +281,10 @@ class ModelWeights:
         return Ownership(uid, gid)
 
     def source(self) -> transfer.Source:
-        """Return the source of the files. Restarts the module if only the other interpreter has huggingface_hub."""
         if self.params["source_directory"]:
             return DirectorySource(Path(self.params["source_directory"]))
         if not has_client():
             interpreter = find_interpreter(self.params["interpreter"])
-            if not has_respawned() and os.path.exists(interpreter):
-                # The new process acquires the lock itself, and this one waits for it.
-                self.held.close()
-                if self.params["secrets_path"]:
-                    access.hand_over(Path(self.params["secrets_path"]), self.secrets)
-                respawn_module(interpreter)
             what = f"{interpreter} does not exist" if not has_respawned() else f"{interpreter} has no huggingface_hub"
             raise HubError(
                 f"The hub's client huggingface_hub is needed to bring {self.wanted.repo}, and {what}. The role "
@@ -310,17 +302,6 @@ class ModelWeights:
             plan.source = self.source() if plan.bring else None
             return plan
         return transfer.plan_listed(self.wanted, record, self.source(), self.progress)
-
-    def lock(self) -> None:
-        """Acquire the lock. A download continues when the play that started it is interrupted."""
-        try:
-            self.held.enter_context(hold_lock(self.record_path.parent / f".{self.wanted.model}.lock"))
-        except LockHeld as error:
-            raise WeightsError(
-                f"Another run is bringing the weights of {self.wanted.model} at this moment (an interrupted play "
-                "leaves its download running). Wait for it; "
-                f"{self.params['progress_path'] or 'the directory .incoming'} shows how far it is."
-            ) from error
 
     def warn(self, plan: transfer.Plan) -> None:
         """Warn about unknown files, and about a directory that is no longer used."""
@@ -344,14 +325,21 @@ class ModelWeights:
             except HubError as reason:
                 return self.unforeseen(str(reason))
             return self.result(plan, self.owner(), None if plan.bring else plan.verification.good)
-        with self.held:
-            self.lock()
-            try:
-                return self.apply(self.plan(), self.owner())
-            finally:
-                shutil.rmtree(self.hub_home, ignore_errors=True)
-                with contextlib.suppress(OSError):
-                    self.hub_home.parent.rmdir()
+        try:
+            with hold_lock(self.record_path.parent / f".{self.wanted.model}.lock"):
+                try:
+                    return self.apply(self.plan(), self.owner())
+                finally:
+                    shutil.rmtree(self.hub_home, ignore_errors=True)
+                    with contextlib.suppress(OSError):
+                        self.hub_home.parent.rmdir()
+        except LockHeld as error:
+            # A download continues when the play that started it is interrupted.
+            raise WeightsError(
+                f"Another run is bringing the weights of {self.wanted.model} at this moment (an interrupted play "
+                "leaves its download running). Wait for it; "
+                f"{self.params['progress_path'] or 'the directory .incoming'} shows how far it is."
+            ) from error
 
     def apply(self, plan: transfer.Plan, owner: Ownership) -> dict[str, Any]:
         files = {**plan.verification.good}
@@ -425,6 +413,9 @@ class ModelWeights:
 
 def main() -> None:
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
+    interpreter = find_interpreter(module.params["interpreter"])
+    if not (module.params["source_directory"] or has_client() or has_respawned()) and os.path.exists(interpreter):
+        respawn_module(interpreter)
     try:
         result = ModelWeights(module).run()
     except WeightsError as error:

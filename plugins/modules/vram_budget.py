@@ -138,12 +138,12 @@ from ..module_utils.vllm_edge.gpu.budget import (
 from ..module_utils.vllm_edge.gpu.owners import find_owners
 from ..module_utils.vllm_edge.paths import find_interpreter
 from ..module_utils.vllm_edge.system.nvml import (
-    RUNTIME_REMEDY,
     HostReading,
     NvmlFailure,
     NvmlSession,
-    decide_where_to_run,
+    PynvmlMissing,
     open_nvml,
+    require_pynvml,
 )
 
 ARGUMENT_SPEC: dict[str, Any] = {
@@ -209,28 +209,23 @@ class Measurement:
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    python = find_interpreter(module.params["python"])
-
-    place, reason = decide_where_to_run(python, respawned=has_respawned())
-    if place == "respawn":
-        respawn_module(python)
-    if place == "nowhere":
-        if module.check_mode:
-            module.exit_json(
-                skipped=True,
-                gpus=[],
-                msg=f"Would measure the VRAM of every GPU against {module.params['budgets']}; not yet, for {reason}.",
-            )
-        module.fail_json(msg=f"VRAM cannot be measured: {reason}. {RUNTIME_REMEDY}", gpus=[])
-
     for option in ("settle_timeout_s", "tolerance_mib"):
         if module.params[option] < 0:
             module.fail_json(msg=f"{option} is {module.params[option]}: it cannot be negative.", gpus=[])
 
     measurement = Measurement(module.params)
     try:
+        require_pynvml(find_interpreter(module.params["python"]), has_respawned(), respawn_module)
         with open_nvml() as session:
             result = measurement.run(session)
+    except PynvmlMissing as missing:
+        if module.check_mode:
+            module.exit_json(
+                skipped=True,
+                gpus=[],
+                msg=f"Would measure the VRAM of every GPU against {module.params['budgets']}; not yet, for {missing}.",
+            )
+        module.fail_json(msg=f"VRAM cannot be measured: {missing}. {missing.remedy}", gpus=[])
     except NvmlFailure as failure:
         if failure.driver_absent and module.check_mode:
             module.exit_json(

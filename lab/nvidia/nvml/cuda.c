@@ -16,27 +16,24 @@
 #define MAX_ALLOCATIONS 1024
 #define OLD_CUDA_VERSION 12040 /* what cuda-init-fails=35 pretends: the number is the runtime's, which compares */
 
-enum {
-    SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, DEVICE_UNAVAILABLE = 46, NO_DEVICE = 100,
-    INVALID_DEVICE = 101, INVALID_CONTEXT = 201, SYSTEM_NOT_READY = 802, SYSTEM_DRIVER_MISMATCH = 803,
-    COMPAT_NOT_SUPPORTED_ON_DEVICE = 804, UNKNOWN = 999
-};
+/* Code, name without CUDA_ERROR_, and text of cuGetErrorString. */
+#define CUDA_ERRORS(E) \
+    E(1, INVALID_VALUE, "invalid argument") \
+    E(2, OUT_OF_MEMORY, "out of memory") \
+    E(3, NOT_INITIALIZED, "initialization error") \
+    E(46, DEVICE_UNAVAILABLE, "CUDA-capable device(s) is/are busy or unavailable") \
+    E(100, NO_DEVICE, "no CUDA-capable device is detected") \
+    E(101, INVALID_DEVICE, "invalid device ordinal") \
+    E(201, INVALID_CONTEXT, "invalid device context") \
+    E(802, SYSTEM_NOT_READY, "system not yet initialized") \
+    E(803, SYSTEM_DRIVER_MISMATCH, "system has unsupported display driver / cuda driver combination") \
+    E(804, COMPAT_NOT_SUPPORTED_ON_DEVICE, "forward compatibility was attempted on non supported HW") \
+    E(999, UNKNOWN, "unknown error")
+#define CODE(code, name, text) name = code,
+#define ROW(code, name, text) {code, "CUDA_ERROR_" #name, text},
+enum { SUCCESS = 0, CUDA_ERRORS(CODE) };
 static const struct { int code; const char *name; const char *text; } ERRORS[] = {
-    {SUCCESS, "CUDA_SUCCESS", "no error"},
-    {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
-    {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
-    {NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
-    {DEVICE_UNAVAILABLE, "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable"},
-    {NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
-    {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
-    {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
-    {SYSTEM_NOT_READY, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized"},
-    {SYSTEM_DRIVER_MISMATCH, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
-     "system has unsupported display driver / cuda driver combination"},
-    {COMPAT_NOT_SUPPORTED_ON_DEVICE, "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
-     "forward compatibility was attempted on non supported HW"},
-    {UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
-};
+    {SUCCESS, "CUDA_SUCCESS", "no error"}, CUDA_ERRORS(ROW)};
 
 typedef struct { Gpu *gpu; int claim; unsigned users; unsigned long long held; char path[700]; } Context;
 static Context contexts[MAX_GPUS];

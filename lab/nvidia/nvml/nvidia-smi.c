@@ -8,6 +8,7 @@
 
 #include <dlfcn.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,8 @@
 #define MIB (1024ULL * 1024ULL)
 #define MAX_GPUS 32
 #define MAX_PROCESSES 512
-enum { SUCCESS = 0, NOT_SUPPORTED = 3, DRIVER_NOT_LOADED = 9, FUNCTION_NOT_FOUND = 13, GPU_IS_LOST = 15, MISMATCH = 18 };
+enum { SUCCESS = 0, NOT_SUPPORTED = 3, DRIVER_NOT_LOADED = 9, FUNCTION_NOT_FOUND = 13, GPU_IS_LOST = 15, MISMATCH = 18,
+       ARGUMENT_VERSION_MISMATCH = 25 };
 enum { EXIT_ARGUMENT = 2, EXIT_NOT_FOUND = 6, EXIT_NO_LIBRARY = 12 };
 
 typedef unsigned int Result;
@@ -29,7 +31,7 @@ typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; c
 
 static void *library;
 
-/* One pointer per NVML function; a missing one answers FUNCTION_NOT_FOUND like the real one. */
+/* One pointer per NVML function, called with the arguments of nvml.h; a missing one answers FUNCTION_NOT_FOUND. */
 static Result missing(void) { return FUNCTION_NOT_FOUND; }
 typedef Result (*Function)();
 static Function nvml(const char *name) {
@@ -46,156 +48,119 @@ static const char *error_text(Result code) {
 static void bus_id(Device device, char *out, size_t size) {
     Pci pci;
     memset(&pci, 0, sizeof pci);
-    Result (*get)(Device, Pci *) = (Result(*)(Device, Pci *))nvml("nvmlDeviceGetPciInfo_v3");
-    snprintf(out, size, "%s", get(device, &pci) == SUCCESS ? pci.bus_id : "");
+    snprintf(out, size, "%s", nvml("nvmlDeviceGetPciInfo_v3")(device, &pci) == SUCCESS ? pci.bus_id : "");
 }
 static Result text_of(const char *function, Device device, char *out, unsigned size) {
-    Result (*get)(Device, char *, unsigned) = (Result(*)(Device, char *, unsigned))nvml(function);
     *out = '\0';
-    return get(device, out, size);
-}
-static Result number_of(const char *function, Device device, unsigned *out) {
-    Result (*get)(Device, unsigned *) = (Result(*)(Device, unsigned *))nvml(function);
-    return get(device, out);
-}
-static Result pair_of(const char *function, Device device, unsigned *first, unsigned *second) {
-    Result (*get)(Device, unsigned *, unsigned *) = (Result(*)(Device, unsigned *, unsigned *))nvml(function);
-    return get(device, first, second);
-}
-static Result typed_of(const char *function, Device device, unsigned type, unsigned *out) {
-    Result (*get)(Device, unsigned, unsigned *) = (Result(*)(Device, unsigned, unsigned *))nvml(function);
-    return get(device, type, out);
+    return nvml(function)(device, out, size);
 }
 static Result memory_of(Device device, Memory *out) {
-    Result (*second)(Device, Memory *) = (Result(*)(Device, Memory *))nvml("nvmlDeviceGetMemoryInfo_v2");
     memset(out, 0, sizeof *out);
     out->version = (unsigned)sizeof *out | 2u << 24;
-    Result result = second(device, out);
-    if (result != FUNCTION_NOT_FOUND && result != 25) return result;
-    Memory1 old;
-    Result (*first)(Device, Memory1 *) = (Result(*)(Device, Memory1 *))nvml("nvmlDeviceGetMemoryInfo");
-    result = first(device, &old);
-    out->total = old.total, out->free = old.free, out->used = old.used, out->reserved = 0;
+    Result result = nvml("nvmlDeviceGetMemoryInfo_v2")(device, out);
+    if (result != FUNCTION_NOT_FOUND && result != ARGUMENT_VERSION_MISMATCH) return result;
+    Memory1 old = {0, 0, 0};
+    result = nvml("nvmlDeviceGetMemoryInfo")(device, &old);
+    out->total = old.total, out->free = old.free, out->used = old.used;
     return result;
 }
 static unsigned processes_of(Device device, Process *out) {
     unsigned count = MAX_PROCESSES;
-    Result (*get)(Device, unsigned *, Process *) =
-        (Result(*)(Device, unsigned *, Process *))nvml("nvmlDeviceGetComputeRunningProcesses_v3");
-    return get(device, &count, out) == SUCCESS ? count : 0;
+    return nvml("nvmlDeviceGetComputeRunningProcesses_v3")(device, &count, out) == SUCCESS ? count : 0;
 }
 static void process_name(unsigned pid, char *out, unsigned size) {
-    Result (*get)(unsigned, char *, unsigned) = (Result(*)(unsigned, char *, unsigned))nvml("nvmlSystemGetProcessName");
-    if (get(pid, out, size) != SUCCESS) snprintf(out, size, "[Not Found]");
+    if (nvml("nvmlSystemGetProcessName")(pid, out, size) != SUCCESS) snprintf(out, size, "[Not Found]");
 }
 static void driver_version(char *out, unsigned size) {
-    Result (*get)(char *, unsigned) = (Result(*)(char *, unsigned))nvml("nvmlSystemGetDriverVersion");
-    if (get(out, size) != SUCCESS) snprintf(out, size, "N/A");
+    if (nvml("nvmlSystemGetDriverVersion")(out, size) != SUCCESS) snprintf(out, size, "N/A");
 }
 static void cuda_version(char *out, size_t size) {
     int value = 0;
-    Result (*get)(int *) = (Result(*)(int *))nvml("nvmlSystemGetCudaDriverVersion_v2");
-    if (get(&value) == SUCCESS) snprintf(out, size, "%d.%d", value / 1000, value % 1000 / 10);
+    Result result = nvml("nvmlSystemGetCudaDriverVersion_v2")(&value);
+    if (result == SUCCESS) snprintf(out, size, "%d.%d", value / 1000, value % 1000 / 10);
     else snprintf(out, size, "N/A");
 }
 
-/* ---- output ---------------------------------------------------------------------------------------------------- */
+/* ---- values of a query ----------------------------------------------------------------------------------------- */
 
-static void now(char *out, size_t size, const char *format) {
-    time_t seconds = time(NULL);
-    struct tm local;
-    strftime(out, size, format, localtime_r(&seconds, &local));
-}
-
-/* A query's value as text. unit, when not NULL, is appended unless the caller asked for none. */
-static int nounits;
-static void say(char *out, size_t size, const char *unit, const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    int n = vsnprintf(out, size, format, arguments);
-    va_end(arguments);
-    if (unit && !nounits && n > 0 && (size_t)n < size) snprintf(out + n, size - (size_t)n, " %s", unit);
-}
-static void refuse(char *out, size_t size, Result result) {
-    if (result == NOT_SUPPORTED || result == FUNCTION_NOT_FOUND) snprintf(out, size, "[N/A]");
-    else snprintf(out, size, "[%s]", error_text(result));
-}
-
-typedef struct { const char *name, *header, *unit, *kind, *function; unsigned type; } Field;
+/* How a value is asked for. NUMBER, TYPED (of the Field's type) and PAIR are the arguments of its function. */
+typedef enum { TEXT, NUMBER, TYPED, PAIR, MEMORY, DRIVER, BUS, PID, PROCESS, USED } Call;
+/* format prints one or two numbers; ENABLED and WATTS (of mW) have words of their own; without one it is a text. */
+#define ENABLED "Enabled"
+#define WATTS "%u.%02u"
+typedef struct {
+    const char *name, *unit, *format;
+    Call call;
+    const char *function;
+    unsigned type;
+    const char *header; /* where it is not the name */
+} Field;
 static const Field FIELDS[] = {
-    {"driver_version", "driver_version", NULL, "driver", NULL, 0},
-    {"name", "name", NULL, "text", "nvmlDeviceGetName", 0},
-    {"uuid", "uuid", NULL, "text", "nvmlDeviceGetUUID", 0},
-    {"index", "index", NULL, "number", "nvmlDeviceGetIndex", 0},
-    {"pci.bus_id", "pci.bus_id", NULL, "bus", NULL, 0},
-    {"memory.total", "memory.total", "MiB", "memory", NULL, 't'},
-    {"memory.reserved", "memory.reserved", "MiB", "memory", NULL, 'r'},
-    {"memory.used", "memory.used", "MiB", "memory", NULL, 'u'},
-    {"memory.free", "memory.free", "MiB", "memory", NULL, 'f'},
-    {"compute_cap", "compute_cap", NULL, "cc", NULL, 0},
-    {"persistence_mode", "persistence_mode", NULL, "enabled", "nvmlDeviceGetPersistenceMode", 0},
-    {"ecc.mode.current", "ecc.mode.current", NULL, "ecc", "nvmlDeviceGetEccMode", 0},
-    {"pstate", "pstate", NULL, "pstate", "nvmlDeviceGetPerformanceState", 0},
-    {"temperature.gpu", "temperature.gpu", NULL, "typed", "nvmlDeviceGetTemperature", 0},
-    {"power.draw", "power.draw", "W", "watts", "nvmlDeviceGetPowerUsage", 0},
-    {"power.limit", "power.limit", "W", "watts", "nvmlDeviceGetEnforcedPowerLimit", 0},
-    {"power.default_limit", "power.default_limit", "W", "watts", "nvmlDeviceGetEnforcedPowerLimit", 0},
-    {"clocks.sm", "clocks.current.sm", "MHz", "typed", "nvmlDeviceGetClockInfo", 1},
-    {"pcie.link.gen.current", "pcie.link.gen.current", NULL, "number", "nvmlDeviceGetCurrPcieLinkGeneration", 0},
-    {"pcie.link.gen.max", "pcie.link.gen.max", NULL, "number", "nvmlDeviceGetMaxPcieLinkGeneration", 0},
-    {"pcie.link.width.current", "pcie.link.width.current", NULL, "number", "nvmlDeviceGetCurrPcieLinkWidth", 0},
-    {"pcie.link.width.max", "pcie.link.width.max", NULL, "number", "nvmlDeviceGetMaxPcieLinkWidth", 0},
+    {"driver_version", NULL, NULL, DRIVER},
+    {"name", NULL, NULL, TEXT, "nvmlDeviceGetName"},
+    {"uuid", NULL, NULL, TEXT, "nvmlDeviceGetUUID"},
+    {"index", NULL, "%u", NUMBER, "nvmlDeviceGetIndex"},
+    {"pci.bus_id", NULL, NULL, BUS},
+    {"memory.total", "MiB", "%u", MEMORY, NULL, offsetof(Memory, total)},
+    {"memory.reserved", "MiB", "%u", MEMORY, NULL, offsetof(Memory, reserved)},
+    {"memory.used", "MiB", "%u", MEMORY, NULL, offsetof(Memory, used)},
+    {"memory.free", "MiB", "%u", MEMORY, NULL, offsetof(Memory, free)},
+    {"compute_cap", NULL, "%u.%u", PAIR, "nvmlDeviceGetCudaComputeCapability"},
+    {"persistence_mode", NULL, ENABLED, NUMBER, "nvmlDeviceGetPersistenceMode"},
+    {"ecc.mode.current", NULL, ENABLED, PAIR, "nvmlDeviceGetEccMode"},
+    {"pstate", NULL, "P%u", NUMBER, "nvmlDeviceGetPerformanceState"},
+    {"temperature.gpu", NULL, "%u", TYPED, "nvmlDeviceGetTemperature", 0},
+    {"power.draw", "W", WATTS, NUMBER, "nvmlDeviceGetPowerUsage"},
+    {"power.limit", "W", WATTS, NUMBER, "nvmlDeviceGetEnforcedPowerLimit"},
+    {"power.default_limit", "W", WATTS, NUMBER, "nvmlDeviceGetEnforcedPowerLimit"},
+    {"clocks.sm", "MHz", "%u", TYPED, "nvmlDeviceGetClockInfo", 1, "clocks.current.sm"},
+    {"pcie.link.gen.current", NULL, "%u", NUMBER, "nvmlDeviceGetCurrPcieLinkGeneration"},
+    {"pcie.link.gen.max", NULL, "%u", NUMBER, "nvmlDeviceGetMaxPcieLinkGeneration"},
+    {"pcie.link.width.current", NULL, "%u", NUMBER, "nvmlDeviceGetCurrPcieLinkWidth"},
+    {"pcie.link.width.max", NULL, "%u", NUMBER, "nvmlDeviceGetMaxPcieLinkWidth"},
 };
 static const Field APP_FIELDS[] = {
-    {"pid", "pid", NULL, "pid", NULL, 0},
-    {"process_name", "process_name", NULL, "process", NULL, 0},
-    {"used_memory", "used_gpu_memory", "MiB", "used", NULL, 0},
-    {"gpu_uuid", "gpu_uuid", NULL, "text", "nvmlDeviceGetUUID", 0},
+    {"pid", NULL, "%u", PID},
+    {"process_name", NULL, NULL, PROCESS},
+    {"used_memory", "MiB", "%u", USED, NULL, 0, "used_gpu_memory"},
+    {"gpu_uuid", NULL, NULL, TEXT, "nvmlDeviceGetUUID"},
 };
 
 static unsigned visible;
+static int nounits;
 
 static void value_of(const Field *field, Device device, const Process *process, char *out, size_t size) {
     unsigned first = 0, second = 0;
+    Memory memory;
     Result result = SUCCESS;
     *out = '\0';
-    if (!strcmp(field->kind, "driver")) driver_version(out, (unsigned)size);
-    else if (!strcmp(field->kind, "bus")) bus_id(device, out, size);
-    else if (!strcmp(field->kind, "text")) result = text_of(field->function, device, out, (unsigned)size);
-    else if (!strcmp(field->kind, "number")) {
-        if ((result = number_of(field->function, device, &first)) == SUCCESS) say(out, size, field->unit, "%u", first);
-    } else if (!strcmp(field->kind, "typed")) {
-        if ((result = typed_of(field->function, device, field->type, &first)) == SUCCESS)
-            say(out, size, field->unit, "%u", first);
-    } else if (!strcmp(field->kind, "enabled")) {
-        if ((result = number_of(field->function, device, &first)) == SUCCESS)
-            say(out, size, NULL, first ? "Enabled" : "Disabled");
-    } else if (!strcmp(field->kind, "pstate")) {
-        if ((result = number_of(field->function, device, &first)) == SUCCESS) say(out, size, NULL, "P%u", first);
-    } else if (!strcmp(field->kind, "watts")) {
-        if ((result = number_of(field->function, device, &first)) == SUCCESS)
-            say(out, size, field->unit, "%u.%02u", first / 1000, first % 1000 / 10);
-    } else if (!strcmp(field->kind, "ecc")) {
-        if ((result = pair_of(field->function, device, &first, &second)) == SUCCESS)
-            say(out, size, NULL, first ? "Enabled" : "Disabled");
-    } else if (!strcmp(field->kind, "cc")) {
-        if ((result = pair_of("nvmlDeviceGetCudaComputeCapability", device, &first, &second)) == SUCCESS)
-            say(out, size, NULL, "%u.%u", first, second);
-    } else if (!strcmp(field->kind, "memory")) {
-        Memory memory;
-        if ((result = memory_of(device, &memory)) == SUCCESS)
-            say(out, size, field->unit, "%llu",
-                (field->type == 't'   ? memory.total
-                 : field->type == 'r' ? memory.reserved
-                 : field->type == 'u' ? memory.used
-                                      : memory.free) / MIB);
-    } else if (!strcmp(field->kind, "pid")) say(out, size, NULL, "%u", process->pid);
-    else if (!strcmp(field->kind, "process")) process_name(process->pid, out, (unsigned)size);
-    else if (!strcmp(field->kind, "used")) {
-        if (process->used == (unsigned long long)-1) say(out, size, NULL, "[N/A]");
-        else say(out, size, field->unit, "%llu", process->used / MIB);
+    switch (field->call) {
+    case TEXT: result = text_of(field->function, device, out, (unsigned)size); break;
+    case NUMBER: result = nvml(field->function)(device, &first); break;
+    case TYPED: result = nvml(field->function)(device, field->type, &first); break;
+    case PAIR: result = nvml(field->function)(device, &first, &second); break;
+    case MEMORY:
+        result = memory_of(device, &memory);
+        first = (unsigned)(*(unsigned long long *)((char *)&memory + field->type) / MIB);
+        break;
+    case DRIVER: driver_version(out, (unsigned)size); break;
+    case BUS: bus_id(device, out, size); break;
+    case PID: first = process->pid; break;
+    case PROCESS: process_name(process->pid, out, (unsigned)size); break;
+    case USED:
+        result = process->used == (unsigned long long)-1 ? NOT_SUPPORTED : SUCCESS;
+        first = (unsigned)(process->used / MIB);
+        break;
     }
-    if (result != SUCCESS) refuse(out, size, result);
+    const char *format = field->format;
+    if (result == NOT_SUPPORTED || result == FUNCTION_NOT_FOUND) snprintf(out, size, "[N/A]");
+    else if (result != SUCCESS) snprintf(out, size, "[%s]", error_text(result));
+    else if (format) {
+        if (!strcmp(format, ENABLED)) format = first ? ENABLED : "Disabled";
+        if (!strcmp(format, WATTS)) second = first % 1000 / 10, first /= 1000;
+        int n = snprintf(out, size, format, first, second);
+        if (field->unit && !nounits) snprintf(out + n, size - (size_t)n, " %s", field->unit);
+    }
 }
 
 /* ---- devices --------------------------------------------------------------------------------------------------- */
@@ -222,14 +187,12 @@ static int selected(const char *choice, unsigned index, Device device) {
 
 /* Returns 0, or the exit code after having said why. A lost card ends the program, as it does the real one. */
 static int find_devices(const char *choice) {
-    Result (*count)(unsigned *) = (Result(*)(unsigned *))nvml("nvmlDeviceGetCount_v2");
-    Result (*handle)(unsigned, Device *) = (Result(*)(unsigned, Device *))nvml("nvmlDeviceGetHandleByIndex_v2");
     const char *(*lost)(unsigned);
     *(void **)&lost = dlsym(library, "labNvmlBusIdByIndex");
-    if (count(&visible) != SUCCESS) visible = 0;
+    if (nvml("nvmlDeviceGetCount_v2")(&visible) != SUCCESS) visible = 0;
     for (unsigned i = 0; i < visible && i < MAX_GPUS; i++) {
         Device device = NULL;
-        Result result = handle(i, &device);
+        Result result = nvml("nvmlDeviceGetHandleByIndex_v2")(i, &device);
         if (result != SUCCESS) {
             printf("Unable to determine the device handle for GPU%u: %s: %s%s\n", i, lost ? lost(i) : "", error_text(result),
                    result == GPU_IS_LOST ? ".  Reboot the system to recover this GPU" : "");
@@ -293,7 +256,7 @@ static int query(const char *wanted, const char *format, int apps) {
     }
     if (header) {
         for (unsigned c = 0; c < width; c++) {
-            printf("%s%s", c ? ", " : "", columns[c]->header);
+            printf("%s%s", c ? ", " : "", columns[c]->header ? columns[c]->header : columns[c]->name);
             if (columns[c]->unit && !nounits) printf(" [%s]", columns[c]->unit);
         }
         printf("\n");
@@ -312,46 +275,51 @@ static int query(const char *wanted, const char *format, int apps) {
     return 0;
 }
 
+#define RULE "+-----------------------------------------------------------------------------------------+\n"
+#define COLUMNS_RULE "+-----------------------------------------+------------------------+----------------------+\n"
+static const char HEAD[] = COLUMNS_RULE
+    "| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |\n"
+    "| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |\n"
+    "|                                         |                        |               MIG M. |\n"
+    "|=========================================+========================+======================|\n";
+static const char PROCESSES_HEAD[] = "\n" RULE
+    "| Processes:                                                                              |\n"
+    "|  GPU   GI   CI              PID   Type   Process name                        GPU Memory |\n"
+    "|        ID   ID                                                               Usage      |\n"
+    "|=========================================================================================|\n";
+
+static void table_of_gpu(unsigned index, Device device) {
+    char name[128], bus[64], usage[64];
+    unsigned persistence = 0, temperature = 0, state = 0, draw = 0, limit = 0;
+    Memory memory;
+    text_of("nvmlDeviceGetName", device, name, sizeof name);
+    bus_id(device, bus, sizeof bus);
+    nvml("nvmlDeviceGetPersistenceMode")(device, &persistence);
+    nvml("nvmlDeviceGetTemperature")(device, 0u, &temperature);
+    nvml("nvmlDeviceGetPerformanceState")(device, &state);
+    nvml("nvmlDeviceGetPowerUsage")(device, &draw);
+    nvml("nvmlDeviceGetEnforcedPowerLimit")(device, &limit);
+    Result result = memory_of(device, &memory);
+    if (result == SUCCESS) snprintf(usage, sizeof usage, "%lluMiB / %6lluMiB", memory.used / MIB, memory.total / MIB);
+    else snprintf(usage, sizeof usage, "%s", error_text(result));
+    printf("| %3u  %-26.26s  %5s  |   %-16s %3s |                    0 |\n", index, name, persistence ? "On" : "Off", bus,
+           "Off");
+    printf("| N/A  %3uC    P%-2u          %4uW / %4uW | %22s |      0%%      Default |\n", temperature, state, draw / 1000,
+           limit / 1000, usage);
+    printf("|                                         |                        |                  N/A |\n" COLUMNS_RULE);
+}
+
 static int table(void) {
     char stamp[64], driver[80], cuda[32];
-    now(stamp, sizeof stamp, "%a %b %e %H:%M:%S %Y");
+    time_t seconds = time(NULL);
+    struct tm local;
+    strftime(stamp, sizeof stamp, "%a %b %e %H:%M:%S %Y", localtime_r(&seconds, &local));
     driver_version(driver, sizeof driver);
     cuda_version(cuda, sizeof cuda);
-    printf("%s       \n", stamp);
-    printf("+-----------------------------------------------------------------------------------------+\n");
-    printf("| NVIDIA-SMI %-22s Driver Version: %-14s CUDA Version: %-8s |\n", driver, driver, cuda);
-    printf("+-----------------------------------------+------------------------+----------------------+\n");
-    printf("| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |\n");
-    printf("| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |\n");
-    printf("|                                         |                        |               MIG M. |\n");
-    printf("|=========================================+========================+======================|\n");
-    for (unsigned i = 0; i < chosen; i++) {
-        Device device = devices[i];
-        char name[128], bus[64], usage[64];
-        unsigned persistence = 0, temperature = 0, state = 0, draw = 0, limit = 0;
-        Memory memory;
-        text_of("nvmlDeviceGetName", device, name, sizeof name);
-        bus_id(device, bus, sizeof bus);
-        number_of("nvmlDeviceGetPersistenceMode", device, &persistence);
-        typed_of("nvmlDeviceGetTemperature", device, 0, &temperature);
-        number_of("nvmlDeviceGetPerformanceState", device, &state);
-        number_of("nvmlDeviceGetPowerUsage", device, &draw);
-        number_of("nvmlDeviceGetEnforcedPowerLimit", device, &limit);
-        Result result = memory_of(device, &memory);
-        if (result == SUCCESS) snprintf(usage, sizeof usage, "%lluMiB / %6lluMiB", memory.used / MIB, memory.total / MIB);
-        else snprintf(usage, sizeof usage, "%s", error_text(result));
-        printf("| %3u  %-26.26s  %5s  |   %-16s %3s |                    0 |\n", indices[i], name, persistence ? "On" : "Off",
-               bus, "Off");
-        printf("| N/A  %3uC    P%-2u          %4uW / %4uW | %22s |      0%%      Default |\n", temperature, state, draw / 1000,
-               limit / 1000, usage);
-        printf("|                                         |                        |                  N/A |\n");
-        printf("+-----------------------------------------+------------------------+----------------------+\n");
-    }
-    printf("\n+-----------------------------------------------------------------------------------------+\n");
-    printf("| Processes:                                                                              |\n");
-    printf("|  GPU   GI   CI              PID   Type   Process name                        GPU Memory |\n");
-    printf("|        ID   ID                                                               Usage      |\n");
-    printf("|=========================================================================================|\n");
+    printf("%s       \n" RULE, stamp);
+    printf("| NVIDIA-SMI %-22s Driver Version: %-14s CUDA Version: %-8s |\n%s", driver, driver, cuda, HEAD);
+    for (unsigned i = 0; i < chosen; i++) table_of_gpu(indices[i], devices[i]);
+    fputs(PROCESSES_HEAD, stdout);
     unsigned shown = 0;
     for (unsigned i = 0; i < chosen; i++) {
         static Process processes[MAX_PROCESSES];
@@ -368,7 +336,7 @@ static int table(void) {
         }
     }
     if (!shown) printf("|  No running processes found                                                             |\n");
-    printf("+-----------------------------------------------------------------------------------------+\n");
+    printf(RULE);
     return 0;
 }
 
@@ -421,16 +389,14 @@ static int open_driver(void) {
                "libnvidia-ml.so to your system PATH.\n\n");
         return EXIT_NO_LIBRARY;
     }
-    Result (*init)(unsigned) = (Result(*)(unsigned))nvml("nvmlInitWithFlags");
-    Result result = init(0);
+    Result result = nvml("nvmlInitWithFlags")(0u);
     if (result == DRIVER_NOT_LOADED) {
         printf("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA "
                "driver is installed and running.\n\n");
     } else if (result != SUCCESS) {
         char version[80] = "";
         printf("Failed to initialize NVML: %s\n", error_text(result));
-        Result (*get)(char *, unsigned) = (Result(*)(char *, unsigned))nvml("nvmlSystemGetNVMLVersion");
-        if (result == MISMATCH && get(version, sizeof version) == SUCCESS) {
+        if (result == MISMATCH && nvml("nvmlSystemGetNVMLVersion")(version, (unsigned)sizeof version) == SUCCESS) {
             /* "13.580.173.02" is CUDA's major and the driver's version; the real program prints "580.173". */
             char *start = strchr(version, '.'), *end = start ? strrchr(version, '.') : NULL;
             if (start && end > start) printf("NVML library version: %.*s\n", (int)(end - start - 1), start + 1);

@@ -24,48 +24,43 @@
 #define NOT_AVAILABLE ((unsigned long long)-1)
 
 typedef unsigned int nvmlReturn_t;
-enum {
-    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, ALREADY_INITIALIZED = 5,
-    NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, INSUFFICIENT_POWER = 8, DRIVER_NOT_LOADED = 9, TIMEOUT = 10, IRQ_ISSUE = 11,
-    LIBRARY_NOT_FOUND = 12, FUNCTION_NOT_FOUND = 13, CORRUPTED_INFOROM = 14, GPU_IS_LOST = 15, RESET_REQUIRED = 16,
-    OPERATING_SYSTEM = 17, LIB_RM_VERSION_MISMATCH = 18, IN_USE = 19, MEMORY = 20, NO_DATA = 21, VGPU_ECC = 22,
-    INSUFFICIENT_RESOURCES = 23, FREQ_NOT_SUPPORTED = 24, ARGUMENT_VERSION_MISMATCH = 25, DEPRECATED = 26, NOT_READY = 27,
-    GPU_NOT_FOUND = 28, INVALID_STATE = 29, UNKNOWN = 999
-};
-
-static const struct { nvmlReturn_t code; const char *name; const char *text; } ERRORS[] = {
-    {SUCCESS, "SUCCESS", "Success"},
-    {UNINITIALIZED, "UNINITIALIZED", "Uninitialized"},
-    {INVALID_ARGUMENT, "INVALID_ARGUMENT", "Invalid Argument"},
-    {NOT_SUPPORTED, "NOT_SUPPORTED", "Not Supported"},
-    {NO_PERMISSION, "NO_PERMISSION", "Insufficient Permissions"},
-    {ALREADY_INITIALIZED, "ALREADY_INITIALIZED", "Already Initialized"},
-    {NOT_FOUND, "NOT_FOUND", "Not Found"},
-    {INSUFFICIENT_SIZE, "INSUFFICIENT_SIZE", "Insufficient Size"},
-    {INSUFFICIENT_POWER, "INSUFFICIENT_POWER", "Insufficient External Power"},
-    {DRIVER_NOT_LOADED, "DRIVER_NOT_LOADED", "Driver Not Loaded"},
-    {TIMEOUT, "TIMEOUT", "Timeout"},
-    {IRQ_ISSUE, "IRQ_ISSUE", "Interrupt Request Issue"},
-    {LIBRARY_NOT_FOUND, "LIBRARY_NOT_FOUND", "NVML Shared Library Not Found"},
-    {FUNCTION_NOT_FOUND, "FUNCTION_NOT_FOUND", "Function Not Found"},
-    {CORRUPTED_INFOROM, "CORRUPTED_INFOROM", "Corrupted infoROM"},
-    {GPU_IS_LOST, "GPU_IS_LOST", "GPU is lost"},
-    {RESET_REQUIRED, "RESET_REQUIRED", "GPU requires reset"},
-    {OPERATING_SYSTEM, "OPERATING_SYSTEM", "The operating system has blocked the request."},
-    {LIB_RM_VERSION_MISMATCH, "LIB_RM_VERSION_MISMATCH", "Driver/library version mismatch"},
-    {IN_USE, "IN_USE", "In use by another client"},
-    {MEMORY, "MEMORY", "Insufficient Memory"},
-    {NO_DATA, "NO_DATA", "No data"},
-    {VGPU_ECC, "VGPU_ECC_NOT_SUPPORTED", "Vgpu Ecc Not Supported"},
-    {INSUFFICIENT_RESOURCES, "INSUFFICIENT_RESOURCES", "Insufficient resources"},
-    {FREQ_NOT_SUPPORTED, "FREQ_NOT_SUPPORTED", "Frequency not supported"},
-    {ARGUMENT_VERSION_MISMATCH, "ARGUMENT_VERSION_MISMATCH", "Argument version mismatch"},
-    {DEPRECATED, "DEPRECATED", "Deprecated"},
-    {NOT_READY, "NOT_READY", "System is not ready"},
-    {GPU_NOT_FOUND, "GPU_NOT_FOUND", "No GPUs were found"},
-    {INVALID_STATE, "INVALID_STATE", "Invalid state"},
-    {UNKNOWN, "UNKNOWN", "Unknown Error"},
-};
+/* Code, name without NVML_ERROR_, and text of nvmlErrorString. */
+#define NVML_ERRORS(E) \
+    E(0, SUCCESS, "Success") \
+    E(1, UNINITIALIZED, "Uninitialized") \
+    E(2, INVALID_ARGUMENT, "Invalid Argument") \
+    E(3, NOT_SUPPORTED, "Not Supported") \
+    E(4, NO_PERMISSION, "Insufficient Permissions") \
+    E(5, ALREADY_INITIALIZED, "Already Initialized") \
+    E(6, NOT_FOUND, "Not Found") \
+    E(7, INSUFFICIENT_SIZE, "Insufficient Size") \
+    E(8, INSUFFICIENT_POWER, "Insufficient External Power") \
+    E(9, DRIVER_NOT_LOADED, "Driver Not Loaded") \
+    E(10, TIMEOUT, "Timeout") \
+    E(11, IRQ_ISSUE, "Interrupt Request Issue") \
+    E(12, LIBRARY_NOT_FOUND, "NVML Shared Library Not Found") \
+    E(13, FUNCTION_NOT_FOUND, "Function Not Found") \
+    E(14, CORRUPTED_INFOROM, "Corrupted infoROM") \
+    E(15, GPU_IS_LOST, "GPU is lost") \
+    E(16, RESET_REQUIRED, "GPU requires reset") \
+    E(17, OPERATING_SYSTEM, "The operating system has blocked the request.") \
+    E(18, LIB_RM_VERSION_MISMATCH, "Driver/library version mismatch") \
+    E(19, IN_USE, "In use by another client") \
+    E(20, MEMORY, "Insufficient Memory") \
+    E(21, NO_DATA, "No data") \
+    E(22, VGPU_ECC_NOT_SUPPORTED, "Vgpu Ecc Not Supported") \
+    E(23, INSUFFICIENT_RESOURCES, "Insufficient resources") \
+    E(24, FREQ_NOT_SUPPORTED, "Frequency not supported") \
+    E(25, ARGUMENT_VERSION_MISMATCH, "Argument version mismatch") \
+    E(26, DEPRECATED, "Deprecated") \
+    E(27, NOT_READY, "System is not ready") \
+    E(28, GPU_NOT_FOUND, "No GPUs were found") \
+    E(29, INVALID_STATE, "Invalid state") \
+    E(999, UNKNOWN, "Unknown Error")
+#define CODE(code, name, text) name = code,
+#define ROW(code, name, text) {code, #name, text},
+enum { NVML_ERRORS(CODE) };
+static const struct { nvmlReturn_t code; const char *name; const char *text; } ERRORS[] = {NVML_ERRORS(ROW)};
 
 typedef Gpu *nvmlDevice_t;
 

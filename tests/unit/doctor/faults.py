@@ -59,7 +59,6 @@ def removed(path: str) -> Change:
 
 
 def set_to(**values: Any) -> Change:
-    """Fields of the host."""
     return lambda host: [setattr(host, name, value) for name, value in values.items()]
 
 

@@ -15,7 +15,7 @@ from ..gpu import topology
 from ..gpu.driver import DriverVersions, read_versions
 from ..gpu.topology import Card, Topology
 from ..system.host import HostReader, Unread
-from ..system.systemd import Unit
+from ..system.systemd import SystemdError, Unit
 from ..text import make_sort_key
 from . import dpkg
 from .dpkg import Packages
@@ -94,39 +94,37 @@ class DriverReader(HostReader):
             held_kernels=packages if isinstance(packages, Unread) else self.held_kernels(packages),
         )
 
-    def candidates(self, names: Sequence[str]) -> dict[str, dict[str, str]] | Unread:
-        ran = self.ask("apt-cache", "show", "--no-all-versions", *names) if names else None
-        if isinstance(ran, Unread):
-            return ran
-        return dpkg.parse_show(ran.out) if ran else {}
+    def candidates(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Return the fields of each package's candidate. Raises SystemdError."""
+        return dpkg.parse_show(self.demand("apt-cache", "show", "--no-all-versions", *names).out) if names else {}
 
     def held_kernels(self, packages: Packages) -> dict[str, tuple[str, str]] | Unread:
         """Return the installed version and the candidate of each held kernel metapackage that apt knows."""
         held = {
             name: packages[name]["version"] for name in dpkg.find_kernel_flavours(packages) if packages[name]["held"]
         }
-        shown = self.candidates(list(held))
-        if isinstance(shown, Unread):
-            return shown
+        try:
+            shown = self.candidates(list(held))
+        except SystemdError as error:
+            return Unread(str(error))
         return {name: (version, shown[name]["Version"]) for name, version in held.items() if name in shown}
 
-    def offered(self, packages: Packages) -> tuple[dict[str, list[str]], dict[str, set[str]]] | Unread:
-        """Return which addresses offer the installed version of each package of the driver, and who signs them."""
+    def offered(self, packages: Packages) -> tuple[dict[str, list[str]], dict[str, set[str]]]:
+        """Return which addresses offer the installed version of each package of the driver, and who signs them.
+
+        Raises SystemdError.
+        """
         names = dpkg.versioned(packages)
         if not names:
             return {}, {}
-        sources, policy = self.ask("apt-cache", "policy"), self.ask("apt-cache", "policy", *names)
-        if isinstance(sources, Unread):
-            return sources
-        if isinstance(policy, Unread):
-            return policy
+        sources, policy = self.demand("apt-cache", "policy"), self.demand("apt-cache", "policy", *names)
         return dpkg.parse_policy(policy.out), dpkg.parse_origins(sources.out)
 
     def origins(self, packages: Packages) -> dict[str, tuple[str, ...]] | Unread:
-        found = self.offered(packages)
-        if isinstance(found, Unread):
-            return found
-        offered, owners_of = found
+        try:
+            offered, owners_of = self.offered(packages)
+        except SystemdError as error:
+            return Unread(str(error))
         return {
             name: tuple(sorted({owner for uri in uris for owner in owners_of.get(uri, {uri})}))
             for name, uris in offered.items()

@@ -132,7 +132,7 @@ def read_driver_state(
         persistence: nvidia-smi's word for persistence mode by UUID
 
     Raises:
-        OSError: apt cannot be asked
+        SystemdError: apt cannot be asked
     """
     driver = reader.driver({})
     unit = driver.persistence
@@ -189,10 +189,7 @@ def read_origins(reader: DriverReader, wanted: Wanted, packages: Packages) -> di
     if not isinstance(mark, Unread):
         found = SOURCE.search(mark)
         return {"recorded": found[1] if found else "nvidia"}
-    said = reader.offered(packages)
-    if isinstance(said, Unread):
-        raise OSError(said.why)
-    offered, owners = said
+    offered, owners = reader.offered(packages)
     foreign = {
         source: find_foreign(offered, list_homes(source, wanted, offered, owners))
         for source in ("distribution", "nvidia")
@@ -229,12 +226,7 @@ def read_kernel_needs(reader: DriverReader, wanted: Wanted, packages: Packages, 
     headers = [] if prebuilt else list_wanted_headers(wanted, built, running, packages)
     on_disk = {release: reader.module_on_disk(release) for release in releases}
     missing = [name for name in (*headers, *modules) if name not in packages]
-    known: dict[str, list[str]] = {}
-    if missing:
-        ran = reader.ask("apt-cache", "madison", *missing)
-        if isinstance(ran, Unread):
-            raise OSError(ran.why)
-        known = dpkg.parse_madison(ran.out)
+    known = dpkg.parse_madison(reader.demand("apt-cache", "madison", *missing).out) if missing else {}
     return {
         **read_offers(reader, wanted, packages, modules),
         "kernel": running,
@@ -257,8 +249,6 @@ def read_offers(reader: DriverReader, wanted: Wanted, packages: Packages, needed
     flavours = dpkg.find_kernel_flavours(packages) if prebuilt else {}
     installed = [name for name in packages if prebuilt and dpkg.PREBUILT.fullmatch(name)]
     known = reader.candidates([lead, *flavours, *needed, *installed])
-    if isinstance(known, Unread):
-        raise OSError(known.why)
     candidate = dpkg.parse_upstream_version(known.get(lead, {}).get("Version", ""))
     depends = {name: known[name].get("Depends", "") for name in (*needed, *installed) if name in known}
     releases = {name: release for name in depends if (release := dpkg.find_module_release(depends[name]))}

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.api_socket import MODE, PARENT_MODE, SOCKET_MODE, find_gateway_group
-from ..engine.config import CONTAINER_FILE, EngineConfig, EngineConfigError, list_engine_names, load_engine
+from ..engine.config import CONTAINER_FILE, Engine, EngineConfig, EngineConfigError, list_engine_names, load_engine
 from ..engine.policy import find_problem as find_policy_problem
 from ..gateway.admin import HAProxy
 from ..gateway.certificate import Certificate, read_certificate, server_pem
@@ -489,49 +489,52 @@ class Reader(RuntimeReader):
             if wrong := find_wrong_attributes(path, 0o700 if path == secrets else 0o600):
                 yield f"{path} has {wrong}."
 
-    def serving(self) -> model.Serving:
-        errors: list[str] = []
-        engines: list[model.Engine] = []
-        sockets: list[str] = []
-        unread: Unread | None = None
+    def _list_engines(self) -> list[str] | Unread:
         try:
             names = list_engine_names(self.paths)
         except OSError as error:
-            return model.Serving(Unread(f"{error.filename}: {error.strerror}"), (), self.unit(TARGET), "")
-        hidden = [path for path in map(self.paths.engine_dir, names) if not os.access(path / CONTAINER_FILE, os.R_OK)]
-        if hidden and os.geteuid() != 0:
-            return model.Serving(Unread(f"{hidden[0] / CONTAINER_FILE} is for root"), (), self.unit(TARGET), "")
+            return Unread(f"{error.filename}: {error.strerror}")
+        files = [self.paths.engine_dir(name) / CONTAINER_FILE for name in names]
+        hidden = [file for file in files if not os.access(file, os.R_OK)]
+        return Unread(f"{hidden[0]} is for root") if hidden and os.geteuid() != 0 else names
+
+    def _engine(self, engine: Engine) -> model.Engine | Unread:
+        unit = self.unit(engine.config.unit)
+        if isinstance(unit, Unread):
+            return unit
+        maps = self.text(f"proc/{unit.main_pid}/maps") if unit.main_pid else ""
+        return model.Engine(
+            name=engine.config.engine,
+            unit=unit,
+            silent=self._find_silence(engine.config) if unit.active_state == "active" else "",
+            gpus=engine.config.gpus,
+            shm_bytes=find_shm_bytes(engine.get_option("--shm-size")),
+            accept_risk=engine.config.accept_risk,
+            replaced=maps if isinstance(maps, Unread) else find_replaced_libraries(maps),
+        )
+
+    def serving(self) -> model.Serving:
+        names = self._list_engines()
+        if isinstance(names, Unread):
+            return model.Serving(names, (), self.unit(TARGET), "")
+        errors: list[str] = []
+        loaded: list[Engine] = []
         for name in names:
             try:
-                engine = load_engine(name, self.paths)
+                loaded.append(load_engine(name, self.paths))
             except EngineConfigError as error:
                 errors.append(str(error))
                 continue
-            if problem := find_policy_problem(engine.container):
+            if problem := find_policy_problem(loaded[-1].container):
                 errors.append(f"{name}: {problem}")
-            unit = self.unit(engine.config.unit)
-            if isinstance(unit, Unread):
-                unread = unit
-                continue
-            maps = self.text(f"proc/{unit.main_pid}/maps") if unit.main_pid else ""
-            if engine.config.socket is not None:
-                sockets.append(name)
-            engines.append(
-                model.Engine(
-                    name=name,
-                    unit=unit,
-                    silent=self._find_silence(engine.config) if unit.active_state == "active" else "",
-                    gpus=engine.config.gpus,
-                    shm_bytes=find_shm_bytes(engine.get_option("--shm-size")),
-                    accept_risk=engine.config.accept_risk,
-                    replaced=maps if isinstance(maps, Unread) else find_replaced_libraries(maps),
-                )
-            )
+        read = [self._engine(engine) for engine in loaded]
+        unread = next((engine for engine in read if isinstance(engine, Unread)), None)
+        sockets = [engine.config.engine for engine in loaded if engine.config.socket is not None]
         switches, _ = read_switches(self.paths)
         killed = switches.get("unfinished_switch")
         kept = [row for row in switches.get("history", ()) if row["result"] in (Result.COMMITTED, Result.OVER_BUDGET)]
         return model.Serving(
-            engines=unread or tuple(engines),
+            engines=unread or tuple(engine for engine in read if not isinstance(engine, Unread)),
             errors=tuple(errors),
             target=self.unit(TARGET),
             unfinished_switch=str(killed["message"] or killed["id"]) if killed else "",

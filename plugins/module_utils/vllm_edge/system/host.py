@@ -53,10 +53,13 @@ class HostReader:
         text = self.text(path)
         return "" if isinstance(text, Unread) else text.strip()
 
+    def demand(self, *command: str) -> Ran:
+        """Run a command for at most ASK_S seconds. Raises SystemdError."""
+        return self.run(command, ASK_S)
+
     def ask(self, *command: str) -> Ran | Unread:
-        """Run a command for at most ASK_S seconds."""
         try:
-            return self.run(command, ASK_S)
+            return self.demand(*command)
         except SystemdError as error:
             return Unread(str(error))
 

@@ -265,24 +265,24 @@ def pynvml_missing() -> bool:
     return importlib.util.find_spec("pynvml") is None
 
 
-Place = Literal["here", "respawn", "nowhere"]
+class PynvmlMissing(Exception):
+    """No interpreter has nvidia-ml-py. The text says why, without a full stop."""
+
+    remedy = "Run the host stage of site.yml first: its role vllm_edge_host installs that environment."
 
 
-def decide_where_to_run(python: str, *, respawned: bool) -> tuple[Place, str]:
-    """Return where a module that needs pynvml can run: "here", "respawn" under `python`, or "nowhere" and the reason.
+def require_pynvml(python: str, respawned: bool, respawn: Callable[[str], object]) -> None:
+    """Let a module go on under `python`, that of vllm-edge's environment, unless nvidia-ml-py is here.
 
-    `python` is the interpreter in vllm-edge's environment, which has nvidia-ml-py.
+    `respawned` is whether the module did so before. Raises PynvmlMissing.
     """
     if not pynvml_missing():
-        return "here", ""
+        return
     if respawned:
-        return "nowhere", f"nvidia-ml-py is not installed in the environment of {python}"
+        raise PynvmlMissing(f"nvidia-ml-py is not installed in the environment of {python}")
     if not os.access(python, os.X_OK):
-        return "nowhere", f"there is no interpreter {python}, which has nvidia-ml-py"
-    return "respawn", ""
-
-
-RUNTIME_REMEDY = "Run the host stage of site.yml first: its role vllm_edge_host installs that environment."
+        raise PynvmlMissing(f"there is no interpreter {python}, which has nvidia-ml-py")
+    respawn(python)
 
 
 def find_code(pynvml: Any, error: Any) -> str:

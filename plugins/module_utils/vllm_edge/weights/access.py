@@ -189,7 +189,7 @@ def _is_proxy(address: str) -> bool:
 
 
 def take_secrets(path: Path) -> Secrets:
-    """Read the secrets that `hand_over` or the plugin `follow` has just written, and remove the file.
+    """Read the secrets that the plugin `follow` has just written, and remove the file.
 
     Raises WeightsError if it is not a regular file of mode 0600 of the calling user; such a file is not removed.
     """
@@ -209,11 +209,3 @@ def take_secrets(path: Path) -> Secrets:
     except (ValueError, RecursionError):
         data = None
     return parse_secrets(data)
-
-
-def hand_over(path: Path, secrets: Secrets) -> None:
-    """Write the secrets into a file that `take_secrets` reads and removes. Raises OSError."""
-    data = {"token": secrets.token, "endpoint": secrets.endpoint, "environment": dict(secrets.environment)}
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as stream:
-        json.dump(data, stream)

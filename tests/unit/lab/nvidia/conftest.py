@@ -37,11 +37,9 @@ def smi_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def smi(smi_program: Path, nvml_library: Path, gpus: testing.LabRoot) -> Run:
-    """smi(arguments...) -> what nvidia-smi did."""
     return make_runner(gpus.environment(nvml_library), smi_program)
 
 
 @pytest.fixture
 def lab_gpu(nvml_library: Path, gpus: testing.LabRoot) -> Run:
-    """lab_gpu(arguments...) -> what the command did."""
     return make_runner(gpus.environment(nvml_library), sys.executable, NVIDIA / "lab-gpu")
