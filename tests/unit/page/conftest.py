@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from ansible.module_utils.vllm_edge.page.data import PageData, read_bench, read_quality
-from ansible.module_utils.vllm_edge.page.pages import Built, build
+from ansible.module_utils.vllm_edge.page.render import render_host
 from page_example import HISTORY, REPORT, STATUS, write_records
 
 AT = "2026-11-25T03:05:00Z"
@@ -26,5 +26,5 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> PageData:
 
 
 @pytest.fixture(scope="session")
-def built(full: PageData) -> Built:
-    return build(full)
+def page(full: PageData) -> str:
+    return render_host(full)
