@@ -179,9 +179,7 @@ def test_contrast(scheme: int) -> None:
     """Texts have 4.5 to 1, and marks 3 to 1, on the page; the band has its values as text."""
     style = (Path(figures.__file__).parent / "style.css").read_text()
     colours = {name: pair for name, *pair in re.findall(r"--(\w+): light-dark\((#\w{6}), (#\w{6})\)", style)}
-    aliases = dict(re.findall(r"--(\w+): var\(--(\w+)\)", style))
-    drawn = {*figures.MEMORY, *figures.SPEED, *figures.LOADS, *figures.SWITCH}
-    assert drawn <= {*colours, *aliases} and {*aliases.values()} <= {*colours}
+    assert {*figures.MEMORY, *figures.SPEED, *figures.LOADS, *figures.SWITCH} <= {*colours}
     for name, pair in colours.items():
         if name in {"page", "soft", "grid", "pale"}:
             continue

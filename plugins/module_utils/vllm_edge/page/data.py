@@ -155,6 +155,12 @@ class PageData:
         ]
 
     @property
+    def warnings(self) -> list[str]:
+        overrides = [f"plan_override: {text}" for text in texts_of(self.report.get("overrides"))]
+        memory, load = (texts_of(self.report.get(f"{kind}_warnings")) for kind in ("memory", "load"))
+        return [*memory, *load, *overrides]
+
+    @property
     def good(self) -> bool:
         return bool(self.engines) and not self.failures
 

@@ -2,7 +2,7 @@
 """The figures of the page as data: horizontal bars with marks, and the same values as a table.
 
 Memory is in MiB, speed in tokens per second, time in seconds. A value that is not known is left out of a figure, and is
-`unknown` in its table. Colours are named by what they mean; `style.css` says what they look like.
+`unknown` in its table. Colours are those of `style.css`.
 """
 
 from __future__ import annotations
@@ -13,38 +13,42 @@ from dataclasses import dataclass, field
 
 from .data import PageData, Row, list_of, mapping, number
 
-PARTS = {
-    "weights": "weights",
-    "overhead": "activations and overhead",
-    "graphs": "CUDA graphs",
-    "context": "CUDA context",
-    "kv_cache": "KV cache",
+PARTS = {"weights": "blue", "overhead": "violet", "graphs": "amber", "context": "gray", "kv_cache": "green"}
+"""Colours of the parts of a plan by the beginnings of their keys, in the order of the bars."""
+MEMORY = {
+    "blue": "weights",
+    "violet": "activations and overhead",
+    "amber": "CUDA graphs",
+    "gray": "CUDA context",
+    "green": "KV cache",
+    "slate": "measured",
+    "bad": "of others",
+    "red": "budget",
+    "silver": "all of the GPU",
 }
-"""Parts of a plan by the beginnings of their keys, in the order of the bars."""
-MEMORY = {**PARTS, "measured": "measured", "foreign": "of others", "budget": "budget", "total": "all of the GPU"}
 SPEED = {
-    "band": "plan, low to high",
-    "mid": "plan, middle",
-    "measured": "measured directly",
-    "gateway": "through the gateway",
-    "reference": "reference",
+    "pale": "plan, low to high",
+    "link": "plan, middle",
+    "slate": "measured directly",
+    "steel": "through the gateway",
+    "amber": "reference",
 }
 PHASES = {
-    "starting-container": "container",
-    "initializing": "initialize",
-    "loading-weights": "weights",
-    "compiling": "compile",
-    "kv-cache": "kv_cache",
-    "capturing-graphs": "graphs",
-    "waiting-for-health": "health",
+    "starting-container": "gray",
+    "initializing": "violet",
+    "loading-weights": "blue",
+    "compiling": "rust",
+    "kv-cache": "green",
+    "capturing-graphs": "amber",
+    "waiting-for-health": "slate",
 }
 """The colours of the phases of a load; any other phase is a wait."""
 LOADS = {
-    "wait": "waiting, or not recorded by phase",
+    "silver": "waiting, or not recorded by phase",
     **{colour: phase.replace("-", " ") for phase, colour in PHASES.items()},
-    "mid": "plan, middle",
+    "link": "plan, middle",
 }
-SWITCH = {"phase": "phase", "back": "going back", "failed": "failed", "gap": "no answer"}
+SWITCH = {"blue": "phase", "violet": "going back", "bad": "failed", "red": "no answer"}
 
 
 @dataclass(frozen=True)
@@ -143,12 +147,20 @@ def draw_memory(data: PageData) -> Figure | None:
         slot, name = number(gpu.get("slot", gpu.get("index"))), f"GPU {gpu.get('index')}"
         parts = plans.get(int(slot), {}) if slot is not None else {}
         used, foreign, budget, total = (number(gpu.get(f"{key}_mib")) for key in ("used", "foreign", "budget", "total"))
-        marks = [(at, colour) for at, colour in ((budget, "budget"), (total, "total")) if at]
+        marks = [(at, colour) for at, colour in ((budget, "red"), (total, "silver")) if at]
         planned = sum(parts.values()) if parts else None
         if parts:
-            lines.append(Line(f"{name} plan", stack(parts.items()), amount(planned), marks, heads=True))
+            lines.append(
+                Line(
+                    f"{name} plan",
+                    stack((colour, parts[part]) for part, colour in PARTS.items() if part in parts),
+                    amount(planned),
+                    marks,
+                    heads=True,
+                )
+            )
         others = foreign or 0.0
-        bars = [] if used is None else stack([("measured", max(0.0, used - others)), ("foreign", others)])
+        bars = [] if used is None else stack([("slate", max(0.0, used - others)), ("bad", others)])
         lines.append(Line(f"{name} measured", bars, amount(used), marks, heads=not parts))
         values = [*[parts.get(part) for part in PARTS], planned, used, foreign, budget, total]
         rows.append([name, *[amount(value) for value in values]])
@@ -162,7 +174,7 @@ def draw_memory(data: PageData) -> Figure | None:
         "MiB",
         lines,
         MEMORY,
-        ("GPU", *PARTS.values(), "planned", "measured", "of others", "budget", "total"),
+        ("GPU", *[MEMORY[colour] for colour in PARTS.values()], "planned", "measured", "of others", "budget", "total"),
         rows,
         frozenset(range(1, 11)),
     )
@@ -175,8 +187,8 @@ def draw_speed(data: PageData) -> Figure | None:
         plan = mapping(data.plan_of(name).get("decode_tok_s"))
         low, mid, high = (number(plan.get(key)) for key in ("low", "mid", "high"))
         if low is not None and high is not None:
-            marks = [] if mid is None else [(mid, "mid")]
-            band = [Bar(low, high - low, "band")]
+            marks = [] if mid is None else [(mid, "link")]
+            band = [Bar(low, high - low, "pale")]
             lines.append(Line(f"{name}: plan", band, f"{low:.1f} to {high:.1f}", marks, heads=True))
             rows.append([name, "plan, one stream", "", f"{low:.1f} / {amount(mid, 1)} / {high:.1f}", ""])
         others = {number(row.get("output_tokens")): row for row in data.reference if row.get("engine") == name}
@@ -185,8 +197,8 @@ def draw_speed(data: PageData) -> Figure | None:
             told = others.pop(tokens, {})
             other = number(told.get("tok_s"))
             gateway = taken.get("through") == "gateway"
-            bars = [] if speed is None else [Bar(0.0, speed, "gateway" if gateway else "measured")]
-            marks = [] if other is None else [(other, "reference")]
+            bars = [] if speed is None else [Bar(0.0, speed, "steel" if gateway else "slate")]
+            marks = [] if other is None else [(other, "amber")]
             what = f"{amount(tokens)} tokens, {'gateway' if gateway else 'direct'}"
             lines.append(Line(what if lines else f"{name}: {what}", bars, amount(speed, 1), marks))
             source = "" if other is None else f"{amount(other, 1)} ({told.get('source')})"
@@ -196,7 +208,7 @@ def draw_speed(data: PageData) -> Figure | None:
             other = number(told.get("tok_s"))
             if other is not None:
                 what = f"{amount(tokens)} tokens, reference"
-                lines.append(Line(what, (), f"{other:.1f}", [(other, "reference")]))
+                lines.append(Line(what, (), f"{other:.1f}", [(other, "amber")]))
                 rows.append([name, "reference", amount(tokens), "", f"{other:.1f} ({told.get('source')})"])
     if not rows:
         return None
@@ -223,15 +235,15 @@ def draw_loads(data: PageData) -> Figure | None:
         name, total = str(engine.get("engine")), number(engine.get("load_seconds"))
         recorded = {phase: number(seconds) for phase, seconds in mapping(engine.get("load_phases")).items()}
         phases = {phase: seconds for phase, seconds in recorded.items() if seconds is not None}
-        bars = stack((PHASES.get(phase, "wait"), seconds) for phase, seconds in phases.items())
+        bars = stack((PHASES.get(phase, "silver"), seconds) for phase, seconds in phases.items())
         rows += [[name, phase, amount(seconds, 1)] for phase, seconds in phases.items()]
         planned = number(mapping(data.plan_of(name).get("load_s")).get("mid"))
         if total is not None:
-            bars = bars or [Bar(0.0, total, "wait")]
+            bars = bars or [Bar(0.0, total, "silver")]
             rows.append([name, "whole load", amount(total, 1)])
             whole.append(f"{name} {amount(total, 1)} s")
         if bars:
-            marks = [] if planned is None else [(planned, "mid")]
+            marks = [] if planned is None else [(planned, "link")]
             lines.append(Line(name, bars, f"{amount(total, 1)} s", marks, heads=True))
     if not lines:
         return None
@@ -260,7 +272,7 @@ def draw_switch(data: PageData) -> Figure | None:
         back = phase.get("direction") == "back"
         outcome = str(phase.get("outcome") or "not finished")
         name = f"{'back: ' if back else ''}{phase.get('phase')}"
-        colour = "failed" if outcome == "failed" else "back" if back else "phase"
+        colour = "bad" if outcome == "failed" else "violet" if back else "blue"
         bars = [] if began is None else [Bar(began, seconds or 0.0, colour)]
         lines.append(Line(name, bars, f"{amount(seconds, 1)} s", heads=not lines))
         rows.append([name, amount(began, 1), amount(seconds, 1), outcome, str(phase.get("detail") or "")])
@@ -273,7 +285,7 @@ def draw_switch(data: PageData) -> Figure | None:
             start, end = number(gap.get("from_s")), number(gap.get("to_s"))
             until = whole if end is None else end
             if start is not None and until is not None:
-                gaps.append(Bar(start, max(0.0, until - start), "gap"))
+                gaps.append(Bar(start, max(0.0, until - start), "red"))
             rows.append([f"{role}: no answer", amount(start, 1), away, "not back" if end is None else "back", ""])
         lines.append(Line(str(role), gaps, f"{away} s away", heads=position == 0))
     return Figure(
