@@ -8,7 +8,6 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
@@ -20,7 +19,6 @@ from jinja2 import meta
 
 MINIMAL = PageData({"host": "bare", "profile": "e2b-only", "generation": 1}, "2026-11-25T03:05:00Z")
 """A host of which nothing is recorded."""
-HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e&'
 
 
 def parse(page: str) -> Element:
@@ -31,15 +29,6 @@ def parse(page: str) -> Element:
 
 def read_text(page: str) -> str:
     return " ".join(" ".join(parse(page).itertext()).split())
-
-
-def spoil(value: Any) -> Any:
-    """The same document with hostile texts, which keep their beginning."""
-    if isinstance(value, dict):
-        return {key: spoil(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [spoil(one) for one in value]
-    return value + HOSTILE if isinstance(value, str) else value
 
 
 @pytest.mark.parametrize("example", ["full", "minimal"])
@@ -65,29 +54,15 @@ def test_structure(example: str, page: str) -> None:
         assert word not in page
 
 
-def test_hostile_texts_stay_texts(full: PageData, page: str) -> None:
+def test_hostile_texts_stay_texts(hostile: PageData, page: str) -> None:
     """A recorded text becomes no element, no attribute, and no character that changes how others look."""
-    kept = ("engine", "kind", "case", "through")
-    bench = [
-        replace(
-            run,
-            run=spoil(run.run),
-            measurements=[spoil(row) | {key: row[key] for key in kept} for row in run.measurements],
-            end=spoil(run.end),
-        )
-        for run in full.bench
-    ]
-    data = replace(
-        full, report=spoil(full.report), status=spoil(full.status), history=spoil(list(full.history)),
-        bench=bench, quality=[spoil(record) for record in full.quality], made_at=HOSTILE,
-    )  # fmt: skip
-    spoiled = render_host(data)
-    assert HOSTILE[2:10] not in spoiled and "\x1b" not in spoiled and "\u202e" not in spoiled
+    spoiled = render_host(hostile)
+    assert "<script>" not in spoiled and "\x1b" not in spoiled and "\u202e" not in spoiled
     root = parse(spoiled)
     assert {one.tag for one in root.iter()} <= {one.tag for one in parse(page).iter()}
     assert not [key for one in root.iter() for key in one.attrib if key.startswith("on")]
     assert "<script>alert(1)" in "".join(root.itertext())
-    assert parse(render_index([data.index_row])).find(".//script") is None
+    assert parse(render_index([hostile.index_row])).find(".//script") is None
 
 
 @pytest.mark.parametrize("name", ["host.html.j2", "index.html.j2", "macros.html.j2"])

@@ -12,6 +12,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from ansible.module_utils.vllm_edge.page.data import PageData
+from ansible.module_utils.vllm_edge.page.render import render_host
 
 BROWSER = shutil.which("chromium-headless-shell")
 PROBE = """<script>document.title = document.documentElement.scrollWidth + ' of ' + window.innerWidth + ', '
@@ -45,6 +47,15 @@ def test_no_error_and_no_request(path: Path, tmp_path: Path) -> None:
     assert {url for url in urls if not url.startswith(("file:", "data:"))} == set()
 
 
+def probe(path: Path, *options: str) -> tuple[int, int, int]:
+    """The width of the page and of the window, and how bright the page is."""
+    # The policy of the page would forbid the probe.
+    path.write_text(re.sub(r"<meta http-equiv[^>]*>", "", path.read_text()).replace("</body>", f"{PROBE}</body>"))
+    found = re.search(r"<title>(\d+) of (\d+), rgb\((\d+)", browse(path, *options, "--dump-dom").stdout)
+    assert found is not None
+    return int(found[1]), int(found[2]), int(found[3])
+
+
 @pytest.mark.parametrize(
     ("width", "scheme"),
     [
@@ -56,14 +67,16 @@ def test_no_error_and_no_request(path: Path, tmp_path: Path) -> None:
 )
 def test_width_and_scheme_are_those_of_the_reader(path: Path, width: int, scheme: str) -> None:
     """Nothing scrolls to the side, and the page is dark where the reader's other pages are."""
-    # The policy of the page would forbid the probe.
-    path.write_text(re.sub(r"<meta http-equiv[^>]*>", "", path.read_text()).replace("</body>", f"{PROBE}</body>"))
-    scheme_option = f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}"
-    dom = browse(path, scheme_option, f"--window-size={width},900", "--dump-dom").stdout
-    found = re.search(r"<title>(\d+) of (\d+), rgb\((\d+)", dom)
-    assert found is not None and int(found[2]) == width
-    assert int(found[1]) <= width
-    assert (int(found[3]) > 200) == (scheme == "light")
+    wide, window, bright = probe(
+        path, f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}", f"--window-size={width},900"
+    )
+    assert wide <= window == width
+    assert (bright > 200) == (scheme == "light")
+
+
+def test_hostile_texts_do_not_widen_the_page(path: Path, hostile: PageData) -> None:
+    path.write_text(render_host(hostile))
+    assert probe(path, "--window-size=320,900")[0] <= 320
 
 
 def test_the_policy_is_in_force(path: Path) -> None:
