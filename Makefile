@@ -166,4 +166,3 @@ judge-releases: bootstrap $(VENV)/.stamp collections ## The judge with the sourc
 .PHONY: lock
 lock: ## Lock the Python packages anew
 	@uv pip compile --quiet --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_36 --no-annotate --no-header --group dev -o requirements-dev.txt
-	@echo 'matplotlib' | uv pip compile --quiet --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_36 --no-annotate --no-header --constraint requirements-dev.txt -o roles/staging/files/requirements-report.txt -

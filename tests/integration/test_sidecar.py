@@ -134,6 +134,6 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_an_absent_image_is_na
     docker("create", "--name=vllm-edge-test", "--label=vllm-edge.companion=test", IMAGE, "true")
     assert run("print(1)").status == 0
     docker("create", "--name=vllm-edge-test", "--label=vllm-edge.companion=test", IMAGE, "true")
-    assert remove_sidecars(DockerEngine()) == ["vllm-edge-test"]
+    assert remove_sidecars(DockerEngine(), "test") == ["vllm-edge-test"]
     with pytest.raises(SidecarError, match=r"Container vllm-edge-test could not run: .*nothing/of/it"):
         run("print(1)", image="nothing/of/it:1")

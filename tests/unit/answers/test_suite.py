@@ -224,9 +224,9 @@ def paths(tmp_path: Path) -> HostPaths:
 
 def record(paths: HostPaths, profile: str, config: EngineConfig) -> model.Record:
     number = activate(paths, rendered(engine("e2b"), profile="p"))
-    generation = store.load(paths, number)
+    generation = replace(store.load(paths, number), profile=profile)
     options = Options(read_cases(PROJECT), repeats=1)
-    made = run.build_record(generation, options, Suite(options).run([config]), f"2026-11-2{number}T00:00:00Z", profile)
+    made = run.build_record(generation, options, Suite(options).run([config]), f"2026-11-2{number}T00:00:00Z")
     run.write_record(made, paths)
     return made
 

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""playbooks/tasks/page.yml for two hosts on this machine, and what the plots of the page need."""
+"""playbooks/tasks/page.yml for two hosts on this machine."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,27 +64,3 @@ def test_pages_records_and_index(pages: Any, tmp_path: Path) -> None:
     fetched.write_text("")
     assert pages("--limit", "a").returncode == 0
     assert len(fetched.read_text().splitlines()) == len(BENCH[fetched.name])
-
-
-@pytest.mark.slow
-def test_without_matplotlib_the_play_names_it(pages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "hidden").mkdir()
-    (tmp_path / "hidden" / "matplotlib.py").write_text("raise ModuleNotFoundError('No module matplotlib')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hidden"))
-    done = pages("--limit", "a")
-    words = get_words(done)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "It has tables and no plots (ModuleNotFoundError" in words and Path(sys.executable).name in words
-    assert "-m pip install 'matplotlib>=3.10,<4'" in words
-    assert not list((tmp_path / "reports").glob("*.svg")) and not (tmp_path / "reports" / "index.html").exists()
-
-
-def test_staged_wheels_are_the_locked_ones() -> None:
-    """requirements-report.txt is a part of requirements-dev.txt; `make lock` writes both."""
-
-    def read(path: str) -> set[str]:
-        return set((ROOT / path).read_text().replace("\\\n", "").splitlines())
-
-    staged = read("roles/staging/files/requirements-report.txt")
-    assert any(line.startswith("matplotlib==") for line in staged)
-    assert staged <= read("requirements-dev.txt")

@@ -21,7 +21,6 @@ OF_A_BARE_HOST = {"facts.dpkg", "facts.driver", "facts.driver_state", "facts.doc
 ABOVE = {
     "host_doctor": "it runs on a bare host with every check of the doctor",
     "program_release": "it takes the lock of the switch and names the switch that has it",
-    "serving_page": "it runs on the controller",
     "model_facts": "it interprets checkpoints as the planner does",
     "engine_secrets": "the program is installed",
     **{f"serving_{name}": "the program is installed" for name in ("advise", "observations", "plan", "switch")},

@@ -110,19 +110,16 @@ class Suite:
         return Answered(text, not why, why, reply.tokens, round(self.clock() - began, 3), reply.finish)
 
 
-def build_record(
-    generation: Generation, options: Options, results: Sequence[CaseResult], began_at: str, profile: str = ""
-) -> Record:
-    profile = profile or generation.profile
+def build_record(generation: Generation, options: Options, results: Sequence[CaseResult], began_at: str) -> Record:
     verdicts = [result.verdict for result in results]
     asked = {result.engine for result in results}
     cases = json.dumps([asdict(case) for case in options.cases], sort_keys=True)
     return Record(
-        run=f"{began_at.replace('-', '').replace(':', '')}-{profile}",
+        run=f"{began_at.replace('-', '').replace(':', '')}-{generation.profile}",
         at=began_at,
         ended_at=stamp(),
         host=socket.gethostname(),
-        profile=profile,
+        profile=generation.profile,
         generation=generation.number,
         suite_sha256=hashlib.sha256(cases.encode()).hexdigest(),
         engines={

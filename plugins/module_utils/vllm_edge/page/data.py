@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,16 @@ class BenchRun:
     end: Row = field(default_factory=dict)
     """Empty if the run was killed."""
 
+    @property
+    def best(self) -> dict[str, float]:
+        """The most tokens per second of one stream of the protocol, by engine."""
+        best: dict[str, float] = {}
+        for row in self.measurements:
+            speed = number(row.get("tok_s"))
+            if row.get("case") == "protocol" and speed is not None:
+                best[str(row.get("engine"))] = max(best.get(str(row.get("engine")), 0.0), speed)
+        return best
+
 
 @dataclass(frozen=True)
 class PageData:
@@ -61,10 +72,6 @@ class PageData:
     reference: Sequence[Row] = ()
 
     @property
-    def host(self) -> str:
-        return str(self.report.get("host") or "")
-
-    @property
     def engines(self) -> list[Row]:
         return list_of(self.report.get("engines"))
 
@@ -79,11 +86,34 @@ class PageData:
         return list_of(self.report.get("gpus"))
 
     @property
+    def gpu_models(self) -> Counter[str]:
+        return Counter(str(gpu.get("name")) for gpu in self.gpus)
+
+    @property
     def plan(self) -> list[Row]:
         return list_of(self.report.get("plan"))
 
     def plan_of(self, engine: str) -> Row:
         return next((one for one in self.plan if one.get("engine") == engine), {})
+
+    @property
+    def answers(self) -> dict[str, Row]:
+        """What the canary says of each served name: of this run, or of the last switch."""
+        asked = list_of(self.report.get("completions"))
+        if not asked and self.history:
+            asked = list_of(self.history[0].get("canary"))
+        return {str(row.get("served_name")): row for row in asked}
+
+    @property
+    def unmet(self) -> dict[str, list[str]]:
+        """The served names of each check that did not pass."""
+        unmet: dict[str, list[str]] = {}
+        for name, row in self.answers.items():
+            for check in list_of(row.get("checks")):
+                if check.get("outcome") != "passed":
+                    told = f"{check.get('check')} {str(check.get('outcome')).replace('_', ' ')}"
+                    unmet.setdefault(told, []).append(name)
+        return unmet
 
     @property
     def switch(self) -> Row:
@@ -94,25 +124,41 @@ class PageData:
         return {}
 
     @property
-    def failures(self) -> list[str]:
-        """What is wrong: problems, engines that do not serve, and failures that the newest benchmark found."""
-        found = texts_of(self.report.get("problems"))
-        if not found:
-            silent = [engine for engine in self.engines if engine.get("state") not in (None, "active")]
-            found += [f"{engine.get('engine')} is {engine.get('state')}." for engine in silent]
+    def protocol(self) -> dict[str, list[Row]]:
+        """Of each engine, the measurements of one stream of the newest benchmark that has some."""
+        found: dict[str, list[Row]] = {}
+        for run in reversed(self.bench):
+            newer: dict[str, list[Row]] = {}
+            for row in run.measurements:
+                if row.get("case") == "protocol" and row.get("concurrency") == 1:
+                    newer.setdefault(str(row.get("engine")), []).append(row)
+            found |= newer
         return found
 
     @property
-    def index_row(self) -> dict[str, Any]:
-        """The line of the host in the index of several hosts."""
-        return {
-            "host": self.host,
-            "profile": self.report.get("profile"),
-            "verdict": self.verdict,
-            "good": self.good,
-            "note": self.report.get("note"),
-            "made_at": self.made_at,
-        }
+    def suite(self) -> Row:
+        """The newest run of the quality suite."""
+        return next((record for record in self.quality if record.get("kind") != "reference"), {})
+
+    @property
+    def compared(self) -> dict[str, Row]:
+        """The newest comparison of each engine with its reference."""
+        newest = [record for record in self.quality if record.get("kind") == "reference"]
+        return {str(record.get("engine")): record for record in reversed(newest)}
+
+    @property
+    def failures(self) -> list[str]:
+        """Problems, or the engines that do not serve."""
+        silent = [engine for engine in self.engines if engine.get("state") not in (None, "active")]
+        return texts_of(self.report.get("problems")) or [
+            f"{engine.get('engine')} is {engine.get('state')}." for engine in silent
+        ]
+
+    @property
+    def warnings(self) -> list[str]:
+        overrides = [f"plan_override: {text}" for text in texts_of(self.report.get("overrides"))]
+        memory, load = (texts_of(self.report.get(f"{kind}_warnings")) for kind in ("memory", "load"))
+        return [*memory, *load, *overrides]
 
     @property
     def good(self) -> bool:
@@ -123,6 +169,12 @@ class PageData:
         if self.failures:
             return f"{len(self.failures)} problem{'s' if len(self.failures) > 1 else ''}"
         return "serves without known problems" if self.engines else "no engine is known"
+
+    @property
+    def index_row(self) -> dict[str, Any]:
+        """The line of the host in the index of several hosts."""
+        told = {key: self.report.get(key) for key in ("host", "profile", "note")}
+        return told | {"verdict": self.verdict, "good": self.good, "made_at": self.made_at}
 
 
 def complete(report: Row, saved: Row) -> dict[str, Any]:
@@ -135,18 +187,6 @@ def complete(report: Row, saved: Row) -> dict[str, Any]:
         for key in ("completions", "versions"):
             whole[key] = report.get(key) or saved.get(key)
     return whole
-
-
-def newest_protocol(runs: Sequence[BenchRun], engine: str) -> list[Row]:
-    for one in runs:
-        found = [
-            row
-            for row in one.measurements
-            if row.get("case") == "protocol" and row.get("engine") == engine and row.get("concurrency") == 1
-        ]
-        if found:
-            return found
-    return []
 
 
 def newest_files(directory: Path, pattern: str) -> list[Path]:
@@ -163,11 +203,11 @@ def read_bench(directory: Path) -> list[BenchRun]:
                 lines.append(mapping(json.loads(text)))
         except (OSError, ValueError):
             pass  # a run that was killed can end in the middle of a line; what is before it counts
-        first = next((line for line in lines if line.get("kind") == "run"), None)
-        if first is not None:
-            measured = [line for line in lines if line.get("kind") == "measurement"]
-            ends = [line for line in lines if line.get("kind") == "end"]
-            runs.append(BenchRun(first, measured, ends[0] if ends else {}))
+        kinds: dict[str, list[Row]] = {}
+        for line in lines:
+            kinds.setdefault(str(line.get("kind")), []).append(line)
+        if "run" in kinds:
+            runs.append(BenchRun(kinds["run"][0], kinds.get("measurement", []), kinds.get("end", [{}])[0]))
     return runs
 
 
@@ -176,9 +216,7 @@ def read_quality(directory: Path) -> list[Row]:
     found = []
     for path in newest_files(directory, "*.json"):
         try:
-            record = mapping(json.loads(path.read_text(encoding="utf-8")))
+            found.append(mapping(json.loads(path.read_text(encoding="utf-8"))))
         except (OSError, ValueError):
             continue
-        if record:
-            found.append(record)
-    return found
+    return [record for record in found if record]

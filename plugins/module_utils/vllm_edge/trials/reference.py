@@ -19,7 +19,6 @@ from ..text import shown
 Finding = Literal["equal", "template", "quantization", "engine", "tie", "unknown"]
 Decode = Callable[[Sequence[int]], str]
 """Converts token ids to text."""
-FAULTS: tuple[Finding, ...] = ("template", "quantization", "engine")
 
 
 @dataclass(frozen=True)
@@ -168,7 +167,7 @@ def compare(case: str, reference: Answer, engine: Answer, *, quantized: str, dec
 def choose_status(compared: Sequence[Compared]) -> int:
     """Return the exit status: 1 if a prompt has a finding, 2 if nothing can be said of one, else 0."""
     findings = {item.finding for item in compared}
-    if findings & set(FAULTS):
+    if findings & {"template", "quantization", "engine"}:
         return 1
     return 2 if "unknown" in findings or not findings else 0
 

@@ -143,13 +143,12 @@ def _read_output(out: Path) -> dict[str, bytes]:
     return found
 
 
-def remove_sidecars(docker: DockerEngine, purpose: str = "") -> list[str]:
-    """Remove containers that a killed run has left, all or those of one purpose, and return their names.
+def remove_sidecars(docker: DockerEngine, purpose: str) -> list[str]:
+    """Remove containers of a purpose that a killed run has left, and return their names.
 
     Raises DockerAway, DockerRefused: Docker does not answer, or refuses.
     """
-    ours = [one for one in docker.listed() if LABEL_SIDECAR in one.labels]
-    left = [one for one in ours if purpose in ("", one.labels[LABEL_SIDECAR])]
+    left = [one for one in docker.listed() if one.labels.get(LABEL_SIDECAR) == purpose]
     for container in left:
         with contextlib.suppress(ContainerGone):
             docker.remove(container.id)

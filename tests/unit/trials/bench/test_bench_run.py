@@ -20,7 +20,7 @@ from ansible.module_utils.vllm_edge.switch.journal import take_lock
 from ansible.module_utils.vllm_edge.system.http import Answer
 from ansible.module_utils.vllm_edge.system.long_run import LongRun
 from ansible.module_utils.vllm_edge.system.nvml import StateReading, open_nvml
-from ansible.module_utils.vllm_edge.trials.bench import command, program, run, sampling
+from ansible.module_utils.vllm_edge.trials.bench import command, model, program, run, sampling
 from ansible.module_utils.vllm_edge.trials.bench.cases import Options
 from ansible.module_utils.vllm_edge.trials.bench.model import list_files, parse_run, prune_runs
 from ansible.module_utils.vllm_edge.trials.bench.sampling import Sample, Sampler, summarize_gpu
@@ -252,11 +252,12 @@ def test_a_run_begins_with_an_engine_that_runs_and_a_docker_that_answers(host: B
     assert "Docker does not say whether engine e2b still runs: connection refused" in read_error(host)
 
 
-def test_only_the_newest_runs_are_kept(host: BenchHost) -> None:
+def test_only_the_newest_runs_are_kept(host: BenchHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "KEPT_RUNS", 2)
     host.paths.bench.mkdir(parents=True)
     for number in range(5):
         (host.paths.bench / f"2026112{number}T000000Z-p.jsonl").write_text("{}\n")
-    prune_runs(host.paths, keep=2)
+    prune_runs(host.paths)
     assert [path.stem[:8] for path in list_files(host.paths)] == ["20261123", "20261124"]
 
 

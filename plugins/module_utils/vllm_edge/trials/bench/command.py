@@ -17,22 +17,7 @@ from .run import prepare
 
 LISTED = 20
 """Former runs that are listed, newest last."""
-HEADS = [
-    "engine",
-    "through",
-    "case",
-    "in",
-    "out",
-    "at once",
-    "tok/s",
-    "TTFT p50",
-    "p99 ms",
-    "ITL p50",
-    "KV",
-    "J/tok",
-]
-NUMBERS = frozenset(range(3, len(HEADS)))
-"""Columns of numbers, to the right."""
+HEADS = ["engine", "through", "case", "in", "out", "at once", "tok/s", "TTFT p50", "p99 ms", "ITL p50", "KV", "J/tok"]
 
 
 def _number(value: float | None, digits: int = 0) -> str:
@@ -61,7 +46,7 @@ def render_measurements(measurements: Sequence[Measurement]) -> list[str]:
         for one in measurements
         if one.case != "warm-up"
     ]
-    return table(HEADS, rows, NUMBERS) if rows else []
+    return table(HEADS, rows, frozenset(range(3, len(HEADS)))) if rows else []
 
 
 def render_end(end: End) -> list[str]:

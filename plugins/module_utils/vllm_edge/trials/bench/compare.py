@@ -191,29 +191,24 @@ def _read_speed(plan: Mapping[str, Any] | None) -> Mapping[str, float] | None:
 
 def _compare_plan(engine: str, plan: Mapping[str, Any] | None, measured: Sequence[Measurement]) -> Iterator[Finding]:
     band = _read_speed(plan)
-    speeds = [
-        (one.output_tokens, one.decode_tok_s) for one in _select_protocol(measured) if one.decode_tok_s is not None
-    ]
-    if band is None or not speeds:
+    if band is None:
         return
     low, high, ceiling = band["low"], band["high"], band["ceiling"]
-    head = f"{engine} writes {{0}} with one stream, {{1}} the plan's {low:.1f} to {high:.1f} tok/s"
-    kinds: tuple[tuple[str, Literal["warn", "fail"], list[tuple[int, float]], str, str], ...] = (
-        ("below-plan", "fail", [row for row in speeds if row[1] < low], "less than", ""),
-        ("above-plan", "warn", [row for row in speeds if high < row[1] <= ceiling], "more than", ""),
-        (
-            "above-ceiling",
-            "fail",
-            [row for row in speeds if row[1] > ceiling],
-            "more than",
-            f" and its ceiling of {ceiling:.1f}, which is the GPUs' memory bandwidth: the plan or the measurement is "
-            "wrong",
-        ),
-    )
-    for what, severity, rows, compared, tail in kinds:
-        if rows:
-            figures = ", ".join(f"{speed:.1f} tok/s at {tokens} output tokens" for tokens, speed in rows)
-            yield Finding(what, severity, engine, "protocol", f"{head.format(figures, compared)}{tail}.")
+    kinds: dict[str, list[str]] = {}
+    for one in _select_protocol(measured):
+        speed = one.decode_tok_s
+        if speed is not None and not low <= speed <= high:
+            what = "below-plan" if speed < low else "above-plan" if speed <= ceiling else "above-ceiling"
+            kinds.setdefault(what, []).append(f"{speed:.1f} tok/s at {one.output_tokens} output tokens")
+    bandwidth = f" and its ceiling of {ceiling:.1f}, which is the GPUs' memory bandwidth"
+    for what, figures in kinds.items():
+        compared = "less" if what == "below-plan" else "more"
+        tail = f"{bandwidth}: the plan or the measurement is wrong" if what == "above-ceiling" else ""
+        text = (
+            f"{engine} writes {', '.join(figures)} with one stream, {compared} than the plan's {low:.1f} to "
+            f"{high:.1f} tok/s{tail}."
+        )
+        yield Finding(what, "warn" if what == "above-plan" else "fail", engine, "protocol", text)
 
 
 def _compare_reference(

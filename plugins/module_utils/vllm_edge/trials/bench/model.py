@@ -18,7 +18,6 @@ from typing import Any, Literal
 from ...paths import HostPaths
 from ...system.records import read_record
 
-SCHEMA = 1
 KEPT_RUNS = 50
 MODE = 0o640
 
@@ -72,7 +71,7 @@ class Run:
     cases: tuple[str, ...] = ()
     asked_by: str = ""
     kind: str = "run"
-    schema: int = SCHEMA
+    schema: int = 1
 
 
 @dataclass(frozen=True)
@@ -195,9 +194,7 @@ def parse_run(text: str) -> Recorded:
 
 
 def list_files(paths: HostPaths) -> list[Path]:
-    with contextlib.suppress(OSError):
-        return sorted(paths.bench.glob("*.jsonl"))
-    return []
+    return sorted(paths.bench.glob("*.jsonl"))
 
 
 def read_runs(files: Sequence[Path]) -> list[Recorded]:
@@ -208,7 +205,7 @@ def read_runs(files: Sequence[Path]) -> list[Recorded]:
     return found
 
 
-def prune_runs(paths: HostPaths, keep: int = KEPT_RUNS) -> None:
-    for path in list_files(paths)[:-keep]:
+def prune_runs(paths: HostPaths) -> None:
+    for path in list_files(paths)[:-KEPT_RUNS]:
         with contextlib.suppress(OSError):
             path.unlink()

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Action plugin: write the report page of a host, on the controller."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+
+from ..module_utils.vllm_edge.page.data import PageData, complete, read_bench, read_quality
+from ..module_utils.vllm_edge.page.render import render_host, render_index
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file that only its owner may read. Raises OSError."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    fresh.replace(path)
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    TRANSFERS_FILES = False
+    _supports_check_mode = False
+    _requires_connection = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        super().run(tmp, task_vars)
+        listed = {"type": "list", "elements": "dict", "default": []}
+        _spec, options = self.validate_argument_spec(
+            argument_spec={
+                "report": {"type": "dict"},
+                "index": {"type": "list", "elements": "dict"},
+                "status": {"type": "dict", "default": {}},
+                "history": listed,
+                "saved": {"type": "dict", "default": {}},
+                "reference": listed,
+                "made_at": {"type": "str", "default": "unknown"},
+                "directory": {"type": "path", "required": True},
+            },
+            mutually_exclusive=[("report", "index")],
+            required_one_of=[("report", "index")],
+        )
+        # As plain data: texts of Ansible have a type of their own.
+        given = json.loads(json.dumps(options, default=str))
+        directory = Path(given["directory"])
+        result: dict[str, Any] = {"changed": False}
+        if given["index"] is not None:
+            name, text = "index", render_index(given["index"])
+        else:
+            report = complete(given["report"], given["saved"])
+            name = str(report["host"])
+            bench, quality = read_bench(directory / "bench" / name), read_quality(directory / "quality" / name)
+            data = PageData(
+                report, given["made_at"], given["status"], given["history"], bench, quality, given["reference"]
+            )
+            text = render_host(data)
+            result["row"] = data.index_row
+        path = directory / f"{name}.html"
+        try:
+            write(path, text)
+        except OSError as error:
+            remedy = "Set serving_reports_directory to another place."
+            return {"failed": True, "msg": f"The report page cannot be written: {error}. {remedy}"}
+        return {**result, "path": str(path)}
