@@ -220,6 +220,19 @@ def unit_word(value: object, name: str) -> str:
     return word.replace("%", "%%")
 
 
+def list_prompts(cases: Iterable[Entry]) -> list[dict[str, Any]]:
+    """Return the cases of a quality suite that are plain text, as prompts of `vllm-edge quality reference`."""
+    of_role = {"system": "system", "user": "prompt"}
+    return [
+        {
+            "case": case["name"],
+            "messages": [{"role": role, "content": case[key]} for role, key in of_role.items() if key in case],
+        }
+        for case in cases
+        if "tools" not in case and "context" not in case
+    ]
+
+
 def find_reports_fault(directory: str, sources: Sequence[str]) -> str:
     """Return why this is no directory for reports, by the inventories of the run and Ansible's configuration, or ""."""
     return reports.find_fault(directory, sources, INVENTORY_IGNORE_PATTERNS)

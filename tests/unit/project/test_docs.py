@@ -97,7 +97,7 @@ def variables() -> set[str]:
     for path in tracked("roles/*/templates/*.yml.j2"):
         # Files of variables that a play writes for an operator.
         found |= set(re.findall(r"^([a-z_]+):", read(path), re.MULTILINE))
-    return found.union(*((section.get("variables") or {}) for section in load("tools/variables.yml")["sections"]))
+    return found.union(*((section.get("variables") or {}) for section in load("meta/variables.yml")["sections"]))
 
 
 def test_links_lead_somewhere() -> None:
