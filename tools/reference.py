@@ -92,7 +92,7 @@ def group_vars() -> dict[str, Doc]:
 
 
 def variable_docs() -> Doc:
-    """Return the sections of meta/variables.yml with values, and with descriptions from roles where it has none."""
+    """Return the sections of meta/variables.yml with values, and one of each role with its other variables."""
     of_roles = variables.read_options(ROOT)
     described = variables.read_sections(ROOT, of_roles)
     values = {name: (file, value) for file, found in group_vars().items() for name, value in found.items()}
@@ -106,6 +106,18 @@ def variable_docs() -> Doc:
             name: {**(own.get(name) or of_roles[name]), **({"value": values[name][1]} if name in values else {})}
             for name in names
         }
+    told = {name for section in described["sections"] for name in section["variables"]}
+    for role, entry_points in role_docs().items():
+        path = ROOT / "roles" / role / "defaults" / "main.yml"
+        defaults = yaml.safe_load(path.read_text(encoding="utf-8"))
+        options = {name: it for each in entry_points.values() for name, it in each.get("options", {}).items()}
+        section = {"title": f"Role {role}", "intro": f"{entry_points['main']['short_description']}."}
+        section["variables"] = {
+            name: {**option, **({"default": defaults[name]} if name in defaults else {})}
+            for name, option in options.items()
+            if name not in told
+        }
+        described["sections"].append(section)
     return described
 
 
