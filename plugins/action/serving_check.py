@@ -19,13 +19,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from ..module_utils.vllm_edge.answers import suite
-from ..module_utils.vllm_edge.inventory import gateway, measuring, pins, profiles, reports, variables
+from ..module_utils.vllm_edge.inventory import gateway, image_answer, measuring, pins, profiles, reports, variables
 from ..module_utils.vllm_edge.inventory.engine_inputs import find_secret_fault
 from ..module_utils.vllm_edge.text import shown
 from ..module_utils.vllm_edge.weights import access
 
 PROJECT = Path(__file__).resolve().parents[2]
-GIVEN = ("model_weights_token", "model_weights_token_file", "vllm_image_base_archive", "vllm_image_base_digest")
+GIVEN = (
+    *("model_weights_token", "model_weights_token_file", "vllm_image_base_archive", "vllm_image_base_digest"),
+    *("vllm_image_base_id", "vllm_image_wheels_directory"),
+)
 
 
 def find_certificate_fault(variables: Mapping[str, Any]) -> str:
@@ -72,7 +75,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             Display().warning(warning)
         hub = {name: self._read(f"model_weights_{name}") for name in ("endpoint", "token", "token_file", "environment")}
         found = profiles.find_mistakes(inventory, project) + self._find_unpinned()
-        found += self._find_quality_mistakes()
+        found += self._find_quality_mistakes() + self._find_wheel_mistakes()
         # A plan, which names the profile, writes nothing.
         if not self._profile and (directory := self._read("serving_reports_directory")) is not None:
             sources = self._variables.get("ansible_inventory_sources", ())
@@ -103,6 +106,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         suites = self._read_plain(("quality_suite", "quality_cases"))
         found = [mistake for name, cases in suites.items() for mistake in suite.find_mistakes(cases, name)]
         return found or suite.find_mistakes([*suites["quality_suite"], *suites["quality_cases"]], "quality_cases")
+
+    def _find_wheel_mistakes(self) -> list[str]:
+        try:
+            image_answer.check_wheels(self._read("vllm_image_wheel_hashes") or {})
+        except image_answer.ImageAnswerError as error:
+            remedy = "paste what the image stage printed, or leave it empty, which is {}"
+            return [f"vllm_image_wheel_hashes: cannot be used, {error}; {remedy}."]
+        return []
 
     def _find_unpinned(self) -> list[str]:
         try:

@@ -234,6 +234,22 @@ CASES: list[Case] = [
     one("role's variable", "settings", {"vllm_engine_watchdog_s": "soon"}, "'soon' is text", "write a whole number"),
     one("role's variable", "settings", {"vllm_image_pip_source": "indx"}, "did you mean index?"),
     one("role's variable", "settings", {"vllm_image_base_archive_on_host": "yes"}, "write true without quotes"),
+    one(
+        "image",
+        "settings",
+        {"vllm_image_base": "vllm/vllm-openai:latest"},
+        "write repository and tag, as in",
+        "'latest'",
+    ),
+    one("image", "settings", {"vllm_image_base": "vllm/vllm-openai@sha256:0"}, "holds @; write repository and tag"),
+    one("image", "settings", {"vllm_image_base_id": "sha256:0"}, "vllm_image_base_id: 'sha256:0'", "64 hexadecimal"),
+    one("image", "settings", {"vllm_image_keep": 0}, "vllm_image_keep: 0 is too small, the least is 1"),
+    one("image", "settings", {"vllm_image_pip_source": "directory"}, "vllm_image_wheels_directory: is not set"),
+    one("image", "given", {"vllm_image_wheels_directory": True}, "wheels_directory: is set", "is 'index'"),
+    case(
+        *("image", {"given": {"vllm_image_base_archive": True}, "settings": {"vllm_image_base_archive_on_host": True}}),
+        *("vllm_image_base_id: is empty", "a medium is not trusted", "docker image inspect"),
+    ),
     *(
         one("role's variable", "settings", {f"vllm_engine_{name}": value}, f"vllm_engine_{name}", words)
         for name, value, words in [

@@ -458,10 +458,21 @@ def _find_settings_errors(inventory: Inventory, project: Project) -> Iterator[st
             "vllm_image_base_archive and vllm_image_base_digest: both are set, but a digest is what a registry calls "
             "an image, and one from an archive has none; pin it by vllm_image_base_id."
         )
+    on_host = inventory.settings.get("vllm_image_base_archive_on_host") is True
+    if on_host and "vllm_image_base_archive" in given and "vllm_image_base_id" not in given:
+        yield (
+            "vllm_image_base_id: is empty, and vllm_image_base_archive is on the host: a medium is not trusted to say "
+            "itself which image it should hold. Stage again (air-gap.yml then has the id), or set it to what `docker "
+            "image inspect --format {{.Id}}` prints of the image where the archive was written."
+        )
+    source = inventory.settings.get("vllm_image_pip_source", "index")
+    if (source == "directory") != ("vllm_image_wheels_directory" in given):
+        yield (
+            f"vllm_image_wheels_directory: is {'not ' if source == 'directory' else ''}set, and vllm_image_pip_source "
+            f"is {shown(source)}; the directory is needed for the source 'directory', and for no other."
+        )
     if inventory.secrets is None:
         yield "vllm_engine_secrets: is not a mapping; write names, each with its value from Ansible Vault or a file."
-    if inventory.image is not None and not isinstance(inventory.image, str):
-        yield f"vllm_image_base: {shown(inventory.image)} is not a text; write repository:tag."
     yield from find_value_errors("vllm_engine_chat_template", "chat_template", inventory.chat_template, {"type": "str"})
     yield from _find_chat_template_errors("vllm_engine_chat_template", inventory.chat_template, inventory)
 

@@ -40,6 +40,7 @@ def _number(
 
 _SIZE = r"[1-9]\d{0,12}[bkmgBKMG]?", "write a size in Docker's syntax, such as 4g for 4 GiB"
 _PATH = Rule("write an absolute path of letters, digits and . _ @ + -", r"(/(?!\.\.?(/|$))[A-Za-z0-9._@+-]+)+")
+_DIGEST = Rule("write sha256: and 64 hexadecimal digits, or leave it empty", "sha256:[0-9a-f]{64}", may_be_empty=True)
 _SERVED = r"[A-Za-z0-9][A-Za-z0-9._:/-]*"
 _SERVED_REMEDY = "write letters, digits and . _ : / -, without spaces, such as architect"
 _HOST = r"[A-Za-z0-9:][A-Za-z0-9.:-]*"
@@ -76,6 +77,7 @@ RULES: dict[str, Rule] = {
     "serving_gateway_waiting": _number("requests", 64, 0, 10_000),
     "serving_gateway_max_tokens": _number("tokens", 32768),
     "serving_gateway_rotation_hours": _number("hours", 24, 1, 8760),
+    "vllm_image_keep": _number("images", 3),
     # Numbers of plays.
     "plan_margin_mib": _number("MiB", 512, 0),
     "plan_tolerance_mib": _number("MiB", 300, 0),
@@ -127,6 +129,13 @@ RULES: dict[str, Rule] = {
     "vllm_engine_state_directory": _PATH,
     "vllm_engine_cache_directory": _PATH,
     "vllm_engine_program": _PATH,
+    "vllm_image_base": Rule(
+        "write repository and tag, as in docker.io/vllm/vllm-openai:v0.32.0; 'latest' does not say which release of "
+        "vLLM it is, and a digest belongs into vllm_image_base_digest",
+        r"[a-z0-9][A-Za-z0-9._:/-]*:(?!latest$)[A-Za-z0-9_][A-Za-z0-9._-]*",
+    ),
+    "vllm_image_base_digest": _DIGEST,
+    "vllm_image_base_id": _DIGEST,
     "serving_gateway_memory": Rule("write MiB or GiB as systemd does, such as 1G", r"[1-9]\d{0,6}[MG]"),
     "serving_gateway_listen.address": Rule(_HOST_REMEDY, _HOST),
     "serving_gateway_certificate_names": Rule(_HOST_REMEDY, _HOST, may_be_empty=True),
