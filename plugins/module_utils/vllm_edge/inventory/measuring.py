@@ -16,21 +16,15 @@ from .engine_inputs import Spec, parse_text
 
 CASES: Final = ("protocol", "sweep", "long-context", "shared-prefix")
 """The cases of the benchmark that can be chosen."""
+_BENCH = (
+    *("through", "gate", "soak_minutes", "limit_minutes", "requests", "tolerance_percent", "input_tokens"),
+    *("output_tokens", "allow_load"),
+)
 OPTIONS: dict[str, dict[str, str]] = {
     "bench": {
-        "--through": "bench_through",
-        "--gate": "bench_gate",
-        "--soak-minutes": "bench_soak_minutes",
-        "--limit-minutes": "bench_limit_minutes",
-        "--requests": "bench_requests",
-        "--tolerance-percent": "bench_tolerance_percent",
-        "--input-tokens": "bench_input_tokens",
-        "--output-tokens": "bench_output_tokens",
-        "--engine": "bench_engines",
-        "--case": "bench_cases",
-        "--allow-load": "bench_allow_load",
-        "--note": "serving_note",
-        "--asked-by": "vllm_engine_asked_by",
+        **{f"--{name.replace('_', '-')}": f"bench_{name}" for name in _BENCH},
+        **{"--engine": "bench_engines", "--case": "bench_cases"},
+        **{"--note": "serving_note", "--asked-by": "vllm_engine_asked_by"},
     },
     "quality": {
         "--repeats": "quality_repeats",
