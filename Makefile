@@ -152,7 +152,7 @@ sanity: collection ## ansible-test sanity on the built collection
 
 .PHONY: reference
 reference: bootstrap-python $(VENV)/.stamp collections ## Write docs/reference anew
-	@python tools/reference.py
+	@python -m tools.reference
 
 .PHONY: vllm-release
 vllm-release: bootstrap-python $(VENV)/.stamp ## Record a release of vLLM, judge the plan by it, and print what it changes: VERSION=0.33.0

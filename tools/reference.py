@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write docs/reference/variables.md, from the output of ansible-doc, from group_vars/all and from variables.yml.
+"""Write docs/reference/variables.md, from the roles' argument specs, meta/variables.yml, the rules and group_vars/all.
 
 The same sources always give the same text: nothing in it depends on the time, the machine or the working directory.
 """
@@ -13,12 +13,14 @@ import re
 import subprocess
 import tempfile
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import yaml
+
+from plugins.module_utils.vllm_edge.inventory import rules, variables
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "variables.md"
@@ -26,14 +28,10 @@ TEMPLATE = ROOT / "tools" / "templates" / "variables.md.j2"
 MODULES = ROOT / "plugins" / "modules"
 COLLECTION = ("edge", "vllm_edge")
 """Namespace and name. The modules name their doc fragments by it."""
-VARIABLES = ROOT / "tools" / "variables.yml"
 GROUP_VARS = ROOT / "group_vars" / "all"
 WIDTH = 120
 
 Doc = dict[str, Any]
-
-# Throughout the project the last word of a name is the unit.
-UNITS = {"tok_s": "tok/s", "_percent": "percent", "_s": "seconds", "_mib": "MiB", "_gib": "GiB", "_bytes": "bytes"}
 
 
 def run_command(*command: str, **environment: str) -> str:
@@ -66,34 +64,25 @@ def collections_path() -> Iterator[str]:
         yield directory
 
 
-def ansible_doc(kind: str, names: Collection[str], paths: Iterable[Path]) -> Doc:
-    """Return the documentation that ansible-doc prints, by name, with doc fragments merged into it."""
-    where = ["-r" if kind == "role" else "-M", ":".join(str(path) for path in paths)]
+def role_docs() -> Doc:
+    """Return the entry points of every role, by role."""
+    files = sorted(ROOT.glob("roles/*/meta/argument_specs.yml"))
+    return {path.parts[-3]: yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"] for path in files}
+
+
+def module_docs() -> Doc:
+    """Return `doc`, `examples` and `return` of every module by name, as ansible-doc prints them."""
+    names = sorted(path.stem for path in MODULES.glob("*.py"))
     with collections_path() as collections:
         text = run_command(
-            *("ansible-doc", "--json", "-t", kind, *where, *names),
+            *("ansible-doc", "--json", "-t", "module", "-M", str(MODULES), *names),
             ANSIBLE_NOCOLOR="1",
             ANSIBLE_COLLECTIONS_PATH=collections,
         )
     docs: Doc = json.loads(text)
     if missing := sorted(set(names) - set(docs)):
         raise SystemExit(f"ansible-doc finds no documentation of {', '.join(missing)}")
-    # A role is listed twice, the second time as a role of the collection.
     return {name: docs[name] for name in names}
-
-
-def role_docs() -> Doc:
-    """Return the entry points of every role, by role. `main` comes first."""
-    names = sorted(path.parent.parent.name for path in (ROOT / "roles").glob("*/meta/argument_specs.yml"))
-    return {
-        name: dict(sorted(doc["entry_points"].items(), key=lambda pair: (pair[0] != "main", pair[0])))
-        for name, doc in sorted(ansible_doc("role", names, [ROOT / "roles"]).items())
-    }
-
-
-def module_docs() -> Doc:
-    """Return `doc`, `examples` and `return` of every module and action plugin, by name."""
-    return ansible_doc("module", sorted(path.stem for path in MODULES.glob("*.py")), [MODULES])
 
 
 def group_vars() -> dict[str, Doc]:
@@ -102,34 +91,33 @@ def group_vars() -> dict[str, Doc]:
     }
 
 
-def variable_docs(roles: Doc) -> Doc:
-    """Return the sections of tools/variables.yml with values, and with descriptions from roles where it has none."""
-    described: Doc = yaml.safe_load(VARIABLES.read_text(encoding="utf-8"))
+def variable_docs() -> Doc:
+    """Return the sections of meta/variables.yml with values, and one of each role with its other variables."""
+    of_roles = variables.read_options(ROOT)
+    described = variables.read_sections(ROOT, of_roles)
     values = {name: (file, value) for file, found in group_vars().items() for name, value in found.items()}
-    of_roles = {
-        name: {**option, "role": role}
-        for role, entry_points in roles.items()
-        for entry_point in entry_points.values()
-        for name, option in entry_point.get("options", {}).items()
-    }
     for section in described["sections"]:
-        own: Doc = section.get("variables") or {}
+        own: Doc = section["variables"]
         file: str = section.get("file", "")
         names = [*own, *(name for name in values if values[name][0] == file and name not in own)]
-        section["variables"] = {}
-        for name in names:
-            option = own.get(name) or of_roles.get(name)
-            if option is None:
-                raise SystemExit(
-                    f"{file}: {name} is described neither by a role's argument spec nor in {VARIABLES.name}"
-                )
-            if source := option.pop("options_of", None):
-                nested = of_roles[source]["options"]
-                nested = {key: value for key, value in nested.items() if key != "name"}
-                option["options"] = nested | option.get("options", {})
-            if name in values:
-                option["value"] = values[name][1]
-            section["variables"][name] = option
+        if missing := [name for name in names if name not in own and name not in of_roles]:
+            raise SystemExit(f"{file}: no argument spec of a role and not meta/variables.yml describes {missing}")
+        section["variables"] = {
+            name: {**(own.get(name) or of_roles[name]), **({"value": values[name][1]} if name in values else {})}
+            for name in names
+        }
+    told = {name for section in described["sections"] for name in section["variables"]}
+    for role, entry_points in role_docs().items():
+        path = ROOT / "roles" / role / "defaults" / "main.yml"
+        defaults = yaml.safe_load(path.read_text(encoding="utf-8"))
+        options = {name: it for each in entry_points.values() for name, it in each.get("options", {}).items()}
+        section = {"title": f"Role {role}", "intro": f"{entry_points['main']['short_description']}."}
+        section["variables"] = {
+            name: {**option, **({"default": defaults[name]} if name in defaults else {})}
+            for name, option in options.items()
+            if name not in told
+        }
+        described["sections"].append(section)
     return described
 
 
@@ -164,7 +152,26 @@ def literal(value: Any) -> str:
 
 
 def unit(name: str) -> str:
-    return next((unit for ending, unit in UNITS.items() if name.endswith(ending)), "")
+    """Return the unit of a number: what its rule says, else the last word of its name."""
+    endings = {
+        "tok_s": "tok/s",
+        "_percent": "percent",
+        "_s": "seconds",
+        "_mib": "MiB",
+        "_gib": "GiB",
+        "_bytes": "bytes",
+    }
+    return rules.RULES.get(name, rules.DEFAULT).unit or next(
+        (unit for ending, unit in endings.items() if name.endswith(ending)), ""
+    )
+
+
+def bounds(name: str) -> str:
+    """Return the bounds of a number that has a rule."""
+    rule = rules.RULES.get(name, rules.DEFAULT)
+    if rule.low or rule.high:
+        return f"{rule.low} to {rule.high}" if rule.high else f"from {rule.low}"
+    return ""
 
 
 def shown(value: Any) -> bool:
@@ -175,11 +182,12 @@ def shown(value: Any) -> bool:
 
 
 def head(name: str, option: Mapping[str, Any]) -> str:
-    """Return the type of an option, its unit, and its value, its default or that it is required."""
+    """Return the type of an option, its unit and bounds, and its value, its default or that it is required."""
     kind = option.get("type", "str")
     if kind == "list" and "elements" in option:
         kind = f"list of {option['elements']}"
-    words = [kind, unit(name)]
+    numeric = {option.get("type"), option.get("elements")} & {"int", "float", "raw"}
+    words = [kind, unit(name), bounds(name)] if numeric else [kind]
     if shown(option.get("value")):
         words.append(f"is {literal(option['value'])}")
     elif option.get("required"):
@@ -228,7 +236,7 @@ def render() -> str:
         "sentences": sentences,
     }
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    return tidy(template.render(variable_docs(role_docs())))
+    return tidy(template.render(variable_docs()))
 
 
 def main() -> None:

@@ -19,14 +19,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from ..module_utils.vllm_edge.answers import suite
-from ..module_utils.vllm_edge.inventory import gateway, measuring, pins, profiles, reports, variables
+from ..module_utils.vllm_edge.inventory import gateway, image_answer, measuring, pins, profiles, reports, variables
 from ..module_utils.vllm_edge.inventory.engine_inputs import find_secret_fault
 from ..module_utils.vllm_edge.text import shown
 from ..module_utils.vllm_edge.weights import access
 
 PROJECT = Path(__file__).resolve().parents[2]
-GATES = ("none", "warn", "fail")
-GIVEN = ("model_weights_token", "model_weights_token_file", "vllm_image_base_archive", "vllm_image_base_digest")
+GIVEN = (
+    *("model_weights_token", "model_weights_token_file", "vllm_image_base_archive", "vllm_image_base_digest"),
+    *("vllm_image_base_id", "vllm_image_wheels_directory"),
+)
 
 
 def find_certificate_fault(variables: Mapping[str, Any]) -> str:
@@ -62,7 +64,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         _spec, options = self.validate_argument_spec(
             argument_spec={
                 "profile": {"type": "str"},
-                "playbook": {"type": "str", "choices": list(measuring.PLAYS)},
+                "playbook": {"type": "str", "choices": list(measuring.FINDERS)},
             }
         )
         self._variables = task_vars or {}
@@ -73,17 +75,25 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             Display().warning(warning)
         hub = {name: self._read(f"model_weights_{name}") for name in ("endpoint", "token", "token_file", "environment")}
         found = profiles.find_mistakes(inventory, project) + self._find_unpinned()
-        found += self._find_quality_mistakes()
+        found += self._find_quality_mistakes() + self._find_wheel_mistakes()
         # A plan, which names the profile, writes nothing.
         if not self._profile and (directory := self._read("serving_reports_directory")) is not None:
             sources = self._variables.get("ansible_inventory_sources", ())
             found += filter(None, [reports.find_fault(str(directory), sources, INVENTORY_IGNORE_PATTERNS)])
         if not self._read("model_weights_source_directory"):
             found += access.find_access_mistakes(**hub)
+        commands: dict[str, list[str]] = {}
         if not found and options["playbook"]:
-            found = self._find_play_mistakes(options["playbook"])
+            given = self._read_plain(measuring.NAMES)
+            given = measuring.read_variables(given, project.variables)
+            active = {engine["name"]: engine["model"] for engine in self._read("serving_active_engines")}
+            known = list(self._read("serving_expanded")["engines"]), active, list(self._read("vllm_models"))
+            found = [*measuring.FINDERS[options["playbook"]](given, *known)]
+            serving = (name for name, model in active.items() if model == given["quality_reference"])
+            given["quality_reference_engine"] = given["quality_reference_engine"] or next(serving, "")
+            commands = {name: measuring.write_options(name, given) for name in measuring.OPTIONS}
         if not found:
-            return {"changed": False}
+            return {"changed": False, "options": commands}
         # Ansible prints a text with several lines unchanged, but quotes and folds the elements of a list.
         count = "One mistake" if len(found) == 1 else f"{len(found)} mistakes"
         return {
@@ -92,33 +102,18 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "mistakes": "".join(f"{number}. {sentence}\n" for number, sentence in enumerate(found, 1)),
         }
 
-    def _find_play_mistakes(self, playbook: str) -> list[str]:
-        """Return what is wrong with the variables of one playbook; the engines and models are valid."""
-        names, find = measuring.PLAYS[playbook]
-        # As plain data: texts of Ansible have a type of their own.
-        given = json.loads(json.dumps({name: self._read(name) for name in names}, default=str))
-        active = {engine["name"]: engine["model"] for engine in self._read("serving_active_engines")}
-        return [*find(given, list(self._read("serving_expanded")["engines"]), active, list(self._read("vllm_models")))]
-
     def _find_quality_mistakes(self) -> list[str]:
-        found = []
-        # As plain data: texts of Ansible have a type of their own.
-        suites = {
-            name: json.loads(json.dumps(self._read(name), default=str)) for name in ("quality_suite", "quality_cases")
-        }
-        for name, cases in suites.items():
-            found += suite.find_mistakes(cases, name)
-        if not found:
-            found += suite.find_mistakes([*suites["quality_suite"], *suites["quality_cases"]], "quality_cases")
-        if (gate := self._read("quality_gate")) not in GATES:
-            found.append(
-                f"quality_gate: {shown(gate)} is not one of {', '.join(GATES)}; with none a switch asks nothing."
-            )
-        for name, least, example in (("quality_repeats", 1, 3), ("quality_timeout_s", 1, 300)):
-            value = self._read(name)
-            if not str(value).isdecimal() or int(value) < least:
-                found.append(f"{name}: {shown(value)} is no whole number from {least}; write {example}.")
-        return found
+        suites = self._read_plain(("quality_suite", "quality_cases"))
+        found = [mistake for name, cases in suites.items() for mistake in suite.find_mistakes(cases, name)]
+        return found or suite.find_mistakes([*suites["quality_suite"], *suites["quality_cases"]], "quality_cases")
+
+    def _find_wheel_mistakes(self) -> list[str]:
+        try:
+            image_answer.check_wheels(self._read("vllm_image_wheel_hashes") or {})
+        except image_answer.ImageAnswerError as error:
+            remedy = "paste what the image stage printed, or leave it empty, which is {}"
+            return [f"vllm_image_wheel_hashes: cannot be used, {error}; {remedy}."]
+        return []
 
     def _find_unpinned(self) -> list[str]:
         try:
@@ -138,6 +133,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             return self._templar.template(self._variables.get(name))
         except AnsibleUndefinedVariable:
             return None
+
+    def _read_plain(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return variables as plain data: texts of Ansible have a type of their own."""
+        return {name: json.loads(json.dumps(self._read(name), default=str)) for name in names}
 
     def _read_known(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the variables that have a value now; others depend on facts or results that do not exist yet."""
@@ -180,7 +179,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                     "image": "vllm_image_base",
                 }.items()
             },
-            **{key: self._read(key) for key in ("gpu_count", "gpu_memory_mib", "gpu_name", "gpu_uuids")},
+            **{key: self._read(key) for key in ("gpu_name", "gpu_uuids")},
             settings=self._read_known(project.settings),
             given={name: bool(self._read(name)) for name in GIVEN},
             secrets=self._read_secret_faults(),

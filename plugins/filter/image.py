@@ -30,7 +30,6 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "image": image_answer.read_image,
     "pip report": image_answer.read_pip_report,
     "record": image_answer.read_record,
-    "wheels": image_answer.check_wheels,
 }
 
 

@@ -199,6 +199,37 @@ def report_engines(
     ]
 
 
+def list_versions(driver: Entry, runtime: Entry, image: Entry) -> dict[str, str]:
+    """Return the versions of the report by what has them, from the results of the roles that have run; else empty."""
+    found = {"driver": driver["version"]} if driver else {}
+    if runtime:
+        found |= {"Docker": runtime["docker_version"], "container toolkit": runtime["toolkit_version"]}
+    if image:
+        became = f"{image['transformers']} ({image['requirement']} became {image['constraint']})"
+        found |= {"vLLM": image["vllm"], "transformers": became, "image": image["name"], "image id": image["id"]}
+    return found
+
+
+def list_removal(parts: Sequence[Entry], host: str, check: bool) -> list[str]:
+    """Return what roles have removed, kept and left as lines. A removed directory is listed without its content."""
+    removed = [path for part in parts for path in part["removed"]]
+    directories = tuple(path for path in removed if path.endswith("/"))
+    listed = [path for path in removed if not any(path.startswith(each) for each in directories if each != path)]
+    left = {path: why for part in parts for path, why in part["left"].items()}
+    heading = ("would remove" if check else "removed") if removed else "nothing of vllm-edge is left to remove"
+    kept = [line for part in parts for line in part["kept"]]
+    kept.append("NVIDIA driver, Docker, container toolkit, their apt repositories, daemon.json: others use them")
+    others = [f"{path}: {why}" for path, why in sorted(left.items())]
+    return [
+        f"{host}: {heading}",
+        *(f"  {path}" for path in listed),
+        "kept",
+        *(line for entry in kept for line in text.wrapped(entry, "  ")),
+        *(["not ours, left alone"] if others else []),
+        *(line for entry in others for line in text.wrapped(entry, "  ")),
+    ]
+
+
 def render_report(report: Entry) -> list[str]:
     """Return what playbooks/tasks/report.yml has collected as lines for the terminal, of at most 100 columns."""
     from ..module_utils.vllm_edge.status.tables import render
@@ -218,6 +249,19 @@ def unit_word(value: object, name: str) -> str:
             "write a word of letters, digits and / @ : . _ + -"
         )
     return word.replace("%", "%%")
+
+
+def list_prompts(cases: Iterable[Entry]) -> list[dict[str, Any]]:
+    """Return the cases of a quality suite that are plain text, as prompts of `vllm-edge quality reference`."""
+    of_role = {"system": "system", "user": "prompt"}
+    return [
+        {
+            "case": case["name"],
+            "messages": [{"role": role, "content": case[key]} for role, key in of_role.items() if key in case],
+        }
+        for case in cases
+        if "tools" not in case and "context" not in case
+    ]
 
 
 def find_reports_fault(directory: str, sources: Sequence[str]) -> str:

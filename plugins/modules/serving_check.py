@@ -35,4 +35,10 @@ mistakes:
   description: The mistakes as numbered lines, one sentence each.
   type: str
   returned: on failure
+options:
+  description: >-
+    With O(playbook), the options of C(vllm-edge bench), C(quality), C(quality --compare) (key C(compare)) and
+    C(quality reference) (key C(reference)) that the variables of the plays make, as lists of words by command.
+  type: dict
+  returned: success
 """

@@ -38,6 +38,20 @@ DEFAULTS = {
 OF_M = {"model": "m", "dtype": "half", "limit_mm_per_prompt": {"image": 0}}
 JUNK: dict[str, Any] = {"engines": {"e": PLAIN, "f": 3}, "profiles": {"p": None, "q": {"engines": ["e", 1]}}}
 
+IMAGE = {
+    "vllm": "0.32.0",
+    "transformers": "5.16.0",
+    "requirement": ">=4",
+    "constraint": ">=5",
+    "name": "i:1",
+    "id": "x",
+}
+OF_IMAGE = {"vLLM": "0.32.0", "transformers": "5.16.0 (>=4 became >=5)", "image": "i:1", "image id": "x"}
+REMOVED = {"removed": ["/etc/x/", "/etc/x/file", "/etc/y"], "kept": ["user u"], "left": {"/etc/x/mine": "not ours"}}
+LINES = ["h: removed", "  /etc/x/", "  /etc/y", "kept", "  user u"]
+LINES += ["  NVIDIA driver, Docker, container toolkit, their apt repositories, daemon.json: others use them"]
+LINES += ["not ours, left alone", "  /etc/x/mine: not ours"]
+
 
 @pytest.mark.parametrize(
     ("name", "arguments", "result"),
@@ -50,6 +64,17 @@ JUNK: dict[str, Any] = {"engines": {"e": PLAIN, "f": 3}, "profiles": {"p": None,
             [{"name": "vllm-a", "gpus": ["GPU-a", "GPU-b"]}, {"name": "vllm-b", "gpus": ["GPU-b"]}],
         ),
         ("list_ports", (PROFILES, GATED), [8050]),
+        ("list_versions", ({}, {}, {}), {}),
+        ("list_versions", ({"version": "580.1"}, {}, IMAGE), {"driver": "580.1", **OF_IMAGE}),
+        ("list_removal", ([REMOVED, {"removed": [], "kept": [], "left": {}}], "h", False), LINES),
+        ("list_removal", ([], "h", True), ["h: nothing of vllm-edge is left to remove", "kept", LINES[-3]]),
+        (
+            *(
+                "list_prompts",
+                ([{"name": "a", "prompt": "p", "system": "s"}, {"name": "b", "prompt": "p", "tools": []}],),
+            ),
+            [{"case": "a", "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "p"}]}],
+        ),
         ("list_served_names", (PROFILES, GATED), ["r", "s"]),
         ("expand_replicas", ({"e": PAIRS, "f": SINGLE}, {"p": {"engines": ["f", "e"], "when": "w"}}, {}), EXPANDED),
         ("expand_replicas", ({"e": PAIRS | {"replicas": "2"}, "f": 3}, JUNK["profiles"], "x"), JUNK),

@@ -61,15 +61,25 @@ def pack(name: str, version: object = "1.0") -> dict[str, Any]:
         ("image", '"' + "3" * 4_194_304 + '"', "more than 4194304 characters"),
         ("image", {**IMAGE, "libraries": "many"}, "not what read_image.py prints"),
         ("record", ["x"], "no JSON object"),
-        ("wheels", {"x.tar.gz": "a" * 64}, "the name of a wheel"),
-        ("wheels", {WHEEL: "A" * 64}, "the hash of"),
-        ("wheels", {"a-1\n-py3-none-any.whl": "a" * 64}, "the name of a wheel"),
         ("pip report", {"install": [{"download_info": {"url": "https://x/y", "vcs_info": {}}}]}, "not what `pip"),
     ],
 )
 def test_hostile_answers_are_refused(read: Any, kind: str, answer: object, why: str) -> None:
     value, error = read(answer, kind)
     assert value == {} and why in error
+
+
+@pytest.mark.parametrize(
+    ("wheels", "why"),
+    [
+        ({"x.tar.gz": "a" * 64}, "the name of a wheel"),
+        ({WHEEL: "A" * 64}, "the hash of"),
+        ({"a-1\n-py3-none-any.whl": "a" * 64}, "the name of a wheel"),
+    ],
+)
+def test_wheels_have_names_and_hashes(wheels: dict[str, str], why: str) -> None:
+    with pytest.raises(image_answer.ImageAnswerError, match=why):
+        image_answer.check_wheels(wheels)
 
 
 def test_a_report_of_pip_becomes_requirements_with_hashes() -> None:

@@ -150,8 +150,3 @@ def test_a_second_run_measures_nothing_unless_it_is_asked_to(calibrated: Any) ->
     assert get_words(done).count(f"Every engine of {PROFILE} was measured before") == 1
     rendered = json.loads((place / "never_served" / "rendered").read_text())
     assert rendered["engines"][0]["gpu_memory_utilization"] == 0.95
-
-
-def test_a_wrong_share_is_refused(calibrated: Any) -> None:
-    refused = calibrate(calibrated[0], "-e", "calibrate_gpu_memory_utilization=90")
-    assert refused.returncode != 0 and "calibrate_gpu_memory_utilization is '90'" in get_words(refused)

@@ -146,7 +146,7 @@ def test_every_mistake_is_said_on_a_line_of_its_own(refused: Any) -> None:
             "serving_profile: 'e2b-olny' is not a key of serving_profiles; did you mean e2b-only?",
             "gpu_count: 'four' is text, not a number; write a whole number of GPUs, such as 4.",
             "verify_weights: 'ful' is not one of size, full; did you mean full?",
-            "vllm_image_keep: 'many' is text, not a number; write a whole number, such as 1.",
+            "vllm_image_keep: 'many' is text, not a number; write a whole number of images, such as 3.",
             "alow_docker_restart: nothing reads a variable of this name",
             "vllm_engine_watchdog: nothing reads a variable of this name",
         ]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of keys, types, units and names of an engine, a model or a profile.
 
-The argument specs of the roles define which keys exist and their types. What a spec cannot express (units, ranges, what
-a name may contain) is defined here. Every function yields one sentence for each mistake: the variable (`where`), the
+The argument specs of the roles and meta/variables.yml define which keys exist and their types, `rules.py` units,
+ranges and what a name may contain. Every function yields one sentence for each mistake: the variable (`where`), the
 value, why it is wrong, and what would be right.
 """
 
@@ -12,138 +12,15 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..names import VARIABLE_NAME
 from ..redaction import find_secrets
 from ..text import describe_invalid_choice, nearest, shown
+from .rules import DEFAULT, PLAIN_NAME, RULES, Rule
 
 Spec = Mapping[str, Mapping[str, Any]]
 """The keys of a mapping, each with `type`, `elements`, `required` and `choices` as in an argument spec."""
-
-
-class Quantity(NamedTuple):
-    """What a number counts, and its bounds."""
-
-    unit: str
-    example: str
-    low: float = 1
-    high: float | None = None
-    remedy: str = ""
-    """What to write, if the example does not say it."""
-
-
-QUANTITIES: dict[str, Quantity] = {
-    "tensor_parallel_size": Quantity("GPUs", "2"),
-    "pipeline_parallel_size": Quantity("GPUs", "2"),
-    "replicas": Quantity("engines", "2", 1, 64),
-    "gpus": Quantity("slot", "0", low=0, remedy="slots are counted from 0, in the order of gpu_uuids"),
-    "port": Quantity("port", "8050", 1024, 65535, "the reference uses 8050, 8060 and 8070"),
-    "max_model_len": Quantity("tokens", "16384"),
-    "max_num_seqs": Quantity("requests", "8"),
-    "max_num_batched_tokens": Quantity("tokens", "2048"),
-    "gpu_memory_utilization": Quantity("fraction", "0.90", 0, 1, "write a fraction of the GPU's memory, such as 0.90"),
-    "kv_cache_memory_bytes": Quantity(
-        "bytes", "4294967296", 1048576, None, "write bytes, such as 4294967296 for 4 GiB"
-    ),
-    "vram_budget_mib": Quantity("MiB", "22200"),
-    "gpu_count": Quantity("GPUs", "4"),
-    "gpu_memory_mib": Quantity("MiB", "23034", 1024, None, "write what nvidia-smi prints as the total of one GPU"),
-    "vllm_engine_uid": Quantity("", "8050", 100, 999_999_999, "write the id of a user that owns nothing else: 8050"),
-    "vllm_engine_pids_limit": Quantity("processes", "4096", 64, 4_194_304),
-    "vllm_engine_oom_score_adj": Quantity("", "500", 0, 1000, "write 0 to 1000; the highest is killed first"),
-    "vllm_engine_max_logprobs": Quantity("tokens", "20", 0, 1_000_000),
-    "vllm_engine_max_tokens": Quantity("tokens", "32768"),
-    "listen_port": Quantity("port", "8000", 1, 65535, "write a port, such as 8000 or 443"),
-    "requests_per_minute": Quantity("requests", "600", 0, 1_000_000),
-    "streams": Quantity("requests", "64", 0, 1_000_000),
-    "serving_gateway_wait_s": Quantity("seconds", "120", 0, 3600),
-    "serving_gateway_waiting": Quantity("requests", "64", 0, 10_000),
-    "serving_gateway_max_tokens": Quantity("tokens", "32768"),
-    "serving_gateway_rotation_hours": Quantity("hours", "24", 1, 8760),
-}
-OTHER = Quantity("", "1", low=0)
-
-PLAIN_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-
-
-class Form(NamedTuple):
-    pattern: str
-    rule: str
-
-
-FORMS: dict[str, Form] = {
-    "repo": Form(rf"{PLAIN_NAME}/{PLAIN_NAME}", "write owner/name, such as google/gemma-4-E2B-it"),
-    "dir": Form(PLAIN_NAME, "write the plain name of one directory below the root of the weights"),
-    "revision": Form(rf"{PLAIN_NAME}(/{PLAIN_NAME})*", "write a commit of 40 digits, a branch or a tag"),
-    "chat_template": Form(PLAIN_NAME, "write the plain name of a file in vllm_engine_chat_templates_directory"),
-    **dict.fromkeys(
-        ("served_names", "stands_in_for", "allowed_names"),
-        Form(r"[A-Za-z0-9][A-Za-z0-9._:/-]*", "write letters, digits and . _ : / -, without spaces, such as architect"),
-    ),
-    "serving_gateway_paths": Form(
-        r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+", "write the path of an interface of vLLM, such as /v1/messages"
-    ),
-    **dict.fromkeys(
-        ("serving_gateway_certificate_names", "address"),
-        Form(r"[A-Za-z0-9:][A-Za-z0-9.:-]*", "write a host name or an IP address, such as llm.example.org"),
-    ),
-    "serving_gateway_url": Form(
-        r"https?://([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(:\d{1,5})?",
-        "write scheme, host and port, such as https://llm:8443",
-    ),
-    "accept_risk": Form(
-        rf"--?[A-Za-z][A-Za-z0-9_.-]*|{VARIABLE_NAME}",
-        "write the name of an option or an environment variable, such as --trust-remote-code",
-    ),
-}
-_SIZE = Form(r"[1-9]\d{0,12}[bkmgBKMG]?", "write a size in Docker's syntax, such as 4g for 4 GiB")
-_PATH = Form(r"(/(?!\.\.?(/|$))[A-Za-z0-9._@+-]+)+", "write an absolute path of letters, digits and . _ @ + -")
-# Variables of the role vllm_engine that end in `docker create` or in a unit, as they are.
-ROLE_FORMS: dict[str, Form] = {
-    **dict.fromkeys(("vllm_engine_shm_size", "vllm_engine_tmp_size", "vllm_engine_memory"), _SIZE),
-    "vllm_engine_ulimits": Form(
-        r"(core|memlock|nofile|nproc|stack)=(-1|\d{1,18})(:(-1|\d{1,18}))?",
-        "write core, memlock, nofile, nproc or stack with a number, such as nofile=65536:65536",
-    ),
-    "vllm_engine_request_limits": Form("", ""),
-    **dict.fromkeys(
-        (
-            *("vllm_engine_configuration_directory", "vllm_engine_state_directory", "vllm_engine_cache_directory"),
-            "vllm_engine_program",
-        ),
-        _PATH,
-    ),
-    "serving_gateway_memory": Form(r"[1-9]\d{0,6}[MG]", "write MiB or GiB as systemd does, such as 1G"),
-}
-FORMS |= ROLE_FORMS
-
-WORD = Form(r"[A-Za-z0-9][A-Za-z0-9._:/-]*", "it is one word of a command line: letters, digits and . _ : / -")
-
-EXAMPLES: dict[str, str] = {
-    "gpus": "write the slots of its GPUs, such as [0]",
-    "served_names": "write at least one name, such as [architect]",
-    "engines": "name at least one key of serving_engines",
-}
-"""What to write for a list that is missing or empty."""
-CHOICES: dict[str, tuple[str, ...]] = {
-    "precision": ("bf16", "fp8", "nvfp4", "w4a16"),
-    "facts": ("files", "recorded"),
-}
-MAPPINGS: dict[str, str] = {
-    "extra_env": "write NAME: value, one line each",
-    "secret_env": "write NAME: <a key of vllm_engine_secrets>, one line each",  # pragma: allowlist secret (a name)
-    "limit_mm_per_prompt": "write {image: 0, video: 0, audio: 0} for text only",
-    "vllm_engine_request_limits": "write {VLLM_MAX_N_SEQUENCES: 16}",
-}
-"""What to write for a value that is no mapping."""
-FREE_TEXT = frozenset({"when", "source"})
-MAY_BE_EMPTY = frozenset(
-    {
-        *("chat_template", "vllm_engine_memory", "vllm_engine_ulimits", "stands_in_for", "allowed_names"),
-        *("serving_gateway_certificate_names", "serving_gateway_url"),
-    }
-)
 
 # Environment variables that the role sets for every engine, or that `gpus` decides.
 OUR_ENVIRONMENT: dict[str, str] = {
@@ -193,6 +70,10 @@ def find_owners(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
     return owners
 
 
+def _find_rule(key: str) -> Rule:
+    return RULES.get(key, DEFAULT)
+
+
 def find_name_errors(where: str, name: str, what: str) -> Iterator[str]:
     """Yield a sentence if a key cannot be a file name on the host; `what` is what it names, such as `an engine`."""
     if not re.fullmatch(PLAIN_NAME, name):
@@ -202,14 +83,23 @@ def find_name_errors(where: str, name: str, what: str) -> Iterator[str]:
         )
 
 
-def find_key_errors(where: str, given: Mapping[str, Any], spec: Spec) -> Iterator[str]:
-    """Yield missing keys, and values of a wrong type or form. Unknown keys are left to `describe_unknown_key`."""
+def find_key_errors(where: str, given: Mapping[str, Any], spec: Spec, variable: str = "") -> Iterator[str]:
+    """Yield missing keys, and values of a wrong type or form. Unknown keys are left to `describe_unknown_key`.
+
+    `variable` is the one whose rules, `<variable>.<key>`, go before those of an engine's key of the same name.
+    """
     for key, option in spec.items():
-        rule = option.get("rule", key)
+        rule = f"{variable}.{key}" if f"{variable}.{key}" in RULES else key
         if key in given:
             yield from find_value_errors(f"{where}.{key}", rule, given[key], option)
         elif option.get("required"):
             yield f"{where}.{key}: is missing; {_describe_expected(rule, option)}."
+
+
+def find_unknown_keys(where: str, given: Mapping[str, Any], known: Collection[str]) -> Iterator[str]:
+    for key in given:
+        if key not in known:
+            yield describe_unknown_key(where, str(key), known)
 
 
 def describe_unknown_key(where: str, key: str, known: Collection[str]) -> str:
@@ -219,20 +109,37 @@ def describe_unknown_key(where: str, key: str, known: Collection[str]) -> str:
     return f"{where}.{key}: nothing reads this key; {nearest(spelled, known)}"
 
 
+def parse_text(value: Any, option: Mapping[str, Any]) -> Any:
+    """Return the number, boolean or list that a text of `-e name=value` means; what means none stays as it is."""
+    kind = option["type"]
+    if kind == "list":
+        words = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
+        each = {"type": option.get("elements", "str")}
+        return [parse_text(word.strip() if isinstance(word, str) else word, each) for word in words if word != ""]
+    if kind == "bool" and isinstance(value, str | int):
+        return _read_boolean(value)
+    if kind in ("int", "float") and isinstance(value, str):
+        if re.fullmatch(r"\d+", value):
+            return int(value)
+        if kind == "float" and re.fullmatch(r"\d+\.\d+", value):
+            return float(value)
+    return value
+
+
 def find_value_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the value of a key; `option` is its entry in the argument spec."""
+    """Yield what is wrong with a value; `key` is the name of its rule, `option` its entry in the argument spec."""
     kind = option.get("type", "str")
     if value is None:
         yield f"{where}: has no value; {_describe_expected(key, option)}, or remove the line."
     elif kind in ("int", "float"):
         yield from find_number_errors(where, key, value, whole=kind == "int")
     elif kind == "bool":
-        yield from find_switch_errors(where, value, texts=False)
+        yield from _find_boolean_errors(where, value)
     elif kind == "list":
         yield from _find_list_errors(where, key, value, option)
     elif kind == "dict" and not isinstance(value, dict):
         told = "" if key == "secret_env" else f"{shown(value)} "  # it may be the secret itself, by mistake
-        yield f"{where}: {told}is not a mapping; {MAPPINGS.get(key, 'write keys with values')}."
+        yield f"{where}: {told}is not a mapping; {_find_rule(key).remedy or 'write keys with values'}."
     elif kind == "dict":
         yield from _find_entry_errors(where, key, value)
     else:
@@ -242,9 +149,9 @@ def find_value_errors(where: str, key: str, value: Any, option: Mapping[str, Any
 def find_number_errors(where: str, key: str, value: Any, *, whole: bool) -> Iterator[str]:
     """Yield a sentence if a value is no number, has a unit, or is out of range.
 
-    Unit and bounds of the key are in QUANTITIES; `whole` is whether decimals are wrong.
+    `key` is the name of the rule, `whole` whether decimals are wrong.
     """
-    quantity = QUANTITIES.get(key, OTHER)
+    quantity = _find_rule(key)
     usual = _describe_number(quantity, whole)
     if isinstance(value, str):
         yield f"{where}: {shown(value)} is text, not a number; {_suggest_number(value, quantity, whole) or usual}."
@@ -257,7 +164,7 @@ def find_number_errors(where: str, key: str, value: Any, *, whole: bool) -> Iter
         yield f"{where}: {shown(value)} is {fault}" + ("" if fault.endswith("?") else f"; {usual}.")
 
 
-def _find_bound(value: float, quantity: Quantity) -> str:
+def _find_bound(value: float, quantity: Rule) -> str:
     """Return which bound a number is beyond, perhaps with a question that ends the sentence, or an empty string."""
     fraction = quantity.unit == "fraction"
     if fraction and 1 < value <= 100:
@@ -265,41 +172,39 @@ def _find_bound(value: float, quantity: Quantity) -> str:
     if quantity.unit == "port" and 0 < value < quantity.low:
         return "below 1024, where ports are privileged and belong to the system"
     if value < quantity.low or (fraction and value == 0):
-        return f"too small, the least is {'above 0' if fraction else f'{quantity.low:.0f}'}"
+        return f"too small, the least is {'above 0' if fraction else f'{quantity.low}'}"
     return f"above {quantity.high:g}" if quantity.high is not None and value > quantity.high else ""
 
 
-def find_switch_errors(where: str, value: Any, *, texts: bool) -> Iterator[str]:
-    """Yield a sentence if a value is no boolean.
+def _read_boolean(value: str | int) -> Any:
+    word = str(value).strip().lower()
+    return True if word in _TRUE else False if word in _FALSE else value
 
-    `texts` allows words such as `yes`: an operator's switches may come from `-e` as text and are normalised later.
-    """
+
+def _find_boolean_errors(where: str, value: Any) -> Iterator[str]:
     if isinstance(value, bool):
         return
-    word = str(value).strip().lower()
-    meant = "true" if word in _TRUE else "false" if word in _FALSE else ""
-    if meant and texts and isinstance(value, str | int):
-        return
-    if not meant:
+    meant = _read_boolean(value) if isinstance(value, str | int) else value
+    if not isinstance(meant, bool):
         yield f"{where}: {shown(value)} is neither true nor false; write true or false."
     elif isinstance(value, str):
         yield (
             f"{where}: {shown(value)} is text, and any text that is not empty counts as true; "
-            f"write {meant} without quotes."
+            f"write {shown(meant)} without quotes."
         )
     else:
-        yield f"{where}: {shown(value)} is a number; write {meant}."
+        yield f"{where}: {shown(value)} is a number; write {shown(meant)}."
 
 
 def _find_list_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) -> Iterator[str]:
     arguments = key == "extra_args"  # engine_arguments checks the texts among these together
     if not isinstance(value, list):
         words = value.replace(",", " ").split() if isinstance(value, str) else [str(value)]
-        plain = words and not arguments and all(re.fullmatch(WORD.pattern, word) for word in words)
+        plain = words and not arguments and all(re.fullmatch(DEFAULT.pattern, word) for word in words)
         remedy = f"write [{', '.join(words)}]" if plain else "write one item per line, each after a dash"
         yield f"{where}: {shown(value)} is not a list; {remedy}."
         return
-    if not value and not arguments and key not in MAY_BE_EMPTY:
+    if not value and not arguments and not _find_rule(key).may_be_empty:
         yield f"{where}: is an empty list; {_describe_expected(key, option)}."
     for position, item in enumerate(value):
         if not (arguments and isinstance(item, str)):
@@ -314,7 +219,7 @@ def find_repeated(where: str, items: list[Any], rule: str) -> Iterator[str]:
 
 
 def _find_entry_errors(where: str, key: str, value: Mapping[Any, Any]) -> Iterator[str]:
-    """Yield what is wrong with the entries of a mapping whose key is in MAPPINGS."""
+    """Yield what is wrong with the entries of a mapping of an engine or of vllm_engine_request_limits."""
     for name, entry in value.items():
         if key == "limit_mm_per_prompt":
             yield from _find_limit_error(where, name, entry)
@@ -323,7 +228,7 @@ def _find_entry_errors(where: str, key: str, value: Mapping[Any, Any]) -> Iterat
                 yield f"{where}: {shown(name)} is no limit of vLLM; their names begin with VLLM_MAX_."
             elif isinstance(entry, bool) or not isinstance(entry, int) or not 0 < entry <= 10**12:
                 yield f"{where}.{name}: {shown(entry)} is not a limit; write a whole number from 1."
-        elif key in MAPPINGS and (wrong := _find_name_error(where, name)):
+        elif key in ("extra_env", "secret_env") and (wrong := _find_name_error(where, name)):
             yield wrong
         elif key == "extra_env":
             yield from _find_variable_error(f"{where}.{name}", name, entry)
@@ -389,25 +294,25 @@ def find_secret_fault(value: object) -> str:
 
 
 def _find_text_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) -> Iterator[str]:
-    choices = option.get("choices") or CHOICES.get(key, ())
-    form = FORMS.get(key, WORD)
-    if isinstance(value, bool):
+    choices, rule = option.get("choices", ()), _find_rule(key)
+    if choices:
+        if value not in choices:
+            yield f"{where}: {describe_invalid_choice(value, choices)}"
+    elif isinstance(value, bool):
         yield f"{where}: YAML reads this word as {shown(value)}, and a text is expected; put the word in quotes."
     elif isinstance(value, int | float):
         yield f"{where}: {shown(value)} is a number, and a text is expected; put it in quotes."
     elif not isinstance(value, str):
         yield f"{where}: {shown(value)} is not a text; {_describe_expected(key, option)}."
     elif not value.strip():
-        if not (value == "" and key in MAY_BE_EMPTY):
+        if not (value == "" and rule.may_be_empty):
             yield f"{where}: is empty; {_describe_expected(key, option)}."
-    elif choices:
-        if value not in choices:
-            yield f"{where}: {describe_invalid_choice(value, choices)}"
-    elif key in FREE_TEXT:
-        if fault := find_control_character(value):
-            yield f"{where}: {shown(value)} {fault}; write one line."
-    elif not re.fullmatch(form.pattern, value):
-        yield f"{where}: {shown(value)} {_find_fault(value)}; {_suggest_repair(key, value) or form.rule}."
+    elif not re.fullmatch(rule.pattern, value):
+        remedy = _suggest_repair(key, value) or rule.remedy
+        yield (
+            f"{where}: {shown(value)} {_find_fault(value)}; "
+            f"{remedy or 'it is one word of a command line: letters, digits and . _ : / -'}."
+        )
 
 
 def find_control_character(value: str) -> str:
@@ -434,30 +339,27 @@ def _suggest_repair(key: str, value: str) -> str:
 
 
 def _describe_expected(key: str, option: Mapping[str, Any]) -> str:
-    kind = option.get("type", "str")
-    choices = option.get("choices") or CHOICES.get(key, ())
-    if choices:
-        return f"write one of {', '.join(choices)}"
+    kind, rule = option.get("type", "str"), _find_rule(key)
+    if option.get("choices"):
+        return f"write one of {', '.join(option['choices'])}"
     if kind in ("int", "float"):
-        return _describe_number(QUANTITIES.get(key, OTHER), kind == "int")
+        return _describe_number(rule, kind == "int")
     if kind == "bool":
         return "write true or false"
-    if key in EXAMPLES:
-        return EXAMPLES[key]
-    if key in FORMS:
-        return FORMS[key].rule
+    if remedy := (rule.missing if kind == "list" else "") or rule.remedy:
+        return remedy
     description = option.get("description", "")
     first = re.sub(r"[A-Z]\(([^)]{0,200})\)", r"\1", description if isinstance(description, str) else description[0])
     return f"it is: {first.strip().rstrip('.')}" if first else f"write a {kind}"
 
 
-def _describe_number(quantity: Quantity, whole: bool) -> str:
+def _describe_number(quantity: Rule, whole: bool) -> str:
     number = "a whole number" if whole else "a number"
     unit = f" of {quantity.unit}" if quantity.unit not in ("", "port", "slot", "fraction") else ""
     return quantity.remedy or f"write {number}{unit}, such as {quantity.example}"
 
 
-def _suggest_number(text: str, quantity: Quantity, whole: bool) -> str:
+def _suggest_number(text: str, quantity: Rule, whole: bool) -> str:
     """Return what to write instead of a text with a unit, or an empty string if it cannot be guessed."""
     plain = text.strip().replace("_", "")
     if re.fullmatch(r"[+-]?\d+", plain):

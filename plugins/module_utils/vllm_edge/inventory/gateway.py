@@ -10,24 +10,10 @@ from typing import Any
 
 from ..names import ENGINE_NAME, TEMPORARY_CLIENT
 from ..text import nearest, shown
-from .engine_inputs import Spec, describe_unknown_key, find_key_errors, find_owners, find_value_errors, select_texts
+from .engine_inputs import Spec, find_key_errors, find_owners, find_unknown_keys, select_texts
 
-VARIABLES = (
-    *("serving_gateway_listen", "serving_gateway_paths", "serving_gateway_certificate", "serving_gateway_private_key"),
-    *("serving_gateway_certificate_names", "serving_gateway_url", "serving_clients"),
-)
+VARIABLES = ("serving_gateway_listen", "serving_gateway_certificate", "serving_gateway_private_key", "serving_clients")
 """Variables of the gateway that are no plain setting."""
-LISTEN_KEYS: Spec = {
-    "address": {"type": "str", "required": True},
-    "port": {"type": "int", "required": True, "rule": "listen_port"},
-    "tls": {"type": "bool", "required": True},
-}
-CLIENT_KEYS: Spec = {
-    "served_names": {"type": "list", "elements": "str", "rule": "allowed_names"},
-    "requests_per_minute": {"type": "int"},
-    "streams": {"type": "int"},
-}
-"""`rule` is the key of FORMS and QUANTITIES where an engine's key of the same name has other rules."""
 
 
 def find_stand_in_errors(engines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -60,34 +46,28 @@ def find_shared_stand_ins(where: str, engines: Mapping[str, Mapping[str, Any]]) 
 
 
 def find_gateway_errors(
-    variables: Mapping[str, Any], engines: Mapping[str, Mapping[str, Any]], certificate_fault: str
+    variables: Mapping[str, Any], engines: Mapping[str, Mapping[str, Any]], certificate_fault: str, specs: Spec
 ) -> Iterator[str]:
     """Yield what is wrong with the variables of the gateway.
 
     `variables` has the values of VARIABLES that are set; `certificate_fault` is what is wrong with the files of the
-    operator's certificate, or "".
+    operator's certificate, or "". `specs` are the argument specs of the variables.
     """
-    for name in ("serving_gateway_paths", "serving_gateway_certificate_names"):
-        if name in variables:
-            yield from find_value_errors(name, name, variables[name], {"type": "list", "elements": "str"})
-    if "serving_gateway_url" in variables:
-        yield from find_value_errors("serving_gateway_url", "serving_gateway_url", variables["serving_gateway_url"], {})
     if "serving_gateway_listen" in variables:
-        yield from _find_listen_errors(variables["serving_gateway_listen"], engines)
+        yield from _find_listen_errors(variables["serving_gateway_listen"], engines, specs)
     yield from _find_certificate_errors(variables, certificate_fault)
     if "serving_clients" in variables:
         known = {served for engine in engines.values() for served in select_texts(engine.get("served_names"))}
-        yield from _find_client_errors(variables["serving_clients"], known)
+        yield from _find_client_errors(variables["serving_clients"], known, specs)
 
 
-def _find_keys(where: str, given: Mapping[str, Any], spec: Spec) -> Iterator[str]:
-    for key in given:
-        if key not in spec:
-            yield describe_unknown_key(where, str(key), spec)
-    yield from find_key_errors(where, given, spec)
+def _find_keys(where: str, given: Mapping[str, Any], specs: Spec, variable: str) -> Iterator[str]:
+    keys = specs[variable]["options"]
+    yield from find_unknown_keys(where, given, keys)
+    yield from find_key_errors(where, given, keys, variable)
 
 
-def _find_listen_errors(value: Any, engines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _find_listen_errors(value: Any, engines: Mapping[str, Mapping[str, Any]], specs: Spec) -> Iterator[str]:
     where = "serving_gateway_listen"
     if not isinstance(value, list) or not value:
         yield f"{where}: {shown(value)} is no list; write [{{address: 127.0.0.1, port: 8000, tls: false}}]."
@@ -99,7 +79,7 @@ def _find_listen_errors(value: Any, engines: Mapping[str, Mapping[str, Any]]) ->
         if not isinstance(entry, dict):
             yield f"{at}: {shown(entry)} is not a mapping; write {{address: 127.0.0.1, port: 8000, tls: false}}."
             continue
-        if errors := list(_find_keys(at, entry, LISTEN_KEYS)):
+        if errors := list(_find_keys(at, entry, specs, where)):
             yield from errors
             continue
         address, port = entry["address"], entry["port"]
@@ -139,7 +119,7 @@ def _find_certificate_errors(variables: Mapping[str, Any], fault: str) -> Iterat
         yield fault
 
 
-def _find_client_errors(value: Any, served: set[str]) -> Iterator[str]:
+def _find_client_errors(value: Any, served: set[str], specs: Spec) -> Iterator[str]:
     where = "serving_clients"
     if not isinstance(value, dict):
         yield f"{where}: {shown(value)} is not a mapping; write clients by name: {{ci: {{served_names: [sentry]}}}}."
@@ -158,7 +138,7 @@ def _find_client_errors(value: Any, served: set[str]) -> Iterator[str]:
         elif not isinstance(client, dict):
             yield f"{where}.{name}: {shown(client)} is not a mapping; write {{}} for a client that may use every name."
         else:
-            yield from _find_keys(f"{where}.{name}", client, CLIENT_KEYS)
+            yield from _find_keys(f"{where}.{name}", client, specs, where)
             for wanted in select_texts(client.get("served_names")):
                 if wanted not in served:
                     yield f"{where}.{name}.served_names: no engine serves {shown(wanted)}; {nearest(wanted, served)}"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
 from ..gpu.models import by_total
-from ..text import describe_invalid_choice, nearest, shown
+from ..text import nearest, shown
 from .engine_arguments import (
     describe_unknown_engine_key,
     find_argument_errors,
@@ -24,38 +24,23 @@ from .engine_arguments import (
     find_release_errors,
 )
 from .engine_inputs import (
-    PLAIN_NAME,
-    QUANTITIES,
     Spec,
-    describe_unknown_key,
     find_key_errors,
     find_name_errors,
-    find_number_errors,
     find_owners,
     find_repeated,
-    find_switch_errors,
+    find_unknown_keys,
     find_value_errors,
+    parse_text,
     select_texts,
 )
 from .gateway import find_gateway_errors, find_shared_stand_ins, find_stand_in_errors
 from .replicas import OF_ONE_ENGINE, add_defaults, count_replicas, find_replica_errors
 from .risks import find_risk_errors
+from .rules import PLAIN_NAME, RULES
 from .variables import Project, find_unknown_variables
 from .vllm_arguments import RELEASES
 
-PROFILE_KEYS: Spec = {
-    "engines": {"type": "list", "elements": "str", "required": True},
-    "when": {"type": "str", "description": "One sentence on when to choose the profile."},
-    "source": {"type": "str", "description": "Where its figures were measured, or that they are predicted."},
-}
-MODEL_MUST_HAVE = ("repo", "dir", "precision")
-# Choices of variables that belong to no role.
-CHOICES: dict[str, tuple[str, ...]] = {
-    "verify_weights": ("size", "full"),
-    "vram_foreign": ("ignore", "warn", "fail"),
-    "bench_through": ("engine", "gateway", "both"),
-    "bench_gate": ("warn", "fail"),
-}
 RESERVED_ENGINE_NAMES = re.compile(r"edge(-.*)?")
 """The project has units of these names: `vllm-edge.target`, `vllm-edge-switch.service`, ..."""
 
@@ -72,14 +57,12 @@ class Inventory:
     engines: Any
     models: Any
     roles: Any
-    gpu_count: Any = None
-    gpu_memory_mib: Any = None
     gpu_name: Any = None
     gpu_uuids: Any = None
     image: Any = None
     """The variable vllm_image_base; its tag is the release of vLLM."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Switches and words that an operator may set, by name."""
+    """The variables of `Project.settings` that have a value, by name."""
     given: Mapping[str, bool] = field(default_factory=dict)
     """Whether a variable has a value, for variables whose value is secret or does not matter."""
     secrets: Mapping[str, str] | None = field(default_factory=dict)
@@ -161,11 +144,12 @@ def _find_errors(inventory: Inventory, project: Project) -> Iterator[str]:
         yield from _drop_inherited(name, engine, found, defaults)
     yield from find_replica_errors(engines)
     yield from find_stand_in_errors(engines)
-    yield from find_gateway_errors(inventory.gateway, engines, inventory.certificate_fault)
+    specs = {**project.options, **project.variables}
+    yield from find_gateway_errors(inventory.gateway, engines, inventory.certificate_fault, specs)
     yield from _find_collection_errors("serving_profiles", inventory.profiles, "a profile")
     yield from find_value_errors("serving_roles", "served_names", inventory.roles, {"type": "list", "elements": "str"})
     for name, profile in profiles.items():
-        yield from _find_profile_errors(name, profile, inventory)
+        yield from _find_profile_errors(name, profile, inventory, specs["serving_profiles"]["options"])
     yield from _find_host_errors(inventory)
     yield from _find_settings_errors(inventory, project)
     yield from find_unknown_variables(inventory.names, project)
@@ -236,11 +220,8 @@ def _find_collection_errors(variable: str, value: Any, what: str) -> Iterator[st
 
 def _find_model_errors(name: str, model: Mapping[str, Any], keys: Spec) -> Iterator[str]:
     where = f"vllm_models.{name}"
-    spec = {key: {**option, "required": key in MODEL_MUST_HAVE} for key, option in keys.items()}
-    for key in model:
-        if key not in spec:
-            yield describe_unknown_key(where, key, spec)
-    yield from find_key_errors(where, model, spec)
+    yield from find_unknown_keys(where, model, keys)
+    yield from find_key_errors(where, model, keys)
     manifest = model.get("manifest_sha256")
     if isinstance(manifest, str) and not re.fullmatch(r"([0-9a-f]{64})?", manifest):
         yield (
@@ -353,12 +334,10 @@ def _find_chat_template_errors(where: str, value: Any, inventory: Inventory) -> 
         )
 
 
-def _find_profile_errors(name: str, profile: Mapping[str, Any], inventory: Inventory) -> Iterator[str]:
+def _find_profile_errors(name: str, profile: Mapping[str, Any], inventory: Inventory, keys: Spec) -> Iterator[str]:
     where = f"serving_profiles.{name}"
-    for key in profile:
-        if key not in PROFILE_KEYS:
-            yield describe_unknown_key(where, key, PROFILE_KEYS)
-    yield from find_key_errors(where, profile, PROFILE_KEYS)
+    yield from find_unknown_keys(where, profile, keys)
+    yield from find_key_errors(where, profile, keys)
     known = inventory.engines if isinstance(inventory.engines, dict) else {}
     names = list(dict.fromkeys(select_texts(profile.get("engines"))))
     for engine in names:
@@ -402,11 +381,9 @@ def _find_unserved(where: str, engines: Mapping[str, Mapping[str, Any]], roles: 
 
 
 def _find_host_errors(inventory: Inventory) -> Iterator[str]:
-    count, memory = _parse_option(inventory.gpu_count), _parse_option(inventory.gpu_memory_mib)
+    stated = (inventory.settings.get(name) for name in ("gpu_count", "gpu_memory_mib"))
+    count, memory = (parse_text(value, {"type": "int"}) for value in stated)
     uuids = inventory.gpu_uuids
-    for key, value in (("gpu_count", count), ("gpu_memory_mib", memory)):
-        if value is not None:
-            yield from find_number_errors(key, key, value, whole=True)
     if inventory.gpu_name not in (None, "") and not isinstance(inventory.gpu_name, str):
         yield (
             f"gpu_name: {shown(inventory.gpu_name)} is not a text; write the name that 'nvidia-smi -L' prints, such as "
@@ -422,7 +399,7 @@ def _find_host_errors(inventory: Inventory) -> Iterator[str]:
     for name, engine in _select_active_engines(inventory).items():
         where = f"serving_engines.{name}"
         yield from _find_slot_errors(where, engine.get("gpus"), slots)
-        if _is_whole(memory) and memory >= QUANTITIES["gpu_memory_mib"].low:
+        if _is_whole(memory) and memory >= RULES["gpu_memory_mib"].low:
             yield from _find_budget_errors(where, engine, memory, default)
 
 
@@ -435,11 +412,6 @@ def _find_slot_errors(where: str, gpus: Any, slots: list[tuple[int, str]]) -> It
                 f"{where}.gpus: slot {slot} does not exist, {beyond[1]} {beyond[0]}, so slots are 0 to "
                 f"{beyond[0] - 1}; choose one of those, or another serving_profile."
             )
-
-
-def _parse_option(value: Any) -> Any:
-    """Convert a number that came as text by `-e name=value`."""
-    return int(value) if isinstance(value, str) and re.fullmatch(r"\d+", value) else value
 
 
 def _find_uuid_errors(uuids: Any) -> Iterator[str]:
@@ -473,16 +445,11 @@ def _find_budget_errors(where: str, engine: Mapping[str, Any], memory: int, defa
 
 def _find_settings_errors(inventory: Inventory, project: Project) -> Iterator[str]:
     for name, value in sorted(inventory.settings.items()):
-        option = project.options.get(name, {})
-        choices = option.get("choices") or CHOICES.get(name, ())
-        if name in project.switches:
-            yield from find_switch_errors(name, value, texts=True)
-        elif choices:
-            if value not in choices:
-                yield f"{name}: {describe_invalid_choice(value, choices)}"
-        elif option:
-            number = option.get("type") in ("int", "float")
-            yield from find_value_errors(name, name, _parse_option(value) if number else value, option)
+        option = project.variables.get(name) or project.options[name]
+        # A role gets its own variables as they are, and plays convert the others.
+        if name in project.variables or option["type"] in ("int", "float"):
+            value = parse_text(value, option)
+        yield from find_value_errors(name, name, value, option)
     given = {name for name, has_value in inventory.given.items() if has_value}
     if given >= {"model_weights_token", "model_weights_token_file"}:
         yield "model_weights_token and model_weights_token_file: both are set, two sources for one thing; keep one."
@@ -491,10 +458,21 @@ def _find_settings_errors(inventory: Inventory, project: Project) -> Iterator[st
             "vllm_image_base_archive and vllm_image_base_digest: both are set, but a digest is what a registry calls "
             "an image, and one from an archive has none; pin it by vllm_image_base_id."
         )
+    on_host = inventory.settings.get("vllm_image_base_archive_on_host") is True
+    if on_host and "vllm_image_base_archive" in given and "vllm_image_base_id" not in given:
+        yield (
+            "vllm_image_base_id: is empty, and vllm_image_base_archive is on the host: a medium is not trusted to say "
+            "itself which image it should hold. Stage again (air-gap.yml then has the id), or set it to what `docker "
+            "image inspect --format {{.Id}}` prints of the image where the archive was written."
+        )
+    source = inventory.settings.get("vllm_image_pip_source", "index")
+    if (source == "directory") != ("vllm_image_wheels_directory" in given):
+        yield (
+            f"vllm_image_wheels_directory: is {'not ' if source == 'directory' else ''}set, and vllm_image_pip_source "
+            f"is {shown(source)}; the directory is needed for the source 'directory', and for no other."
+        )
     if inventory.secrets is None:
         yield "vllm_engine_secrets: is not a mapping; write names, each with its value from Ansible Vault or a file."
-    if inventory.image is not None and not isinstance(inventory.image, str):
-        yield f"vllm_image_base: {shown(inventory.image)} is not a text; write repository:tag."
     yield from find_value_errors("vllm_engine_chat_template", "chat_template", inventory.chat_template, {"type": "str"})
     yield from _find_chat_template_errors("vllm_engine_chat_template", inventory.chat_template, inventory)
 

@@ -13,15 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..text import shown
-from .engine_inputs import QUANTITIES, Spec
+from .rules import RULES
 
-REPLICA_KEYS: Spec = {
-    "replicas": {
-        "type": "int",
-        "description": "Number of equal engines that serve these names, each with its own part of `gpus`.",
-    },
-}
-"""Keys of an engine of the inventory that no role gets."""
 OF_ONE_ENGINE: dict[str, str] = {
     "model": "the engines that name this model are those that take its defaults",
     **dict.fromkeys(
@@ -63,7 +56,7 @@ def count_replicas(engine: Mapping[str, Any]) -> int:
     """Return how many engines an engine of the inventory stands for; 1 if `replicas` is missing or cannot be right."""
     number = engine.get("replicas", 1)
     good = isinstance(number, int) and not isinstance(number, bool)
-    return number if good and 1 <= number <= (QUANTITIES["replicas"].high or 0) else 1
+    return number if good and 1 <= number <= (RULES["replicas"].high or 0) else 1
 
 
 def list_replicas(name: str, engine: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -72,7 +65,7 @@ def list_replicas(name: str, engine: Mapping[str, Any]) -> dict[str, dict[str, A
     Replica k is `<name>-<k>`, counted from 0, and gets the k-th part of `gpus`. One replica is the engine itself.
     """
     number = count_replicas(engine)
-    settings = {key: value for key, value in engine.items() if key not in REPLICA_KEYS}
+    settings = {key: value for key, value in engine.items() if key != "replicas"}
     if number == 1:
         return {name: settings}
     gpus = engine.get("gpus")

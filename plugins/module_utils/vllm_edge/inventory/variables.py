@@ -11,22 +11,14 @@ import difflib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
 from ..text import nearest
-from .engine_inputs import ROLE_FORMS, Spec
-from .replicas import REPLICA_KEYS
+from .engine_inputs import Spec
+from .rules import RULES
 
-# Variables of a host that no role's argument spec describes.
-OF_A_HOST: dict[str, str] = {
-    "serving_profile": "name of the profile that the host serves",
-    "gpu_uuids": "UUIDs of its GPUs, in the order of their slots",
-    "gpu_count": "number of its GPUs",
-    "gpu_name": "name of its GPUs, as nvidia-smi prints it",
-    "gpu_memory_mib": "MiB of each of its GPUs, as nvidia-smi prints the total",
-}
 PREFIXES = ("serving_", "vllm_", "gpu_", "vram_")
 """Beside the prefixes of the roles: a variable with such a name is meant for the project."""
 OWN = " A variable of your own needs a name that begins otherwise."
@@ -42,15 +34,22 @@ class Project:
     results: frozenset[str]
     """Variables that plays set themselves."""
     roles: tuple[str, ...]
-    switches: frozenset[str]
-    """Variables of group_vars/all/switches.yml that are true or false."""
+    options: Spec
+    """Argument specs of the roles' variables, by name."""
+    variables: Spec
+    """Those of the other variables, which meta/variables.yml describes. What has the keys `options` is a mapping from
+    names to mappings with these keys. Values may be texts, as `-e` passes them."""
     settings: frozenset[str]
     """Variables that are a number, true or false, one of a few words, or have a form. The values of others may be
     secret."""
-    options: Spec
-    """Argument specs of the roles' variables."""
-    engine_keys: Spec
-    model_keys: Spec
+
+    @property
+    def engine_keys(self) -> Spec:
+        return cast(Spec, self.variables["serving_engines"]["options"])
+
+    @property
+    def model_keys(self) -> Spec:
+        return cast(Spec, self.variables["vllm_models"]["options"])
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -60,39 +59,53 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 _Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
 
 
-def load(root: Path) -> Project:
-    roles = sorted(path for path in (root / "roles").iterdir() if path.is_dir())
+def read_options(root: Path) -> dict[str, Mapping[str, Any]]:
+    """Return the options of the roles of a project by name, each with its `role`."""
     options: dict[str, Mapping[str, Any]] = {}
-    known = set(OF_A_HOST)
-    for role in roles:
-        known |= set(_read_mapping(role / "defaults" / "main.yml"))
-        for entry_point in _read_mapping(role / "meta" / "argument_specs.yml").get("argument_specs", {}).values():
-            options |= entry_point.get("options", {})
-    for path in (root / "group_vars" / "all").glob("*.yml"):
-        known |= set(_read_mapping(path))
-    files = [*(root / "playbooks").rglob("*.yml"), *(path for role in roles for path in role.glob("tasks/*.yml"))]
+    for file in sorted(root.glob("roles/*/meta/argument_specs.yml")):
+        for entry_point in _read_mapping(file)["argument_specs"].values():
+            options |= {key: {**it, "role": file.parts[-3]} for key, it in entry_point.get("options", {}).items()}
+    return options
+
+
+def read_sections(root: Path, options: Spec) -> dict[str, Any]:
+    """Return meta/variables.yml, with the keys of a role's option where `options_of` names one.
+
+    The name of an entry is its key in the inventory, so the key `name` is left out.
+    """
+    described = _read_mapping(root / "meta" / "variables.yml")
+    for section in described["sections"]:
+        for option in section["variables"].values():
+            if source := option.pop("options_of", None):
+                nested: Spec = {key: it for key, it in options[source]["options"].items() if key != "name"}
+                own: Spec = option.get("options", {})
+                option["options"] = {key: {**nested.get(key, {}), **own.get(key, {})} for key in {**nested, **own}}
+    return described
+
+
+def load(root: Path) -> Project:
+    options = read_options(root)
+    sections = read_sections(root, options)["sections"]
+    variables = {name: option for section in sections for name, option in section["variables"].items()}
+    values: dict[str, Any] = {}
+    for path in [*root.glob("roles/*/defaults/main.yml"), *root.glob("group_vars/all/*.yml")]:
+        values |= _read_mapping(path)
     switches = _read_mapping(root / "group_vars" / "all" / "switches.yml")
+    files = [*root.glob("playbooks/**/*.yml"), *root.glob("roles/*/tasks/*.yml")]
     return Project(
-        known=frozenset(known | set(options)),
+        known=frozenset({*values, *options, *variables}),
         results=frozenset(name for file in files for name in _find_results(_parse_file(file))),
-        roles=tuple(role.name for role in roles),
-        switches=frozenset(name for name, value in switches.items() if isinstance(value, bool)),
-        settings=frozenset(_find_settings(options, switches)),
+        roles=tuple(sorted(path.name for path in root.glob("roles/*"))),
         options=options,
-        engine_keys={**_select_element_keys(options, "vllm_engine_engines"), **REPLICA_KEYS},
-        model_keys=_select_element_keys(options, "model_weights_models"),
+        variables=variables,
+        settings=frozenset(
+            name
+            for name, option in {**options, **variables}.items()
+            if (option["type"] in SIMPLE or option.get("choices") or name in RULES)
+            and not option.get("no_log")
+            and "{{" not in str(switches.get(name))  # else it follows from another variable
+        ),
     )
-
-
-def _find_settings(options: Spec, switches: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the variables that are a number, true or false, or one of a few words, and that nothing derives."""
-    yield "vram_foreign"
-    derived = {name for name, value in switches.items() if "{{" in str(value)}
-    yield from switches.keys() - derived
-    for name, option in options.items():
-        simple = option.get("type") in SIMPLE or option.get("choices") or name in ROLE_FORMS
-        if simple and not option.get("no_log") and name not in derived:
-            yield name
 
 
 def find_unknown_variables(names: Collection[str], project: Project) -> Iterator[str]:
@@ -106,13 +119,6 @@ def find_unknown_variables(names: Collection[str], project: Project) -> Iterator
                 f"{name}: nothing reads a variable of this name, so what it says would have no effect; "
                 f"{nearest(name, alike or project.known)}{OWN if not alike else ''}"
             )
-
-
-def _select_element_keys(options: Mapping[str, Mapping[str, Any]], name: str) -> Spec:
-    """Return the keys of the elements of a list. The name of an element is its key in the inventory, so it is left
-    out."""
-    keys: Mapping[str, Mapping[str, Any]] = options.get(name, {}).get("options", {})
-    return {key: option for key, option in keys.items() if key != "name"}
 
 
 def _parse_file(path: Path) -> Any:

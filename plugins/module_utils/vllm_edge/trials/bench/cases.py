@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ...inventory.measuring import CASES
 from ...options import option
-from .model import CASES, Case, Through
+from .model import Case, Through
 
 MARGIN_TOKENS = 64
 """Tokens of the context that stay free: vLLM's random prompts are made of text and may become some tokens longer."""

@@ -24,8 +24,6 @@ MODE = 0o640
 Through = Literal["engine", "gateway"]
 Verdict = Literal["passed", "findings", "interrupted"]
 Case = Literal["warm-up", "protocol", "sweep", "long-context", "shared-prefix", "soak"]
-CASES: tuple[Case, ...] = ("protocol", "sweep", "long-context", "shared-prefix")
-"""Those that run if none is named. A soak needs its length."""
 
 
 @dataclass(frozen=True)
