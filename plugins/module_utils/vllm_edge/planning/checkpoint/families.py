@@ -16,7 +16,7 @@ from typing import Any
 from ...text import printable, shown
 from ..contract import Attention, DecoderLayer, Facts, Latent, Model, Sharding, UnknownArchitecture
 from .components import build_components, copy_k_to_v, cut_encoder, drop_draft_layers
-from .generic import count_layers, describe_generic, find_unbounded, has_towers, widen_for_groups
+from .generic import describe_generic, find_unbounded, has_towers, widen_for_groups
 from .headers import LARGEST, FactsError
 from .inferred import EXPERT_KEYS
 from .quantization import read_quantization
@@ -133,15 +133,12 @@ class _Config:
         return range(self["num_hidden_layers"])
 
 
-_Layers = Callable[[_Config], tuple[DecoderLayer, ...]]
-
-
 @dataclass(frozen=True)
 class _Family:
     """One model family: how its layers are derived from config.json, and its defaults."""
 
     name: str
-    layers: _Layers
+    layers: Callable[[_Config], tuple[DecoderLayer, ...]]
     defaults: Mapping[str, Any]
     """Defaults of config.json keys, from the family's configuration class in transformers 5.16."""
     towers: Sharding = Sharding.NOT_LOADED
@@ -171,6 +168,15 @@ def _read_window(config: _Config) -> int | None:
     return config.get("sliding_window") or None
 
 
+def _build_layers(config: _Config, kinds: Iterable[str], window: int | None) -> tuple[DecoderLayer, ...]:
+    """Return layers of these kinds of attention; the window is that of all but full attention."""
+    heads, size = config.kv_heads, config.head_size
+    return tuple(
+        DecoderLayer(index, Attention(kind), heads, size, None if kind == Attention.FULL else window)
+        for index, kind in enumerate(kinds)
+    )
+
+
 def _build_uniform_layers(config: _Config, by_type: bool = True) -> tuple[DecoderLayer, ...]:
     """Return layers that differ at most in their attention type.
 
@@ -181,13 +187,8 @@ def _build_uniform_layers(config: _Config, by_type: bool = True) -> tuple[Decode
     mixed = len(set(types)) > 1
     if mixed and not by_type and window:
         raise FactsError(f"{config.repo}: vLLM does not run this family with a sliding window for only some layers.")
-
-    def layer(index: int) -> DecoderLayer:
-        sliding = bool(window) and (not mixed or types[index] == Attention.SLIDING)
-        kind = Attention.SLIDING if sliding else Attention.FULL
-        return DecoderLayer(index, kind, config.kv_heads, config.head_size, window if sliding else None)
-
-    return tuple(map(layer, config.layers))
+    sliding = (window and (not mixed or types[index] == Attention.SLIDING) for index in config.layers)
+    return _build_layers(config, (Attention.SLIDING if each else Attention.FULL for each in sliding), window)
 
 
 def _build_qwen_layers(config: _Config) -> tuple[DecoderLayer, ...]:
@@ -217,12 +218,8 @@ def _read_layer_types(config: _Config) -> list[str]:
 
 def _build_patterned_layers(config: _Config) -> tuple[DecoderLayer, ...]:
     """Return layers of which each has the attention that layer_types or the pattern says."""
-
-    def layer(index: int, kind: str) -> DecoderLayer:
-        window = config["sliding_window"] if kind == Attention.SLIDING else None
-        return DecoderLayer(index, Attention(kind), config.kv_heads, config.head_size, window)
-
-    return tuple(layer(index, kind) for index, kind in enumerate(_read_layer_types(config)))
+    types = _read_layer_types(config)
+    return _build_layers(config, types, config["sliding_window"] if Attention.SLIDING in types else None)
 
 
 def _build_exaone_layers(config: _Config) -> tuple[DecoderLayer, ...]:
@@ -239,12 +236,8 @@ def _build_llama4_layers(config: _Config) -> tuple[DecoderLayer, ...]:
             f"{config.repo}: no_rope_layers in config.json has {len(ropes)} entries for {len(config.layers)} layers. "
             "Fetch it again."
         )
-
-    def layer(index: int) -> DecoderLayer:
-        kind, window = (Attention.CHUNKED, chunk) if chunk and ropes[index] else (Attention.FULL, None)
-        return DecoderLayer(index, kind, config.kv_heads, config.head_size, window)
-
-    return tuple(map(layer, config.layers))
+    chunked = (chunk and ropes[index] for index in config.layers)
+    return _build_layers(config, (Attention.CHUNKED if each else Attention.FULL for each in chunked), chunk)
 
 
 def _build_latent_layers(config: _Config) -> tuple[DecoderLayer, ...]:
@@ -478,18 +471,7 @@ def _interpret(facts: Facts) -> Model:
     said = {key: value for key, value in text.items() if value is not None or key not in facts.config}
     config = _Config(facts.repo, {**facts.config, **said}, family.defaults)
     if family is GENERIC:
-        found = find_unbounded(config.values, facts.tensors, read_quantization(facts))
-        unbounded = "config.json names no architecture" if architecture == "(none)" else found
-        if unbounded:
-            raise UnknownArchitecture(
-                f"{facts.repo} is a {printable(architecture[:100], '')}, which the planner does not know; it knows "
-                f"{', '.join(FAMILIES)}. A generic plan is not possible: {unbounded}. Take a model of one of these, "
-                "start it without a plan (-e plan_override=true), or add the architecture (CONTRIBUTING.md, Add a "
-                "model)."
-            )
-        layers_in_files = max(config["num_hidden_layers"], count_layers(facts.tensors))
-        config = replace(config, values={**config.values, "num_hidden_layers": layers_in_files})
-        facts = replace(facts, source=describe_generic(printable(architecture[:100], ""), facts.source))
+        facts, config = _bound_unknown(facts, config, architecture)
     layers = family.layers(config)
     latent = _read_latent(config) if family.layers is _build_latent_layers else None
     if latent:
@@ -539,6 +521,22 @@ def _interpret(facts: Facts) -> Model:
     if config.get("attention_k_eq_v"):
         components += copy_k_to_v(components)
     return replace(model, components=tuple(components))
+
+
+def _bound_unknown(facts: Facts, config: _Config, architecture: str) -> tuple[Facts, _Config]:
+    """Return what is planned of an architecture without a row. Raises UnknownArchitecture if that has no bound."""
+    found = find_unbounded(config.values, facts.tensors, read_quantization(facts))
+    unbounded = "config.json names no architecture" if architecture == "(none)" else found
+    name = printable(architecture[:100], "")
+    if unbounded:
+        raise UnknownArchitecture(
+            f"{facts.repo} is a {name}, which the planner does not know; it knows {', '.join(FAMILIES)}. A generic "
+            f"plan is not possible: {unbounded}. Take a model of one of these, start it without a plan "
+            "(-e plan_override=true), or add the architecture (CONTRIBUTING.md, Add a model)."
+        )
+    layers = max((layer + 1 for tensor in facts.tensors for layer in tensor.layers or ()), default=0)
+    values = {**config.values, "num_hidden_layers": max(config["num_hidden_layers"], layers)}
+    return replace(facts, source=describe_generic(name, facts.source)), replace(config, values=values)
 
 
 def _read_experts(config: _Config, family: _Family) -> tuple[int, int, int]:
