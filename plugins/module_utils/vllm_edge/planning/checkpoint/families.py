@@ -16,89 +16,11 @@ from typing import Any
 from ...text import printable, shown
 from ..contract import Attention, DecoderLayer, Facts, Latent, Model, Sharding, UnknownArchitecture
 from .components import build_components, copy_k_to_v, cut_encoder, drop_draft_layers
+from .config_keys import CONFIG_KEYS, check_config
 from .generic import describe_generic, find_unbounded, has_towers, widen_for_groups
-from .headers import LARGEST, FactsError
+from .headers import FactsError
 from .inferred import EXPERT_KEYS
 from .quantization import read_quantization
-
-CONFIG_KEYS: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("hidden_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "vocab_size"), "positive"
-    ),
-    **dict.fromkeys(
-        (
-            *("_sliding_window_pattern", "attention_chunk_size", "decoder_sparse_step", "first_k_dense_replace"),
-            *("global_head_dim", "head_dim", "hidden_size_per_layer_input", "index_topk", "interleave_moe_layer_step"),
-            *("intermediate_size", "intermediate_size_mlp", "kv_lora_rank", "max_window_layers"),
-            *("moe_intermediate_size", "moe_layer_freq", "n_routed_experts", "n_shared_experts"),
-            *("no_rope_layer_interval", "num_experts", "num_experts_per_tok", "num_global_key_value_heads"),
-            *("num_key_value_heads", "num_kv_shared_layers", "num_local_experts", "original_max_position_embeddings"),
-            *("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "rotary_dim", "shared_expert_intermediate_size"),
-            *("sliding_window", "top_k_experts", "v_head_dim"),
-        ),
-        "size",
-    ),
-    **dict.fromkeys(
-        ("attention_k_eq_v", "tie_word_embeddings", "use_double_wide_mlp", "use_sliding_window"), "true or false"
-    ),
-    **dict.fromkeys(("dtype", "torch_dtype"), "text"),
-    "layer_types": "a list of texts",
-    **dict.fromkeys(("mlp_only_layers", "no_rope_layers"), "a list of whole numbers"),
-    **dict.fromkeys(("per_layer_config", "rope_parameters", "rope_scaling"), "an object"),
-    "partial_rotary_factor": "a number above 0, at most 1",
-    "sliding_window_pattern": "a whole number, or L and G",
-    "use_bidirectional_attention": "",
-    "vision_feature_layer": "the number of a layer, or a list of them",
-}
-"""The keys of config.json that the planner reads, at its top and in its text_config, and what each is. Recorded facts
-contain no others."""
-MAX_LAYERS = 10_000
-
-
-def check_config(repo: str, config: Mapping[str, Any]) -> None:
-    """Raise FactsError if a value of config.json has another type than the planner reads, or no sensible size."""
-    for where, values in (("", config), ("text_config.", config.get("text_config") or {})):
-        for key in sorted(CONFIG_KEYS.keys() & values.keys()):
-            expected = _find_mistake(key, values[key])
-            if expected:
-                raise FactsError(
-                    f"{repo}: {where}{key} in config.json is {shown(values[key])}; {expected} is expected. Fetch it "
-                    "again, or take the model from another repository."
-                )
-
-
-def _find_mistake(key: str, value: Any) -> str:
-    """Return what is expected of the value of a key instead of this one; empty if it is right."""
-    form = CONFIG_KEYS[key]
-    if value is None or not form:
-        return ""
-    if key == "vision_feature_layer":
-        layers = value if isinstance(value, list) and value else [value]
-        return "" if all(type(layer) is int and abs(layer) <= MAX_LAYERS for layer in layers) else form
-    if key == "partial_rotary_factor":
-        return "" if type(value) in (int, float) and 0 < value <= 1 else form
-    if key == "sliding_window_pattern" and isinstance(value, str):
-        # EXAONE's; its config.json has layer_types too, which decide.
-        return "" if re.fullmatch("[LG]{1,100}", value) else form
-    if form == "true or false":
-        return "" if isinstance(value, bool) else form
-    if form in ("positive", "size") or key == "sliding_window_pattern":
-        least, most = int(form == "positive"), MAX_LAYERS if key.endswith("_layers") else LARGEST
-        right = type(value) is int and least <= value <= most
-        return "" if right else f"a whole number from {least} to {most:,}"
-    kind = {"text": str, "an object": dict}.get(form, list)
-    if not isinstance(value, kind) or len(value) > MAX_LAYERS:
-        return f"{'a list' if kind is list else form} of at most {MAX_LAYERS:,}"
-    if kind is list:
-        element = str if form == "a list of texts" else int
-        return "" if all(isinstance(item, element) and not isinstance(item, bool) for item in value) else form
-    return f"numbers from 0 to {LARGEST:,}, texts and objects of them" if _has_odd_number(value) else ""
-
-
-def _has_odd_number(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_odd_number, value.values()))
-    return isinstance(value, int | float) and not 0 <= value <= LARGEST
 
 
 @dataclass(frozen=True)
