@@ -107,19 +107,11 @@ def _compute_ranks(engine: Engine) -> tuple[Rank, ...]:
     ranks = []
     for rank in weights:
         samples = rank.pipeline_rank == len(weights) - 1
-        text_only = arguments.language_model_only
-        loaded = overhead.allocator(model, text_only=text_only) + rank.bytes
+        loaded = overhead.allocator(model, text_only=arguments.language_model_only) + rank.bytes
         if model.generic:
             whole = per_rank(model, Arguments(), release.version)[0]
             loaded = generic.bound_weights(loaded.high, whole.bytes, len(engine.slots))
-        activations = overhead.activations(
-            model,
-            rows,
-            samples=samples,
-            text_only=text_only,
-            tokens=tokens,
-            tensor_parallel_size=arguments.tensor_parallel_size,
-        )
+        activations = overhead.activations(model, arguments, rows, tokens, samples=samples)
         ranks.append(
             Rank(
                 loaded=rank,
