@@ -81,8 +81,8 @@ def test_what_is_advised_is_valid_and_fits(run_module: Run) -> None:
     assert find_mistakes(inventory, load(ROOT)) == []
     engines, profiles = expand(engines, profiles, models)
     planned = {"engines": [{"name": name, **engine} for name, engine in engines.items()]}
-    given = {key: asked[key] for key in ("models", "gpus", "vllm_version", "weights_root")} | {"profile": planned}
-    found = run_module("serving_plan", given)
+    given = {key: asked[key] for key in ("models", "gpus", "vllm_version", "weights_root")}
+    found = run_module("serving_plan", given | {"profiles": {"p": planned}})["plans"]["p"]
     assert found["verdict"] == "fits" and len(found["engines"]) == 2
 
 
