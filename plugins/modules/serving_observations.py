@@ -93,9 +93,14 @@ from ..module_utils.vllm_edge.planning.memory.overhead import MIB, OBSERVABLE, O
 from ..module_utils.vllm_edge.system.files import write_durably
 from ..module_utils.vllm_edge.text import table
 
-PARTS = {"weights_bytes": "weights", "overhead_bytes": "activations, sampler, memory outside of torch"}
-PARTS |= {"context_bytes": "CUDA context, NCCL", "graphs_bytes": "CUDA graphs", "kv_cache_bytes": "KV cache"}
-PARTS |= {"total_bytes": "NVML"}
+PARTS = {
+    "weights_bytes": "weights",
+    "overhead_bytes": "activations, sampler, memory outside of torch",
+    "context_bytes": "CUDA context, NCCL",
+    "graphs_bytes": "CUDA graphs",
+    "kv_cache_bytes": "KV cache",
+    "total_bytes": "NVML",
+}
 
 
 def compare(observed: Sequence[observations.Observation], planned: Sequence[Mapping[str, Any]]) -> list[str]:

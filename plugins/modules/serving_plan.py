@@ -11,28 +11,17 @@ description:
   - Predicts for each engine whether it starts, and if not, why and what to change, its memory on each of its GPUs, the
     maximum context length and the speed, from C(config.json), the headers of the safetensors files, the arguments and
     the vLLM release. It needs no host, no GPU and no network.
-  - Fails only if O(profile) cannot be planned at all, for example because nothing is known about a model.
+  - A profile that cannot be planned at all, for example because nothing is known about a model, is no failure of the
+    module, see RV(plans).
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
   - edge.vllm_edge.planning
 options:
-  profile:
-    description: The profile. Exactly one of O(profile) and O(profiles) is required.
-    type: dict
-    suboptions:
-      name:
-        description: Name of the profile.
-        type: str
-        default: ""
-      engines:
-        description: Engines of the profile as in C(serving_engines), each with its C(name), in the order in which they
-          start.
-        type: list
-        elements: dict
-        required: true
   profiles:
-    description: Several profiles by name, each a mapping with C(engines) as in O(profile). See RV(plans).
+    description: The profiles by name, each a mapping with C(engines) as in C(serving_engines), each with its C(name),
+      in the order in which they start.
     type: dict
+    required: true
   observed:
     description: File with the observations of the host (M(edge.vllm_edge.serving_observations)). The valid ones replace
       predictions; O(observations) takes precedence. Of an engine that has only invalid ones, a warning says why.
@@ -61,9 +50,9 @@ options:
 EXAMPLES = r"""
 - name: Plan one profile for four NVIDIA L4
   edge.vllm_edge.serving_plan:
-    profile:
-      name: bf16-tp4
-      engines: [{name: 31b, model: 31b-bf16, tensor_parallel_size: 4, gpus: [0, 1, 2, 3], max_model_len: 16384}]
+    profiles:
+      bf16-tp4:
+        engines: [{name: 31b, model: 31b-bf16, tensor_parallel_size: 4, gpus: [0, 1, 2, 3], max_model_len: 16384}]
     models: "{{ vllm_models }}"
     gpus: "{{ [{'name': 'NVIDIA L4', 'cuda_total_bytes': 23659151360}] * 4 }}"
     vllm_version: 0.32.0
@@ -72,69 +61,71 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-verdict:
-  description: Verdict of the first engine that does not start, or V(fits).
-  type: str
-  returned: with O(profile)
-engines:
-  description:
-    - The engines in the order in which they were given, each with the name C(engine) and a C(verdict), V(fits),
-      V(oom_weights), V(no_kv), V(kv_below_max_model_len), V(not_free), V(oom_warmup), V(unsupported_shape),
-      V(unsupported_engine) or V(cannot_say), where an argument is not counted. C(reason) is one sentence with what
-      decided, C(fix) the nearest setting with which the engine fits, written as in C(serving_engines), or empty.
-    - "Of the KV cache: C(kv_cache_dtype), C(kv_blocks), C(kv_cache_tokens) as vLLM prints it (C(GPU KV cache size)),
-      C(max_concurrency), the number of requests of C(max_model_len) tokens that fit into it, and C(max_context), the
-      tokens of the longest request that does, at most the model's own maximum."
-    - "Of the speed, in tokens per second with C(low), C(mid) and C(high), V(null) if the bandwidth of the GPU is not
-      known: C(decode_tok_s) of one sequence at short context, with the C(ceiling) that the memory bandwidth sets, and
-      C(decode_together_tok_s) of several C(requests) with C(context_tokens) each, added up; V(null) also if the engine
-      takes one request at a time."
-    - "C(gpus), what the engine needs on each of its GPUs, by C(slot), in bytes: C(weights_bytes) as vLLM logs them,
-      C(overhead_bytes) (the peak of the activations, growth outside of PyTorch, and the C(warm_up_bytes) of the
-      sampler), C(context_bytes) of CUDA and NCCL, C(graphs_bytes), C(kv_cache_bytes), the C(total_bytes) that NVML is
-      expected to show, and the C(free_bytes) that stay, negative if the engine does not fit. C(uncertainty_mib) is by
-      how many MiB what is beside the KV cache may be less, and more."
-    - C(settings), what the plan adds to the engine, with keys as in C(serving_engines). C(kv_cache_memory_bytes) and
-      C(gpu_memory_utilization), then what has to be free for the plan, if the engine sets neither of them;
-      C(vram_budget_mib) if the engine does not set it; C(plan), the predictions that measurements are compared with.
-    - C(derived_kv_cache_memory_bytes), which leaves (or would leave) O(margin_mib) free on each GPU; C(advice), what
-      could be better, each with a reference; C(facts_source), where the facts about the checkpoint come from;
-      C(observed), the figures that were taken from O(observations); C(inherited), the arguments that the engine has
-      from its model, by the variable that states them.
-  type: list
-  elements: dict
-  returned: with O(profile)
-budgets_mib:
-  description: Memory that the engines may use on each GPU, by slot, in MiB. V(0) for a GPU without an engine.
-  type: dict
-  returned: with O(profile)
-memory_warnings:
-  description: One sentence for each GPU above O(memory_threshold_percent).
-  type: list
-  elements: str
-  returned: with O(profile)
-lines:
-  description: The plan as lines for the terminal, each at most 100 columns wide; RV(legend) explains their letters.
-  type: list
-  elements: str
-  returned: with O(profile)
-refusals:
-  description: One line for each engine that does not start.
-  type: list
-  elements: str
-  returned: with O(profile)
 plans:
-  description: All of the above, by name of the profile. If one cannot be planned, its C(verdict) is V(null) and its
-    C(refusals) contain the reason.
+  description: The plans by name of the profile. If one cannot be planned, its C(verdict) is V(null) and its C(refusals)
+    contain the reason.
   type: dict
-  returned: with O(profiles)
+  returned: success
+  contains:
+    verdict:
+      description: Verdict of the first engine that does not start, or V(fits).
+      type: str
+      returned: success
+    engines:
+      description:
+        - The engines in the order in which they were given, each with the name C(engine) and a C(verdict), V(fits),
+          V(oom_weights), V(no_kv), V(kv_below_max_model_len), V(not_free), V(oom_warmup), V(unsupported_shape),
+          V(unsupported_engine) or V(cannot_say), where an argument is not counted. C(reason) is one sentence with what
+          decided, C(fix) the nearest setting with which the engine fits, written as in C(serving_engines), or empty.
+        - "Of the KV cache: C(kv_cache_dtype), C(kv_blocks), C(kv_cache_tokens) as vLLM prints it (C(GPU KV cache
+          size)), C(max_concurrency), the number of requests of C(max_model_len) tokens that fit into it, and
+          C(max_context), the tokens of the longest request that does, at most the model's own maximum."
+        - "Of the speed, in tokens per second with C(low), C(mid) and C(high), V(null) if the bandwidth of the GPU is
+          not known: C(decode_tok_s) of one sequence at short context, with the C(ceiling) that the memory bandwidth
+          sets, and C(decode_together_tok_s) of several C(requests) with C(context_tokens) each, added up; V(null) also
+          if the engine takes one request at a time."
+        - "C(gpus), what the engine needs on each of its GPUs, by C(slot), in bytes: C(weights_bytes) as vLLM logs them,
+          C(overhead_bytes) (the peak of the activations, growth outside of PyTorch, and the C(warm_up_bytes) of the
+          sampler), C(context_bytes) of CUDA and NCCL, C(graphs_bytes), C(kv_cache_bytes), the C(total_bytes) that NVML
+          is expected to show, and the C(free_bytes) that stay, negative if the engine does not fit. C(uncertainty_mib)
+          is by how many MiB what is beside the KV cache may be less, and more."
+        - C(settings), what the plan adds to the engine, with keys as in C(serving_engines). C(kv_cache_memory_bytes)
+          and C(gpu_memory_utilization), then what has to be free for the plan, if the engine sets neither of them;
+          C(vram_budget_mib) if the engine does not set it; C(plan), the predictions that measurements are compared
+          with.
+        - C(derived_kv_cache_memory_bytes), which leaves (or would leave) O(margin_mib) free on each GPU; C(advice),
+          what could be better, each with a reference; C(facts_source), where the facts about the checkpoint come from;
+          C(observed), the figures that were taken from O(observations); C(inherited), the arguments that the engine has
+          from its model, by the variable that states them.
+      type: list
+      elements: dict
+      returned: success
+    budgets_mib:
+      description: Memory that the engines may use on each GPU, by slot, in MiB. V(0) for a GPU without an engine.
+      type: dict
+      returned: success
+    memory_warnings:
+      description: One sentence for each GPU above O(memory_threshold_percent).
+      type: list
+      elements: str
+      returned: success
+    lines:
+      description: The plan as lines for the terminal, each at most 100 columns wide; RV(legend) explains their letters.
+      type: list
+      elements: str
+      returned: success
+    refusals:
+      description: One line for each engine that does not start.
+      type: list
+      elements: str
+      returned: success
 overview:
   description: A table of the profiles with the reasons of those that do not start, as lines for the terminal.
   type: list
   elements: str
   returned: success
 legend:
-  description: Explanation of the letters in RV(lines).
+  description: Explanation of the letters in RV(plans.lines).
   type: list
   elements: str
   returned: success
@@ -169,14 +160,7 @@ def describe_error(name: str, version: str, error: str) -> dict[str, Any]:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "profile": {
-                "type": "dict",
-                "options": {
-                    "name": {"type": "str", "default": ""},
-                    "engines": {"type": "list", "elements": "dict", "required": True},
-                },
-            },
-            "profiles": {"type": "dict"},
+            "profiles": {"type": "dict", "required": True},
             **inputs.SPEC,
             "observed": {"type": "path"},
             "image_id": {"type": "str", "default": ""},
@@ -184,8 +168,6 @@ def main() -> None:
             "on_drift": {"type": "str", "choices": list(drift.ON_DRIFT), "default": "warn"},
             "memory_threshold_percent": {"type": "int", "default": feasibility.THRESHOLD_PERCENT},
         },
-        mutually_exclusive=[("profile", "profiles")],
-        required_one_of=[("profile", "profiles")],
         supports_check_mode=True,
     )
     options = module.params
@@ -193,8 +175,16 @@ def main() -> None:
     if fallback := vllm_versions.describe_fallback(version):
         module.warn(fallback)
     plans: dict[str, Plan | None] = {}
+    answers: dict[str, dict[str, Any]] = {}
+    # All errors are a ValueError whose message contains the problem and its remedy.
+    try:
+        tolerances = drift.tolerances(options["drift_tolerances"], options["tolerance_mib"])
+        known = observations.read(Path(options["observed"])) if options["observed"] else []
+        gpus = [inputs.build_gpu(slot, given, module.warn) for slot, given in enumerate(options["gpus"])]
+    except ValueError as error:
+        module.fail_json(msg=str(error))
 
-    def plan_profile(name: str, engines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def plan_profile(name: str, engines: Sequence[Mapping[str, Any]]) -> Plan:
         for model in dict.fromkeys(str(engine.get("model")) for engine in engines):
             if model in options["models"] and model not in models:
                 models[model] = inputs.read_model(model, options, module.warn)
@@ -215,29 +205,17 @@ def main() -> None:
         )
         planned = zip(plan.engines, engines, strict=True)
         found = [replace(one, inherited=find_inherited(engine, options["models"])) for one, engine in planned]
-        plan = replace(plan, engines=tuple(found))
-        plans[name] = plan
-        return describe_plan(plan, tolerances, options["on_drift"], options["memory_threshold_percent"])
+        return replace(plan, engines=tuple(found))
 
-    # All errors are a ValueError whose message contains the problem and its remedy.
-    try:
-        tolerances = drift.tolerances(options["drift_tolerances"], options["tolerance_mib"])
-        known = observations.read(Path(options["observed"])) if options["observed"] else []
-        gpus = [inputs.build_gpu(slot, given, module.warn) for slot, given in enumerate(options["gpus"])]
-        if options["profile"]:
-            answer = plan_profile(options["profile"]["name"], options["profile"]["engines"])
-    except ValueError as error:
-        module.fail_json(msg=str(error))
-    if options["profiles"]:
-        answer = {"plans": {}}
-        for name, profile in options["profiles"].items():
-            try:
-                answer["plans"][name] = plan_profile(name, profile.get("engines") or [])
-            except ValueError as error:
-                plans[name] = None
-                answer["plans"][name] = describe_error(name, version, str(error))
-    why = {name: plan["refusals"] for name, plan in (answer.get("plans") or {"": answer}).items()}
-    module.exit_json(changed=False, legend=render.legend(), overview=render.overview(plans, why), **answer)
+    for name, profile in options["profiles"].items():
+        try:
+            plan = plans[name] = plan_profile(name, profile.get("engines") or [])
+            answers[name] = describe_plan(plan, tolerances, options["on_drift"], options["memory_threshold_percent"])
+        except ValueError as error:
+            plans[name] = None
+            answers[name] = describe_error(name, version, str(error))
+    why = {name: answer["refusals"] for name, answer in answers.items()}
+    module.exit_json(changed=False, legend=render.legend(), overview=render.overview(plans, why), plans=answers)
 
 
 if __name__ == "__main__":

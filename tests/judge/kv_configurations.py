@@ -21,7 +21,7 @@ from ansible.module_utils.vllm_edge.planning.memory import kv_cache
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "planning"))
 
 import checkpoints
-from kv_models import full, model, sliding
+from kv_models import full, model, needed, sliding
 
 SEED = 20261121
 PER_SHAPE = 24
@@ -155,7 +155,7 @@ def differences(configuration: Configuration, told: Mapping[str, Any], version: 
         "blocks": ([ours.blocks], told["blocks"]),
         "tokens": (ours.tokens, told["tokens"]),
         "concurrency": (ours.max_concurrency, told["concurrency"]),
-        "needed bytes": (kv_cache.needed(made, arguments, version), max(needs)),
+        "needed bytes": (needed(made, arguments, version), max(needs)),
         "needed bytes of the poorest rank": (ours.needed_bytes, needs[poorest]),
         "verdict": (
             "refused" if ours.needed_bytes > ours.available_bytes else "fits",
@@ -213,17 +213,18 @@ def _around(generator: random.Random, family: str, made: Model) -> Iterator[Conf
         )
         try:
             much = kv_cache.capacity(made, arguments, 2**40, "0.33.0")
-            one_block = much.used_bytes // much.blocks
-            needed = kv_cache.needed(made, arguments, "0.33.0")
+            # The release keeps one block back.
+            one_block = much.needed_bytes // (sum(group.blocks_per_request for group in much.groups) + 1)
+            least = needed(made, arguments, "0.33.0")
         except kv_cache.UnsupportedKvCache:
-            one_block = needed = 2**20
+            one_block = least = 2**20
         around = (
-            needed,
-            needed - 1,
-            needed - one_block,
-            needed + one_block,
-            generator.randrange(0, needed),
-            generator.randrange(needed, 8 * needed),
+            least,
+            least - 1,
+            least - one_block,
+            least + one_block,
+            generator.randrange(0, least),
+            generator.randrange(least, 8 * least),
             generator.randrange(1, 5000) * one_block - generator.choice((0, 1)),
             generator.choice((0, 1)),
         )

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ansible.module_utils.vllm_edge.planning.contract import Attention, DecoderLayer, Facts, Model, Quantization
+from ansible.module_utils.vllm_edge.planning.contract import (
+    Arguments,
+    Attention,
+    DecoderLayer,
+    Facts,
+    Model,
+    Quantization,
+)
+from ansible.module_utils.vllm_edge.planning.memory import kv_cache
 
 ORACLE: Mapping[str, Any] = yaml.safe_load((Path(__file__).parent / "kv_oracle.yaml").read_text())
 
@@ -19,6 +27,11 @@ def full(index: int, kv_heads: int, head_size: int) -> DecoderLayer:
 
 def sliding(index: int, kv_heads: int, head_size: int, window_tokens: int) -> DecoderLayer:
     return DecoderLayer(index, Attention.SLIDING, kv_heads, head_size, window_tokens)
+
+
+def needed(model: Model, arguments: Arguments, version: str) -> int:
+    """The least bytes of KV cache with which vLLM starts, on the rank that needs most."""
+    return kv_cache.capacity(model, arguments, 2**60, version).needed_bytes
 
 
 def model(layers: Sequence[DecoderLayer], *, family: str = "llama3", maximum: int = 131072) -> Model:

@@ -218,18 +218,20 @@ def test_what_cannot_be_measured_is_said(run_module: Run, tmp_path: Path, more: 
 
 def test_the_plan_after_a_calibration_pins_what_was_measured_to_be_free(run_module: Run, tmp_path: Path) -> None:
     """A host whose CUDA context is 400 MiB above the prediction: the pinned KV cache is smaller by as much."""
-    given = {"profile": {"engines": [TP2]}, "models": MODELS, "gpus": SLOTS, "vllm_version": "0.32.0"}
+    given = {"profiles": {"p": {"engines": [TP2]}}, "models": MODELS, "gpus": SLOTS, "vllm_version": "0.32.0"}
     given |= {"observed": str(tmp_path / "observations.json"), "image_id": IMAGE}
     before = run_module("serving_plan", given)
-    (gpu, _) = before["engines"][0]["gpus"]
+    (of_before,) = before["plans"]["p"]["engines"]
+    (gpu, _) = of_before["gpus"]
     parts = ("weights_bytes", "overhead_bytes", "context_bytes", "graphs_bytes")
     seen = {name: gpu[name] + (400 * MIB if name == "context_bytes" else 0) for name in parts}
     (tmp_path / "observations.json").write_text(observations.render([observation(**seen)]))
     after = run_module("serving_plan", given)
-    assert after["engines"][0]["observed"] == sorted(parts) and after.get("warnings", []) == []
-    pinned = [plan["engines"][0]["settings"]["kv_cache_memory_bytes"] for plan in (before, after)]
+    (of_after,) = after["plans"]["p"]["engines"]
+    assert of_after["observed"] == sorted(parts) and after.get("warnings", []) == []
+    pinned = [engine["settings"]["kv_cache_memory_bytes"] for engine in (of_before, of_after)]
     assert pinned[0] - pinned[1] == pytest.approx(400 * MIB, abs=MIB)
-    assert after["engines"][0]["gpus"][0]["free_bytes"] == pytest.approx(512 * MIB, abs=MIB)
+    assert of_after["gpus"][0]["free_bytes"] == pytest.approx(512 * MIB, abs=MIB)
     ignored = run_module("serving_plan", given | {"image_id": OTHER_IMAGE})
-    assert ignored["engines"] == before["engines"]
+    assert ignored["plans"] == before["plans"]
     assert [line for line in ignored["warnings"] if f"it is of image {IMAGE}" in line]

@@ -8,7 +8,6 @@ plan is exact if some memory that is printed so gives that number of tokens. Non
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import checkpoints
@@ -52,33 +51,7 @@ MODELS: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Log:
-    source: str
-    """Repository on GitHub, and what of its files."""
-    model: str
-    release: str
-    ranks: int
-    max_model_len: int
-    loaded_gib: float | None
-    """None if the checkpoint is another one with the same layers, or the GPU is one of AMD's."""
-    left_gib: float
-    """On the GPU with the least."""
-    tokens: int
-    kv_cache_dtype: str
-
-
-def _read(line: str) -> Log:
-    source, name, release, ranks, length, loaded, left, tokens, dtype = line.split()
-    in_gib = (None if loaded == "-" else float(loaded), float(left))
-    return Log(source, name, release, int(ranks), int(length), *in_gib, int(tokens), dtype)
-
-
-# In the order of Log.
-LOGS = tuple(
-    map(
-        _read,
-        """\
+LOGS = """\
 2215860382/VedioSifter:train_run Qwen/Qwen3-4B 0.12.0 1 40960 7.5552 39.28 285984 auto
 DaisukeTakai/eval_dataset:vllm_judge.log Qwen/Qwen3-235B-A22B-FP8 0.10.0 8 32768 - 35.65 1590736 fp8
 DaisukeTakai/eval_dataset:vllm_predict.log Qwen/Qwen3-32B 0.10.0 8 32768 7.6871 55.62 3644816 fp8
@@ -98,9 +71,10 @@ leadawon/LAMBO:backend_server Qwen/Qwen2.5-32B-Instruct 0.18.1 4 32768 15.39 5.2
 sostrowsk/dgx-spark-local-llm:gemma4-nvfp4.log google/gemma-4-26B-A4B-it 0.25.1 1 262144 - 84.68 3912140 auto
 sridhar1804/local-ai:logs/vllm.log microsoft/Phi-3-mini-4k-instruct 0.19.1 1 4096 7.12 13.06 35648 auto
 trietnguyeminh/Submission---EXACT--IJCNN:download.txt Qwen/Qwen3-8B 0.22.0 2 8192 7.71 3.92 57120 auto
-""".splitlines(),
-    )
-)
+"""
+"""Repository on GitHub and what of its files, model, release, ranks, max_model_len, GiB that were loaded and that were
+left on the GPU with the least, tokens, and dtype of the KV cache. Nothing is said of the load if the checkpoint is
+another one with the same layers, or the GPU is one of AMD's."""
 
 
 @functools.cache
@@ -114,17 +88,16 @@ def model(repo: str) -> Model:
     return families.interpret(model_facts.build_facts(repo, "", made, published.headers(made)))
 
 
-@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.source)
-def test_tokens_and_weights_are_those_of_the_log(log: Log) -> None:
-    release = max(log.release, "0.19.0", key=lambda text: [int(part) for part in text.split(".")])
-    arguments = Arguments(
-        tensor_parallel_size=log.ranks, max_model_len=log.max_model_len, kv_cache_dtype=log.kv_cache_dtype
-    )
+@pytest.mark.parametrize("log", LOGS.splitlines(), ids=lambda log: log.split()[0])
+def test_tokens_and_weights_are_those_of_the_log(log: str) -> None:
+    _, repo, release, ranks, length, loaded, left, tokens, dtype = log.split()
+    release = max(release, "0.19.0", key=lambda text: [int(part) for part in text.split(".")])
+    arguments = Arguments(tensor_parallel_size=int(ranks), max_model_len=int(length), kv_cache_dtype=dtype)
     least, most = (
-        kv_cache.capacity(model(log.model), arguments, round((log.left_gib + off) * GIB), release).tokens
+        kv_cache.capacity(model(repo), arguments, round((float(left) + off) * GIB), release).tokens
         for off in (-0.005, 0.005)
     )
-    assert least <= log.tokens <= most, (least, log.tokens, most)
-    if log.loaded_gib:
-        loaded = weights.per_rank(model(log.model), arguments, release)[0].bytes / GIB
-        assert loaded == pytest.approx(log.loaded_gib, rel=LOADED_WITHIN)
+    assert least <= int(tokens) <= most, (least, tokens, most)
+    if loaded != "-":
+        found = weights.per_rank(model(repo), arguments, release)[0].bytes / GIB
+        assert found == pytest.approx(float(loaded), rel=LOADED_WITHIN)

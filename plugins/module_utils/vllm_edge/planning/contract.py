@@ -297,8 +297,6 @@ class KvCapacity:
     """For one request of max_model_len tokens; vLLM refuses to start with less."""
     max_context_tokens: int
     """The longest request that fits, at most the model's own maximum: vLLM's `estimated maximum model length`."""
-    used_bytes: int
-    """Of the available bytes; the rest is less than one block of every group."""
 
 
 @dataclass(frozen=True)

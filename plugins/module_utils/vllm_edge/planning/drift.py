@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ..engine.config import EngineConfig
 from ..engine.startup import Phase
@@ -20,43 +20,44 @@ from ..engine.state import EngineState
 from .checkpoint.generic import is_generic
 from .contract import EnginePlan, GpuPlan, LoadTime
 from .feasibility import THRESHOLD_PERCENT
+from .memory.overhead import MIB
 
-MIB = 2**20
-GIB_MIB = 1024
 OnDrift = Literal["ignore", "warn", "fail"]
 ON_DRIFT: tuple[OnDrift, ...] = ("ignore", "warn", "fail")
 
-TOLERANCES: Mapping[str, float] = {
+
+class Component(NamedTuple):
+    words: str
+    """For people."""
+    tolerance: float
+    """How far it may be from the plan, in either direction. Operators change it with plan_drift_tolerances."""
+    figure: str = ""
+    """vLLM's own figure of it (engine/startup.py, engine/metrics.py); empty for what NVML shows."""
+    counted: bool = False
+    """Whether it is a count of the whole engine. All others are MiB on one GPU, which vLLM logs in GiB."""
+
+
+COMPONENTS: Mapping[str, Component] = {
     # The tensors agree with published loads within 0.02 GiB. What the allocator adds may be 0.14 GiB more than the 0.06
     # of the plan (overhead.ALLOCATOR_BYTES).
-    "weights_mib": 160,
+    "weights_mib": Component("weights", 160, "model_gib"),
     # Fitted from few logs, which differ by more than half a GiB for the small models; see overhead.py.
-    "graphs_mib": 768,
+    "graphs_mib": Component("CUDA graphs", 768, "graphs_gib"),
     # If pinned, it is what was requested, in hundredths of a GiB. Otherwise it has the errors of all other components.
-    "kv_cache_mib": 16,
+    "kv_cache_mib": Component("KV cache", 16, "kv_cache_gib"),
     # These must be equal: if a release counts differently, that is a mistake of the plan.
-    "kv_cache_tokens": 0,
-    "kv_blocks": 0,
+    "kv_cache_tokens": Component("KV cache, tokens", 0, "kv_cache_tokens", counted=True),
+    "kv_blocks": Component("KV cache, blocks", 0, "kv_blocks", counted=True),
     # As much as a measurement may exceed the plan before it exceeds the budget.
-    "total_mib": 300,
+    "total_mib": Component("NVML", 300),
 }
-"""How far each component may be from the plan, in either direction. Operators change it with plan_drift_tolerances."""
+TOLERANCES: Mapping[str, float] = {name: component.tolerance for name, component in COMPONENTS.items()}
 SHARE_TOLERANCE_MIB = 300
 """Tolerance of the KV cache of an engine with a share of the GPU (gpu_memory_utilization), in addition to those of
 weights and graphs."""
 GENERIC_TIMES = 100
 """How many times the planned tokens and blocks an engine of an unknown architecture may have: the plan counts full
 attention in all layers, and a model whose layers have a window may have that many more."""
-LOGGED: Mapping[str, tuple[str, float]] = {
-    "weights_mib": ("model_gib", GIB_MIB),
-    "graphs_mib": ("graphs_gib", GIB_MIB),
-    "kv_cache_mib": ("kv_cache_gib", GIB_MIB),
-    "kv_cache_tokens": ("kv_cache_tokens", 1),
-    "kv_blocks": ("kv_blocks", 1),
-}
-"""The name of vLLM's figure (engine/startup.py, engine/metrics.py) for each component, and the factor to its unit."""
-COUNTED = frozenset({"kv_cache_tokens", "kv_blocks"})
-"""Components of the whole engine that are counts. All others are MiB on one GPU."""
 
 
 def tolerances(given: Mapping[str, Any], tolerance_mib: int) -> dict[str, float]:
@@ -172,13 +173,17 @@ def _build_row(what: str, component: str, planned: float, measured: float | None
 
 def _compare_logged(name: str, expected: Mapping[str, Any], logged: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the components that vLLM itself reports of an engine."""
-    first = {**expected["gpus"][0], **{component: expected[component] for component in COUNTED}}
-    for component, (figure, factor) in LOGGED.items():
-        if component == "graphs_mib" and not first[component] and figure not in logged:
+    for key, component in COMPONENTS.items():
+        if not component.figure:
+            continue
+        planned = float(expected[key] if component.counted else expected["gpus"][0][key])
+        measured = logged.get(component.figure)
+        if key == "graphs_mib" and not planned and component.figure not in logged:
             continue  # with enforce_eager there are no graphs, and no line says so
-        measured = logged[figure] * factor if logged.get(figure) is not None else None
-        limit = float(expected["tolerances"].get(component, TOLERANCES[component]))
-        yield _build_row(name, component, float(first[component]), measured, limit)
+        if measured is not None and not component.counted:
+            measured *= 1024
+        limit = float(expected["tolerances"].get(key, component.tolerance))
+        yield _build_row(name, key, planned, measured, limit)
 
 
 def wanted(configs: Iterable[EngineConfig]) -> OnDrift:
@@ -192,9 +197,9 @@ def sentences(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     for row in rows:
         if row["within"] is not False:
             continue
-        unit = "" if row["component"] in COUNTED else " MiB"
-        measured, planned = row["measured"], row["planned"]
-        what = f"{COMPONENTS[row['component']]} of {row['what']}"
+        measured, planned, component = row["measured"], row["planned"], COMPONENTS[row["component"]]
+        unit = "" if component.counted else " MiB"
+        what = f"{component.words} of {row['what']}"
         found.append(
             f"Plan and measurement differ: {what} {measured:,.0f}{unit}, planned {planned:,.0f} "
             f"({measured - planned:+,.0f}, tolerated {row['tolerance']:,.0f}). If this repeats, measure the "
@@ -213,15 +218,3 @@ def _describe_load(load: LoadTime | None) -> dict[str, Any]:
 def _mib(gpu: GpuPlan) -> dict[str, int]:
     names = ("weights", "overhead", "context", "graphs", "kv_cache", "total")
     return {f"{name}_mib": round(getattr(gpu, f"{name}_bytes") / MIB) for name in names}
-
-
-COMPONENTS = {
-    "weights_mib": "weights",
-    "graphs_mib": "CUDA graphs",
-    "kv_cache_mib": "KV cache",
-    "kv_cache_tokens": "KV cache, tokens",
-    "kv_blocks": "KV cache, blocks",
-    "total_mib": "NVML",
-}
-"""Names for people. All are MiB except tokens and blocks; the first five are vLLM's own figures of an engine, the last
-is what NVML shows of the engines on a GPU."""

@@ -17,6 +17,7 @@ from ..engine.state import EngineState
 from ..gpu.models import GPU_MODELS, GpuModel
 from .checkpoint.model_classes import ADDED, GONE
 from .contract import Arguments, EnginePlan, Gpu, Model, Verdict
+from .memory.overhead import MIB
 from .memory.vllm_versions import (
     ALLOW_LONGER,
     ALSO_FLOAT32,
@@ -27,6 +28,9 @@ from .memory.vllm_versions import (
     derive_limit,
     is_longer_allowed,
     list_supported,
+    max_model_len,
+    max_num_batched_tokens,
+    max_num_seqs,
 )
 
 PIPELINE_FIXED = (0, 21)
@@ -82,6 +86,18 @@ class Engine:
     @property
     def vllm(self) -> tuple[int, int]:
         return self.release.number
+
+    @property
+    def max_num_seqs(self) -> int:
+        return max_num_seqs(self.model, self.arguments, self.release.version)
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        return max_num_batched_tokens(self.model, self.arguments, self.release.version)
+
+    @property
+    def max_model_len(self) -> int:
+        return max_model_len(self.model, self.arguments)
 
     @property
     def gpu(self) -> Gpu:
@@ -386,7 +402,6 @@ THRESHOLD_PERCENT = 85
 """The default of memory_threshold_percent: how much of the memory that CUDA can use a GPU may hold besides KV caches,
 in weights, activations, CUDA context and graphs, and in measurements the memory of others. KV caches are left out
 because vLLM takes nearly all of the rest for them when it starts: the memory in use is always about the same."""
-MIB = 2**20
 
 
 def check_threshold(percent: int) -> int:

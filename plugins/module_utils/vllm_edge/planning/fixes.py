@@ -10,7 +10,7 @@ from typing import Any
 
 from .contract import Verdict
 from .feasibility import Engine
-from .memory.vllm_versions import derive_limit, is_longer_allowed, max_model_len, max_num_seqs
+from .memory.vllm_versions import derive_limit, is_longer_allowed
 from .outcome import Outcome, compute_outcome, derive_kv_cache_bytes
 
 CONTEXT_STEP_TOKENS = 1024
@@ -49,16 +49,15 @@ def _list_changes(engine: Engine, outcome: Outcome) -> Iterator[tuple[str, Engin
     if verdict is Verdict.NOT_FREE and arguments.gpu_memory_utilization is not None:
         yield from _list_smaller_shares(engine, outcome)
     shorter = _find_shorter_context(outcome)
-    if shorter and shorter * 2 >= max_model_len(engine.model, arguments):
+    if shorter and shorter * 2 >= engine.max_model_len:
         yield f"max_model_len: {shorter}", _replace_arguments(engine, max_model_len=shorter)
     if arguments.kv_cache_memory_bytes is not None and outcome.ranks:
         derived = derive_kv_cache_bytes(engine, outcome.ranks)
         yield f"kv_cache_memory_bytes: {derived}", _replace_arguments(engine, kv_cache_memory_bytes=derived)
     if memory_is_short:
         yield from _list_larger_shares(engine)
-        sequences = max_num_seqs(engine.model, arguments, engine.release.version)
         for fewer in (128, 64, 32, 16, 8, 4, 2, 1):
-            if fewer < sequences:
+            if fewer < engine.max_num_seqs:
                 yield f"max_num_seqs: {fewer}", _replace_arguments(engine, max_num_seqs=fewer)
     yield from _list_other_sizes(engine)
     if memory_is_short and not arguments.enforce_eager:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from ..engine.config import EngineConfig
 from ..engine.loads import Load, read_loads
@@ -114,16 +115,16 @@ def expect(config: EngineConfig, loads: Sequence[Load], disk_bytes_per_s: float 
     return planned
 
 
-def _plan_with_disk(plan: Mapping[str, object], disk_bytes_per_s: float | None) -> Expected | None:
-    band, other, read_bytes = plan.get("load_s"), plan.get("load_other_s"), plan.get("load_read_bytes")
-    if not isinstance(band, Mapping):
+def _plan_with_disk(plan: Mapping[str, Any], disk_bytes_per_s: float | None) -> Expected | None:
+    band = plan.get("load_s")
+    if not band:
         return None
-    if disk_bytes_per_s is None or not isinstance(other, Mapping) or not isinstance(read_bytes, int):
+    if disk_bytes_per_s is None:
         return Expected(band["low"], band["mid"], band["high"], "the plan; the disk's read rate is not known")
     # The page cache may hold the files, so the fastest load does not depend on the disk.
     fastest = max(ANY_RATE.high, disk_bytes_per_s * REACHED.high)
     rate = Uncertain(disk_bytes_per_s * REACHED.value, disk_bytes_per_s * REACHED.low, fastest, "the disk's read rate")
-    found = _add_reading(Seconds(other["low"], other["mid"], other["high"]), read_bytes, rate)
+    found = _add_reading(Seconds(**plan["load_other_s"]), plan["load_read_bytes"], rate)
     basis = f"the plan, and {disk_bytes_per_s / 1e9:.1f} GB/s from the disk"
     return Expected(found.low, found.mid, found.high, basis)
 

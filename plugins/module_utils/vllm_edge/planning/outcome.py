@@ -14,7 +14,6 @@ from .feasibility import Engine
 from .memory import overhead
 from .memory.kv_cache import DEFAULT_BLOCK_TOKENS, UnsupportedKvCache, capacity
 from .memory.overhead import GIB, MIB
-from .memory.vllm_versions import max_model_len, max_num_batched_tokens, max_num_seqs
 from .memory.weights import per_rank
 
 Refusal = tuple[Verdict, str]
@@ -94,8 +93,7 @@ def _refuse(finding: feasibility.Finding) -> Outcome:
 
 def _compute_ranks(engine: Engine) -> tuple[Rank, ...]:
     model, arguments, release = engine.model, engine.arguments, engine.release
-    sequences = max_num_seqs(model, arguments, release.version)
-    tokens = max_num_batched_tokens(model, arguments, release.version)
+    sequences, tokens = engine.max_num_seqs, engine.max_num_batched_tokens
     rows = min(sequences, tokens)
     graphs = overhead.graphs(model, arguments, sequences, tokens, in_budget=release.graphs_in_budget)
     kept = graphs * 0
@@ -103,25 +101,17 @@ def _compute_ranks(engine: Engine) -> tuple[Rank, ...]:
         kept = _replace_observed(engine, "graphs_bytes", graphs * overhead.GRAPH_ESTIMATE_RATIO.value)
     weights = per_rank(model, arguments, release.version)
     block_tokens = arguments.block_size or arguments.default_block_size or DEFAULT_BLOCK_TOKENS
-    expanded = overhead.count_latent_workspace_tokens(max_model_len(model, arguments), sequences, block_tokens)
+    expanded = overhead.count_latent_workspace_tokens(engine.max_model_len, sequences, block_tokens)
     latent, workspace = overhead.compute_latent_context(model, expanded, arguments.tensor_parallel_size)
     context = overhead.context(len(engine.slots), engine.gpu.name, engine.has_nvlink) + workspace
     ranks = []
     for rank in weights:
         samples = rank.pipeline_rank == len(weights) - 1
-        text_only = arguments.language_model_only
-        loaded = overhead.allocator(model, text_only=text_only) + rank.bytes
+        loaded = overhead.allocator(model, text_only=arguments.language_model_only) + rank.bytes
         if model.generic:
             whole = per_rank(model, Arguments(), release.version)[0]
             loaded = generic.bound_weights(loaded.high, whole.bytes, len(engine.slots))
-        activations = overhead.activations(
-            model,
-            rows,
-            samples=samples,
-            text_only=text_only,
-            tokens=tokens,
-            tensor_parallel_size=arguments.tensor_parallel_size,
-        )
+        activations = overhead.activations(model, arguments, rows, tokens, samples=samples)
         ranks.append(
             Rank(
                 loaded=rank,
@@ -262,7 +252,7 @@ def _check_longest_request(engine: Engine, kv: KvCapacity) -> Refusal | None:
     if kv.needed_bytes <= kv.available_bytes:
         return None
     what = (
-        f"one request of max_model_len {max_model_len(engine.model, engine.arguments):,} needs {_gib(kv.needed_bytes)} "
+        f"one request of max_model_len {engine.max_model_len:,} needs {_gib(kv.needed_bytes)} "
         f"of KV cache in {engine.kv_cache_dtype}, and {_gib(kv.available_bytes)} are left"
     )
     return Verdict.KV_BELOW_MAX_MODEL_LEN, _describe_shortage(what, kv.needed_bytes - kv.available_bytes)

@@ -24,9 +24,6 @@ from .memory.vllm_versions import (
     LARGE_GPU_GIB,
     Behaviour,
     behaviour,
-    max_model_len,
-    max_num_batched_tokens,
-    max_num_seqs,
     resolve_model_dtype,
     set_gpu_defaults,
 )
@@ -216,15 +213,15 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
     if is_approximate(engine.model.facts.source):
         advice.insert(0, f"this plan is {engine.model.facts.source.removeprefix('recorded: ')}")
     if fits and kv is not None:
-        advice += feasibility.advise_on_context(max_model_len(engine.model, engine.arguments), kv.max_concurrency)
+        advice += feasibility.advise_on_context(engine.max_model_len, kv.max_concurrency)
         advice += _check_highest(engine, outcome)
     weights = tuple(rank.loaded for rank in outcome.ranks)
     together = None
     if kv and weights and engine.gpu_model:
         fit = kv.tokens // decode.TOGETHER_CONTEXT_TOKENS
-        sequences = max_num_seqs(engine.model, engine.arguments, engine.release.version)
+        most = min(fit, engine.max_num_seqs)
         together = decode.estimate_together(
-            engine.model, engine.arguments, weights, engine.gpu_model, engine.kv_cache_dtype, min(fit, sequences)
+            engine.model, engine.arguments, weights, engine.gpu_model, engine.kv_cache_dtype, most
         )
     uncertainty = _compute_uncertainty(outcome)
     advice += _describe_extrapolation(engine, uncertainty)
@@ -251,7 +248,7 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         pinned=outcome.kv_cache_memory_bytes is not None,
         uncertainty_mib=uncertainty,
         observed=tuple(sorted(engine.observed)),
-        max_model_len=max_model_len(engine.model, engine.arguments),
+        max_model_len=engine.max_model_len,
         load_s=plan_load(engine.model, engine.arguments),
     )
 
@@ -267,15 +264,14 @@ def _describe_extrapolation(engine: Engine, uncertainty_mib: tuple[int, int]) ->
     """Return advice with the uncertainty in MiB if the engine lies outside of what the figures were fitted on."""
     if not any(uncertainty_mib):
         return []
-    gpu, model, version = engine.gpu, engine.model, engine.release.version
-    sequences = max_num_seqs(model, engine.arguments, version)
-    tokens = max_num_batched_tokens(model, engine.arguments, version)
+    gpu, hidden_size = engine.gpu, engine.model.hidden_size
+    sequences, tokens = engine.max_num_seqs, engine.max_num_batched_tokens
     outside = [
         gpu.name or "a GPU whose name is not known" if gpu.name != overhead.FITTED_GPU else "",
         "NVLink" if engine.has_nvlink else "",
         f"max_num_seqs {sequences:,}" if sequences > overhead.FITTED_SEQUENCES else "",
         f"max_num_batched_tokens {tokens:,}" if tokens > overhead.FITTED_TOKENS else "",
-        f"hidden size {model.hidden_size:,}" if model.hidden_size > overhead.FITTED_HIDDEN_SIZE else "",
+        f"hidden size {hidden_size:,}" if hidden_size > overhead.FITTED_HIDDEN_SIZE else "",
     ]
     if not any(outside):
         return []

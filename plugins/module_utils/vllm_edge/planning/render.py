@@ -13,10 +13,10 @@ from ..text import WIDTH, table
 from .checkpoint.inferred import is_approximate
 from .checkpoint.model_facts import ranges
 from .contract import EnginePlan, GpuPlan, Plan, Verdict
+from .memory.overhead import MIB
 from .memory.vllm_versions import describe_fallback
 
 BAR_WIDTH = 34
-MIB = 2**20
 
 LEGEND = (
     "W weights, A activations, S sampler's warm-up, C CUDA context, G CUDA graphs, K KV cache, . free, | end of GPU"
@@ -110,46 +110,8 @@ def bar(parts: Mapping[str, int], capacity_bytes: int, width: int = BAR_WIDTH) -
 
 
 def _engine(engine: EnginePlan) -> Iterator[str]:
-    yield from _wrapped(f"{engine.engine}  {engine.verdict.value}: ", engine.reason)
-    if engine.fix:
-        yield from _wrapped("  fix: ", f"set {engine.fix}")
-    for origin, arguments in engine.inherited.items():
-        said = [f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in arguments.items()]
-        yield from _wrapped("  arguments: ", f"{', '.join(said)}, from {origin}")
-    if engine.kv_blocks:
-        alone = f"; max_model_len could be up to {engine.max_context:,}, for one request at once"
-        yield from _wrapped(
-            "  context: ",
-            f"max_model_len {engine.max_model_len:,} tokens, {engine.max_concurrency:.2f} requests of that length at "
-            f"once{alone if engine.max_context > engine.max_model_len else ''}",
-        )
-        yield from _wrapped(
-            "  KV cache: ",
-            f"{engine.kv_cache_dtype}, {engine.kv_blocks:,} blocks; vLLM's log counts them as "
-            f"{engine.kv_cache_tokens:,} tokens",
-        )
-    fits = engine.verdict is Verdict.FITS
-    if fits and (speed := engine.decode_tok_s):
-        yield from _wrapped(
-            "  speed: ",
-            f"{speed.mid:.1f} tok/s (estimate: {speed.low:.1f} to {speed.high:.1f}, ceiling {speed.ceiling:.1f})"
-            f"{describe_together(engine)}",
-        )
-    if fits and (load := engine.load_s):
-        yield from _wrapped(
-            "  load: ",
-            f"{load.low:.0f} to {load.high:.0f} s, probably {load.mid:.0f}, to read {load.read_bytes / 1e9:.1f} GB and "
-            f"start (estimate; the disk's read rate is not known)",
-        )
-    if pinned := engine.derived_kv_cache_memory_bytes:
-        leaves = "leaves" if "kv_cache_memory_bytes" in engine.settings else "would leave"
-        yield from _wrapped(
-            "  pinned: ", f"kv_cache_memory_bytes: {pinned} ({pinned // MIB:,} MiB) {leaves} plan_margin_mib free"
-        )
-    if engine.observed:
-        yield from _wrapped("  observed: ", f"{', '.join(engine.observed)} (plan_observations)")
-    for sentence in engine.advice:
-        yield from _wrapped("  advice: ", sentence)
+    for head, text in _describe(engine):
+        yield from _wrapped(head, text)
     if engine.gpus:
         yield "  GPU " + " " * (BAR_WIDTH + 3) + "".join(f"{heading:>8}" for heading in HEADINGS)
         alike: dict[str, list[int]] = {}
@@ -157,6 +119,52 @@ def _engine(engine: EnginePlan) -> Iterator[str]:
             alike.setdefault(_render_gpu(gpu), []).append(gpu.slot)
         for line, slots in alike.items():
             yield f"  {ranges(slots):>3} {line}"
+
+
+def _describe(engine: EnginePlan) -> Iterator[tuple[str, str]]:
+    """Yield the head and the text of each paragraph about an engine."""
+    yield f"{engine.engine}  {engine.verdict.value}: ", engine.reason
+    if engine.fix:
+        yield "  fix: ", f"set {engine.fix}"
+    for origin, arguments in engine.inherited.items():
+        said = [f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in arguments.items()]
+        yield "  arguments: ", f"{', '.join(said)}, from {origin}"
+    if engine.kv_blocks:
+        alone = f"; max_model_len could be up to {engine.max_context:,}, for one request at once"
+        yield (
+            "  context: ",
+            f"max_model_len {engine.max_model_len:,} tokens, {engine.max_concurrency:.2f} requests of that length at "
+            f"once{alone if engine.max_context > engine.max_model_len else ''}",
+        )
+        yield (
+            "  KV cache: ",
+            f"{engine.kv_cache_dtype}, {engine.kv_blocks:,} blocks; vLLM's log counts them as "
+            f"{engine.kv_cache_tokens:,} tokens",
+        )
+    if engine.verdict is Verdict.FITS:
+        yield from _describe_speed(engine)
+    if pinned := engine.derived_kv_cache_memory_bytes:
+        leaves = "leaves" if "kv_cache_memory_bytes" in engine.settings else "would leave"
+        yield "  pinned: ", f"kv_cache_memory_bytes: {pinned} ({pinned // MIB:,} MiB) {leaves} plan_margin_mib free"
+    if engine.observed:
+        yield "  observed: ", f"{', '.join(engine.observed)} (plan_observations)"
+    for sentence in engine.advice:
+        yield "  advice: ", sentence
+
+
+def _describe_speed(engine: EnginePlan) -> Iterator[tuple[str, str]]:
+    if speed := engine.decode_tok_s:
+        yield (
+            "  speed: ",
+            f"{speed.mid:.1f} tok/s (estimate: {speed.low:.1f} to {speed.high:.1f}, ceiling {speed.ceiling:.1f})"
+            f"{describe_together(engine)}",
+        )
+    if load := engine.load_s:
+        yield (
+            "  load: ",
+            f"{load.low:.0f} to {load.high:.0f} s, probably {load.mid:.0f}, to read {load.read_bytes / 1e9:.1f} GB and "
+            f"start (estimate; the disk's read rate is not known)",
+        )
 
 
 def describe_together(engine: EnginePlan) -> str:

@@ -182,7 +182,7 @@ def render_drift_table(rows: Sequence[Row], gpus: Sequence[Row]) -> list[str]:
         cells.append(
             [
                 shorten(name, NAME),
-                COMPONENTS.get(row["component"], str(row["component"])),
+                COMPONENTS[row["component"]].words,
                 f"{row['planned']:,.0f}",
                 "?" if measured is None else f"{measured:,.0f}",
                 far,

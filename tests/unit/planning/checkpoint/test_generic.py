@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import checkpoints
+import kv_models
 import published
 import pytest
 from ansible.module_utils.vllm_edge.planning import planner
@@ -25,7 +26,7 @@ from ansible.module_utils.vllm_edge.planning.contract import (
     UnknownArchitecture,
     Verdict,
 )
-from ansible.module_utils.vllm_edge.planning.memory import kv_cache, weights
+from ansible.module_utils.vllm_edge.planning.memory import weights
 
 RELEASE, GIB = "0.32.0", 2**30
 QWEN = "Qwen/Qwen2.5-7B-Instruct"
@@ -73,7 +74,7 @@ def test_weights_and_kv_cache_are_upper_bounds(repo: str, size: int) -> None:
     assert exact * size / whole > 0.97 > LEAST_OF_WEIGHTS
     for tokens in (100, 2000, 32768):
         asked = replace(arguments, max_model_len=tokens)
-        assert kv_cache.needed(found, asked, RELEASE) >= kv_cache.needed(known, asked, RELEASE)
+        assert kv_models.needed(found, asked, RELEASE) >= kv_models.needed(known, asked, RELEASE)
 
 
 def test_a_weight_that_no_rule_knows_is_on_every_gpu() -> None:

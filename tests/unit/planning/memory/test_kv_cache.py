@@ -12,7 +12,7 @@ import checkpoints
 import pytest
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, Attention, DecoderLayer, Quantization
 from ansible.module_utils.vllm_edge.planning.memory import kv_cache
-from kv_models import ORACLE, full, model, sliding
+from kv_models import ORACLE, full, model, needed, sliding
 
 GIB = 2**30
 MODELOPT_FP8 = Quantization("modelopt_fp4", 4, 16, "fp8")
@@ -103,7 +103,7 @@ def test_the_rank_with_the_fewest_blocks_decides_whether_a_request_fits() -> Non
     arguments = Arguments(pipeline_parallel_size=2, max_model_len=160)
     page = 2 * 16 * 8 * 128 * 2
     # Two layers on the first rank, one on the second; ten blocks for a request and the null block.
-    assert kv_cache.needed(uneven, arguments, "0.33.0") == 11 * 2 * page
+    assert needed(uneven, arguments, "0.33.0") == 11 * 2 * page
     fits = kv_cache.capacity(uneven, arguments, [20 * 2 * page, 11 * page], "0.33.0")
     assert fits.blocks == 11 and fits.needed_bytes == fits.available_bytes == 11 * page
     refused = kv_cache.capacity(uneven, arguments, [20 * 2 * page, 11 * page - 1], "0.33.0")
@@ -166,11 +166,11 @@ def test_what_vllm_makes_no_cache_for(arguments: Arguments, message: str) -> Non
 def test_exactly_the_needed_bytes_are_enough(release: str, length: int) -> None:
     for made in (LLAMA, HYBRID, checkpoints.model("e4b")):
         arguments = Arguments(max_model_len=length)
-        needed = kv_cache.needed(made, arguments, release)
-        enough = kv_cache.capacity(made, arguments, needed, release)
-        assert enough.needed_bytes == needed == enough.used_bytes
+        least = needed(made, arguments, release)
+        enough = kv_cache.capacity(made, arguments, least, release)
+        assert enough.needed_bytes == least
         assert enough.max_context_tokens >= length and enough.max_concurrency >= 1
-        less = kv_cache.capacity(made, arguments, needed - 1, release)
+        less = kv_cache.capacity(made, arguments, least - 1, release)
         assert less.max_context_tokens < length
 
 

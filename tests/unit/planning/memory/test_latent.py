@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import checkpoints
+import kv_models
 import published
 import pytest
 from ansible.module_utils.vllm_edge.planning import planner
@@ -41,7 +42,7 @@ def test_the_cache_is_what_public_logs_say() -> None:
     assert least.tokens <= 807_792 <= most.tokens and most.tokens - least.tokens < 700
     assert 807_792 % 16 == 0 and most.groups[0].layers == 14
     alone = Arguments(max_model_len=32768)
-    assert f"{kv_cache.needed(lite, alone, '0.19.0') / GIB:.2f}" == "0.95"
+    assert f"{kv_models.needed(lite, alone, '0.19.0') / GIB:.2f}" == "0.95"
 
 
 @pytest.mark.parametrize(

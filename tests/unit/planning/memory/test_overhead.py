@@ -44,12 +44,14 @@ def test_graphs(wanted: Mapping[str, Any], gib: float, allowed: float) -> None:
 
 def test_activations_grow_with_rows_and_vocabulary() -> None:
     chosen = model("31b-bf16")
-    few, many = (overhead.activations(chosen, rows, samples=True).value / GIB for rows in (8, 256))
+    few, many = (overhead.activations(chosen, Arguments(), rows, 0, samples=True).value / GIB for rows in (8, 256))
     assert many - few == pytest.approx(0.875 * 248 / 256, rel=0.001)
     assert many == pytest.approx(0.27 + 0.875, rel=0.001)
     half = dataclasses.replace(chosen, vocabulary=chosen.vocabulary // 2)
-    assert overhead.activations(half, 256, samples=True).value / GIB == pytest.approx(0.27 + 0.4375, rel=0.001)
-    assert overhead.activations(chosen, 256, samples=False).value / GIB == pytest.approx(0.27)
+    assert overhead.activations(half, Arguments(), 256, 0, samples=True).value / GIB == pytest.approx(
+        0.27 + 0.4375, rel=0.001
+    )
+    assert overhead.activations(chosen, Arguments(), 256, 0, samples=False).value / GIB == pytest.approx(0.27)
 
 
 def test_more_ranks_nvlink_and_other_gpus_widen_the_context() -> None:
@@ -116,7 +118,8 @@ def test_what_lies_outside_of_the_fitted_runs_is_said_in_mib(
 def test_larger_batches_need_larger_activations() -> None:
     chosen = model("31b-bf16")
     small, large = (
-        overhead.activations(chosen, 8, samples=True, tokens=tokens, tensor_parallel_size=2) for tokens in (2048, 8192)
+        overhead.activations(chosen, Arguments(tensor_parallel_size=2), 8, tokens, samples=True)
+        for tokens in (2048, 8192)
     )
     # 8,192 tokens x 2 bytes x (hidden states, residual, output of the encoder, and three inputs of half of an MLP).
     added = 8192 * 2 * (3 * 5376 + 3 * 21504 / 2) - overhead.FITTED_LAYER_BYTES

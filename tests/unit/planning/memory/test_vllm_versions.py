@@ -89,8 +89,6 @@ def test_default_batched_tokens(name: str, release: str, arguments: Arguments, e
 
 
 def test_defaults_of_a_request() -> None:
-    assert versions.max_num_seqs(DENSE, Arguments(), "0.19.0") == 256
-    assert versions.max_num_seqs(DENSE, Arguments(max_num_seqs=8), "0.33.0") == 8
     assert versions.max_num_seqs(DENSE, Arguments(max_num_batched_tokens=64), "0.33.0") == 64
     assert versions.max_model_len(DENSE, Arguments()) == 131072
     assert versions.max_model_len(DENSE, Arguments(max_model_len=4096)) == 4096

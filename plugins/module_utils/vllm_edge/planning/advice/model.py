@@ -12,6 +12,7 @@ from typing import Any
 from .. import planner
 from ..contract import DecodeTogether, EnginePlan, Gpu, Model, Plan
 from ..decode import TOGETHER_CONTEXT_TOKENS, TOGETHER_REQUESTS
+from ..memory.kv_cache import Group
 
 MIN_CONTEXT_TOKENS = 8192
 MAX_NUM_SEQS = 16
@@ -96,8 +97,9 @@ class Fit:
     plan: EnginePlan
     calibrated: bool
     """The KV cache has the model's own dtype, or one for which the checkpoint has scales."""
-    blocks_of_request: Callable[[int], int]
-    """Returns how many blocks of the KV cache a request of so many tokens takes."""
+    groups: Sequence[Group]
+    """Of the KV cache, with the tokens of all batches that are computed at once: they say what a request takes."""
+    in_flight_tokens: int
     max_num_seqs: int = MAX_NUM_SEQS
     together: Callable[[int], DecodeTogether | None] = lambda requests: None
     """Estimates the speed of so many requests together, or of as many of them as run at once; None for one request, or
@@ -120,7 +122,7 @@ class Fit:
         return f"{self.shape}{'' if self.kv_cache_dtype == 'auto' else f' kv={self.kv_cache_dtype}'}{sequences}"
 
     def at_once(self, tokens: int) -> float:
-        return self.plan.kv_blocks / self.blocks_of_request(tokens)
+        return self.plan.kv_blocks / sum(group.blocks(tokens, self.in_flight_tokens) for group in self.groups)
 
 
 @dataclass(frozen=True)

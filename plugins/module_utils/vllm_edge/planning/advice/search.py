@@ -25,8 +25,8 @@ from .. import planner
 from ..contract import Gpu, Model, Verdict
 from ..decode import TOGETHER_CONTEXT_TOKENS, TOGETHER_REQUESTS, estimate_together
 from ..fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES
-from ..memory.kv_cache import Group, resolve_dtype
 from ..memory.kv_cache import groups as kv_groups
+from ..memory.kv_cache import resolve_dtype
 from ..memory.vllm_versions import count_batches_in_flight, max_num_batched_tokens
 from ..memory.weights import per_rank
 from .choice import build_arguments, describe_choice, match_observed
@@ -217,12 +217,10 @@ def _plan_fits(name: str, gpu: Gpu, shape: Shape, max_num_seqs: int, asked: Wish
             tolerance_mib=host.tolerance_mib,
         ).engines[0]
         about = (model, arguments, host.vllm_version)
-        found = kv_groups(*about) if plan.verdict is Verdict.FITS else ()
-        blocks = functools.partial(
-            _count_blocks, found, count_batches_in_flight(*about) * max_num_batched_tokens(*about)
-        )
+        groups = kv_groups(*about) if plan.verdict is Verdict.FITS else ()
+        in_flight = count_batches_in_flight(*about) * max_num_batched_tokens(*about)
         own = resolved in (model.dtype, model.quantization.kv_cache_dtype)
-        fit = Fit(name, gpu, shape, dtype, plan, own, blocks, max_num_seqs, observed_as=observed_as)
+        fit = Fit(name, gpu, shape, dtype, plan, own, groups, in_flight, max_num_seqs, observed_as=observed_as)
         if card := GPU_MODELS.get(gpu.name):
             most = min(max_num_seqs, plan.kv_cache_tokens // TOGETHER_CONTEXT_TOKENS)
             given = (model, arguments, per_rank(*about), card, resolved, most, TOGETHER_CONTEXT_TOKENS)
@@ -230,10 +228,6 @@ def _plan_fits(name: str, gpu: Gpu, shape: Shape, max_num_seqs: int, asked: Wish
         yield fit
         if plan.verdict in WITHOUT_KV:
             return
-
-
-def _count_blocks(groups: Iterable[Group], in_flight_tokens: int, tokens: int) -> int:
-    return sum(group.blocks(tokens, in_flight_tokens) for group in groups)
 
 
 def _find_profiles(

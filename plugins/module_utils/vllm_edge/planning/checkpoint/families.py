@@ -16,89 +16,11 @@ from typing import Any
 from ...text import printable, shown
 from ..contract import Attention, DecoderLayer, Facts, Latent, Model, Sharding, UnknownArchitecture
 from .components import build_components, copy_k_to_v, cut_encoder, drop_draft_layers
-from .generic import count_layers, describe_generic, find_unbounded, has_towers, widen_for_groups
-from .headers import LARGEST, FactsError
+from .config_keys import CONFIG_KEYS, check_config
+from .generic import describe_generic, find_unbounded, has_towers, widen_for_groups
+from .headers import FactsError
 from .inferred import EXPERT_KEYS
 from .quantization import read_quantization
-
-CONFIG_KEYS: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("hidden_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "vocab_size"), "positive"
-    ),
-    **dict.fromkeys(
-        (
-            *("_sliding_window_pattern", "attention_chunk_size", "decoder_sparse_step", "first_k_dense_replace"),
-            *("global_head_dim", "head_dim", "hidden_size_per_layer_input", "index_topk", "interleave_moe_layer_step"),
-            *("intermediate_size", "intermediate_size_mlp", "kv_lora_rank", "max_window_layers"),
-            *("moe_intermediate_size", "moe_layer_freq", "n_routed_experts", "n_shared_experts"),
-            *("no_rope_layer_interval", "num_experts", "num_experts_per_tok", "num_global_key_value_heads"),
-            *("num_key_value_heads", "num_kv_shared_layers", "num_local_experts", "original_max_position_embeddings"),
-            *("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "rotary_dim", "shared_expert_intermediate_size"),
-            *("sliding_window", "top_k_experts", "v_head_dim"),
-        ),
-        "size",
-    ),
-    **dict.fromkeys(
-        ("attention_k_eq_v", "tie_word_embeddings", "use_double_wide_mlp", "use_sliding_window"), "true or false"
-    ),
-    **dict.fromkeys(("dtype", "torch_dtype"), "text"),
-    "layer_types": "a list of texts",
-    **dict.fromkeys(("mlp_only_layers", "no_rope_layers"), "a list of whole numbers"),
-    **dict.fromkeys(("per_layer_config", "rope_parameters", "rope_scaling"), "an object"),
-    "partial_rotary_factor": "a number above 0, at most 1",
-    "sliding_window_pattern": "a whole number, or L and G",
-    "use_bidirectional_attention": "",
-    "vision_feature_layer": "the number of a layer, or a list of them",
-}
-"""The keys of config.json that the planner reads, at its top and in its text_config, and what each is. Recorded facts
-contain no others."""
-MAX_LAYERS = 10_000
-
-
-def check_config(repo: str, config: Mapping[str, Any]) -> None:
-    """Raise FactsError if a value of config.json has another type than the planner reads, or no sensible size."""
-    for where, values in (("", config), ("text_config.", config.get("text_config") or {})):
-        for key in sorted(CONFIG_KEYS.keys() & values.keys()):
-            expected = _find_mistake(key, values[key])
-            if expected:
-                raise FactsError(
-                    f"{repo}: {where}{key} in config.json is {shown(values[key])}; {expected} is expected. Fetch it "
-                    "again, or take the model from another repository."
-                )
-
-
-def _find_mistake(key: str, value: Any) -> str:
-    """Return what is expected of the value of a key instead of this one; empty if it is right."""
-    form = CONFIG_KEYS[key]
-    if value is None or not form:
-        return ""
-    if key == "vision_feature_layer":
-        layers = value if isinstance(value, list) and value else [value]
-        return "" if all(type(layer) is int and abs(layer) <= MAX_LAYERS for layer in layers) else form
-    if key == "partial_rotary_factor":
-        return "" if type(value) in (int, float) and 0 < value <= 1 else form
-    if key == "sliding_window_pattern" and isinstance(value, str):
-        # EXAONE's; its config.json has layer_types too, which decide.
-        return "" if re.fullmatch("[LG]{1,100}", value) else form
-    if form == "true or false":
-        return "" if isinstance(value, bool) else form
-    if form in ("positive", "size") or key == "sliding_window_pattern":
-        least, most = int(form == "positive"), MAX_LAYERS if key.endswith("_layers") else LARGEST
-        right = type(value) is int and least <= value <= most
-        return "" if right else f"a whole number from {least} to {most:,}"
-    kind = {"text": str, "an object": dict}.get(form, list)
-    if not isinstance(value, kind) or len(value) > MAX_LAYERS:
-        return f"{'a list' if kind is list else form} of at most {MAX_LAYERS:,}"
-    if kind is list:
-        element = str if form == "a list of texts" else int
-        return "" if all(isinstance(item, element) and not isinstance(item, bool) for item in value) else form
-    return f"numbers from 0 to {LARGEST:,}, texts and objects of them" if _has_odd_number(value) else ""
-
-
-def _has_odd_number(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_odd_number, value.values()))
-    return isinstance(value, int | float) and not 0 <= value <= LARGEST
 
 
 @dataclass(frozen=True)
@@ -133,15 +55,12 @@ class _Config:
         return range(self["num_hidden_layers"])
 
 
-_Layers = Callable[[_Config], tuple[DecoderLayer, ...]]
-
-
 @dataclass(frozen=True)
 class _Family:
     """One model family: how its layers are derived from config.json, and its defaults."""
 
     name: str
-    layers: _Layers
+    layers: Callable[[_Config], tuple[DecoderLayer, ...]]
     defaults: Mapping[str, Any]
     """Defaults of config.json keys, from the family's configuration class in transformers 5.16."""
     towers: Sharding = Sharding.NOT_LOADED
@@ -171,6 +90,15 @@ def _read_window(config: _Config) -> int | None:
     return config.get("sliding_window") or None
 
 
+def _build_layers(config: _Config, kinds: Iterable[str], window: int | None) -> tuple[DecoderLayer, ...]:
+    """Return layers of these kinds of attention; the window is that of all but full attention."""
+    heads, size = config.kv_heads, config.head_size
+    return tuple(
+        DecoderLayer(index, Attention(kind), heads, size, None if kind == Attention.FULL else window)
+        for index, kind in enumerate(kinds)
+    )
+
+
 def _build_uniform_layers(config: _Config, by_type: bool = True) -> tuple[DecoderLayer, ...]:
     """Return layers that differ at most in their attention type.
 
@@ -181,13 +109,8 @@ def _build_uniform_layers(config: _Config, by_type: bool = True) -> tuple[Decode
     mixed = len(set(types)) > 1
     if mixed and not by_type and window:
         raise FactsError(f"{config.repo}: vLLM does not run this family with a sliding window for only some layers.")
-
-    def layer(index: int) -> DecoderLayer:
-        sliding = bool(window) and (not mixed or types[index] == Attention.SLIDING)
-        kind = Attention.SLIDING if sliding else Attention.FULL
-        return DecoderLayer(index, kind, config.kv_heads, config.head_size, window if sliding else None)
-
-    return tuple(map(layer, config.layers))
+    sliding = (window and (not mixed or types[index] == Attention.SLIDING) for index in config.layers)
+    return _build_layers(config, (Attention.SLIDING if each else Attention.FULL for each in sliding), window)
 
 
 def _build_qwen_layers(config: _Config) -> tuple[DecoderLayer, ...]:
@@ -217,12 +140,8 @@ def _read_layer_types(config: _Config) -> list[str]:
 
 def _build_patterned_layers(config: _Config) -> tuple[DecoderLayer, ...]:
     """Return layers of which each has the attention that layer_types or the pattern says."""
-
-    def layer(index: int, kind: str) -> DecoderLayer:
-        window = config["sliding_window"] if kind == Attention.SLIDING else None
-        return DecoderLayer(index, Attention(kind), config.kv_heads, config.head_size, window)
-
-    return tuple(layer(index, kind) for index, kind in enumerate(_read_layer_types(config)))
+    types = _read_layer_types(config)
+    return _build_layers(config, types, config["sliding_window"] if Attention.SLIDING in types else None)
 
 
 def _build_exaone_layers(config: _Config) -> tuple[DecoderLayer, ...]:
@@ -239,12 +158,8 @@ def _build_llama4_layers(config: _Config) -> tuple[DecoderLayer, ...]:
             f"{config.repo}: no_rope_layers in config.json has {len(ropes)} entries for {len(config.layers)} layers. "
             "Fetch it again."
         )
-
-    def layer(index: int) -> DecoderLayer:
-        kind, window = (Attention.CHUNKED, chunk) if chunk and ropes[index] else (Attention.FULL, None)
-        return DecoderLayer(index, kind, config.kv_heads, config.head_size, window)
-
-    return tuple(map(layer, config.layers))
+    chunked = (chunk and ropes[index] for index in config.layers)
+    return _build_layers(config, (Attention.CHUNKED if each else Attention.FULL for each in chunked), chunk)
 
 
 def _build_latent_layers(config: _Config) -> tuple[DecoderLayer, ...]:
@@ -478,18 +393,7 @@ def _interpret(facts: Facts) -> Model:
     said = {key: value for key, value in text.items() if value is not None or key not in facts.config}
     config = _Config(facts.repo, {**facts.config, **said}, family.defaults)
     if family is GENERIC:
-        found = find_unbounded(config.values, facts.tensors, read_quantization(facts))
-        unbounded = "config.json names no architecture" if architecture == "(none)" else found
-        if unbounded:
-            raise UnknownArchitecture(
-                f"{facts.repo} is a {printable(architecture[:100], '')}, which the planner does not know; it knows "
-                f"{', '.join(FAMILIES)}. A generic plan is not possible: {unbounded}. Take a model of one of these, "
-                "start it without a plan (-e plan_override=true), or add the architecture (CONTRIBUTING.md, Add a "
-                "model)."
-            )
-        layers_in_files = max(config["num_hidden_layers"], count_layers(facts.tensors))
-        config = replace(config, values={**config.values, "num_hidden_layers": layers_in_files})
-        facts = replace(facts, source=describe_generic(printable(architecture[:100], ""), facts.source))
+        facts, config = _bound_unknown(facts, config, architecture)
     layers = family.layers(config)
     latent = _read_latent(config) if family.layers is _build_latent_layers else None
     if latent:
@@ -539,6 +443,22 @@ def _interpret(facts: Facts) -> Model:
     if config.get("attention_k_eq_v"):
         components += copy_k_to_v(components)
     return replace(model, components=tuple(components))
+
+
+def _bound_unknown(facts: Facts, config: _Config, architecture: str) -> tuple[Facts, _Config]:
+    """Return what is planned of an architecture without a row. Raises UnknownArchitecture if that has no bound."""
+    found = find_unbounded(config.values, facts.tensors, read_quantization(facts))
+    unbounded = "config.json names no architecture" if architecture == "(none)" else found
+    name = printable(architecture[:100], "")
+    if unbounded:
+        raise UnknownArchitecture(
+            f"{facts.repo} is a {name}, which the planner does not know; it knows {', '.join(FAMILIES)}. A generic "
+            f"plan is not possible: {unbounded}. Take a model of one of these, start it without a plan "
+            "(-e plan_override=true), or add the architecture (CONTRIBUTING.md, Add a model)."
+        )
+    layers = max((layer + 1 for tensor in facts.tensors for layer in tensor.layers or ()), default=0)
+    values = {**config.values, "num_hidden_layers": max(config["num_hidden_layers"], layers)}
+    return replace(facts, source=describe_generic(name, facts.source)), replace(config, values=values)
 
 
 def _read_experts(config: _Config, family: _Family) -> tuple[int, int, int]:

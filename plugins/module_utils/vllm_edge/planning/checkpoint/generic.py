@@ -28,12 +28,18 @@ layers, so that some have unused pages (kv_cache.FEW_MORE_LAYERS)."""
 
 _MARK = f"{APPROXIMATE}generic, "
 _NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings")
-# Layers that keep a state for each request, attention to an encoder, and several attentions in one layer.
-_STATES = re.compile(r"\.(A_log|ssm\w*|mamba\w*|mixer|conv1d|short_conv|linear_attn|rwkv|time_mix\w*|rg_lru|lru)(\.|$)")
-_ENCODERS = re.compile(r"(^|\.)(encoder_attn|cross_attn|crossattention|EncDecAttention)\.")
-# MLA: vLLM takes activations for up to 65,536 tokens of context at once, and copies of kv_b_proj (mla_attention.py).
-_LATENT = re.compile(r"\.kv_(a|b)_proj(_\w+)?\.")
-_SEVERAL = re.compile(r"attn(_\d|\.\*)\.")
+_UNBOUNDED = (
+    # Layers that keep a state for each request.
+    (
+        r"\.(A_log|ssm\w*|mamba\w*|mixer|conv1d|short_conv|linear_attn|rwkv|time_mix\w*|rg_lru|lru)(\.|$)",
+        "state-space or linear attention",
+    ),
+    (r"(^|\.)(encoder_attn|cross_attn|crossattention|EncDecAttention)\.", "an encoder"),
+    # vLLM takes activations for up to 65,536 tokens of context at once, and copies of kv_b_proj (mla_attention.py).
+    (r"\.kv_(a|b)_proj(_\w+)?\.", "latent attention (MLA)"),
+    (r"attn(_\d|\.\*)\.", "several attentions"),
+)
+"""Names of tensors whose layers need memory beyond a KV cache of all layers, and what these layers are."""
 _TOWERS = re.compile(r"vis(ion|ual)|image|audio|speech|video|tower")
 _OUTPUTS = re.compile(r"[._](?P<part>k_proj|v_proj|qkv_proj|query_key_value|c_attn|Wqkv|wqkv|qkv)\.weight$")
 
@@ -55,15 +61,9 @@ def find_unbounded(config: Mapping[str, Any], tensors: Sequence[Tensor], quantiz
         experts and quantization.weight_bits == 4 and not config.get("moe_intermediate_size")
     ):
         return f"kernels pad experts in {quantization.method}, and by how much is not known"
-    kinds = (
-        (_STATES, "state-space or linear attention"),
-        (_ENCODERS, "an encoder"),
-        (_LATENT, "latent attention (MLA)"),
-        (_SEVERAL, "several attentions"),
-    )
     for tensor in tensors:
-        for pattern, what in kinds:
-            if pattern.search(tensor.name):
+        for pattern, what in _UNBOUNDED:
+            if re.search(pattern, tensor.name):
                 return f"{tensor.name[:200]} belongs to {what}, whose memory is not that of a KV cache of all layers"
         found = _OUTPUTS.search(tensor.name)
         if found and tensor.layers and len(tensor.shape) == 2:
@@ -75,10 +75,6 @@ def find_unbounded(config: Mapping[str, Any], tensors: Sequence[Tensor], quantiz
 
 def has_towers(tensors: Sequence[Tensor]) -> bool:
     return any(tensor.layers is None and _TOWERS.search(tensor.name) for tensor in tensors)
-
-
-def count_layers(tensors: Sequence[Tensor]) -> int:
-    return max((layer + 1 for tensor in tensors for layer in tensor.layers or ()), default=0)
 
 
 def widen_for_groups(layer_types: Sequence[str] | None, window: int | None, head_size: int) -> int:

@@ -49,7 +49,7 @@ def _read_modelopt(method: str, config: Mapping[str, Any]) -> Quantization | Non
     algorithm = str(inner.get("quant_algo") or "").upper()
     kv_cache = _read_modelopt_kv_cache(config, inner)
     if algorithm == "NVFP4":
-        return Quantization("modelopt_fp4", 4, _read_group_size(inner, "group_size", 16), kv_cache)
+        return Quantization("modelopt_fp4", 4, _read_group_size(inner, 16), kv_cache)
     return Quantization("modelopt", 8, None, kv_cache) if algorithm.startswith("FP8") else None
 
 
@@ -69,8 +69,7 @@ def _read_fp8(method: str, config: Mapping[str, Any]) -> Quantization:
 
 def _read_integers(method: str, config: Mapping[str, Any]) -> Quantization | None:
     bits = config.get("bits") or config.get("w_bit")
-    group_size = _read_group_size(config, "group_size", None) or config.get("q_group_size")
-    return Quantization(method, int(bits), group_size) if bits else None
+    return Quantization(method, int(bits), _read_group_size(config) or config.get("q_group_size")) if bits else None
 
 
 READERS: Mapping[str, Callable[[str, Mapping[str, Any]], Quantization | None]] = {
@@ -83,11 +82,11 @@ READERS: Mapping[str, Callable[[str, Mapping[str, Any]], Quantization | None]] =
 }
 
 
-def _read_group_size(config: Mapping[str, Any], key: str, default: int | None) -> int | None:
+def _read_group_size(config: Mapping[str, Any], default: int | None = None) -> int | None:
     """Return the group size, also from the nested form of compressed-tensors; -1 means one scale per channel."""
-    value = config.get(key)
+    value = config.get("group_size")
     for group in (config.get("config_groups") or {}).values():
-        value = value or (group.get("weights") or {}).get(key)
+        value = value or (group.get("weights") or {}).get("group_size")
     value = value or default
     return None if value in (None, -1) else int(value)
 

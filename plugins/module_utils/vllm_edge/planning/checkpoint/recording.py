@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..contract import Facts
-from .families import CONFIG_KEYS
+from .config_keys import CONFIG_KEYS
 from .headers import MAX_HEADER_BYTES, read_json
 from .inferred import is_approximate
 from .model_facts import dump_tensors, parse_record

@@ -169,11 +169,6 @@ def groups(model: Model, arguments: Arguments, version: str) -> tuple[Group, ...
     return _group_by_kind(_equalize_pages(specs, release))
 
 
-def needed(model: Model, arguments: Arguments, version: str) -> int:
-    """Return the least bytes of KV cache with which vLLM starts, on the rank that needs most."""
-    return max(rank.needed_bytes(max_model_len(model, arguments)) for rank in _ranks(model, arguments, version))
-
-
 def capacity(model: Model, arguments: Arguments, available_bytes: int | Sequence[int], version: str) -> KvCapacity:
     """Return what vLLM makes of a number of bytes for the KV cache.
 
@@ -207,7 +202,6 @@ def capacity(model: Model, arguments: Arguments, available_bytes: int | Sequence
         max_concurrency=concurrency,
         needed_bytes=rank.needed_bytes(request_tokens),
         max_context_tokens=min(each.longest_request(size, limit) for each, size in zip(ranks, available, strict=True)),
-        used_bytes=blocks * rank.block_bytes,
     )
 
 

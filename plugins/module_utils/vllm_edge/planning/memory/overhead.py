@@ -196,15 +196,7 @@ def compute_latent_context(model: Model, tokens: int, tensor_parallel_size: int)
     return tokens * heads * latent.head_size * width, tokens * (latent.rank + latent.rope_size) * width
 
 
-def activations(
-    model: Model,
-    rows: int,
-    *,
-    samples: bool,
-    text_only: bool = False,
-    tokens: int = 0,
-    tensor_parallel_size: int = 1,
-) -> Uncertain:
+def activations(model: Model, arguments: Arguments, rows: int, tokens: int, *, samples: bool) -> Uncertain:
     """Return the bytes that vLLM's profile finds besides the weights: activations, sampler, growth outside of torch.
 
     The fitted runs took images and videos. For text only, the output of the encoder is left out, which the profile
@@ -218,9 +210,10 @@ def activations(
             v1/worker/gpu_model_runner.py:5785).
         tokens: of one batch. Where a layer needs more for them than in the fitted runs, the difference is added.
     """
+    text_only = arguments.language_model_only
     kept = model.multimodal and text_only and model.family == "gemma4"
     found = ACTIVATION_BYTES + (-GEMMA4_VIDEO_TOKENS * model.hidden_size * 2 if kept else 0)
-    beyond = _compute_layer_bytes(model, tokens, tensor_parallel_size, text_only) - FITTED_LAYER_BYTES
+    beyond = _compute_layer_bytes(model, tokens, arguments.tensor_parallel_size, text_only) - FITTED_LAYER_BYTES
     if beyond > 0:
         found += BEYOND_FITTED * beyond
     found = _widen(model, found)

@@ -63,13 +63,12 @@ class _Stage:
         return self.layers.stop == len(self.model.layers)
 
 
-def per_rank(model: Model, arguments: Arguments, vllm_version: str = "0.19.0") -> tuple[RankWeights, ...]:
+def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeights, ...]:
     """Return the weights of one rank of each stage of the pipeline. Ranks of tensor parallelism are alike.
 
-    The result is up to about 0.2 GiB below what vLLM logs, because its allocator rounds up. The default is the release
-    that loads most.
+    The result is up to about 0.2 GiB below what vLLM logs, because its allocator rounds up.
     """
-    release = behaviour(vllm_version).number
+    release = behaviour(version).number
     loaded = [component for component in model.components if component.sharding is not Sharding.NOT_LOADED]
     tied = not any(_is_head(component) for component in loaded)
     ranks: list[RankWeights] = []
@@ -91,7 +90,7 @@ def per_rank(model: Model, arguments: Arguments, vllm_version: str = "0.19.0") -
             if _is_read(component, stage):
                 read += size * Fraction(component.read_per_token)
         held["rope_caches"] += _compute_rope_bytes(model, arguments, release)
-        held["buffers"] += _compute_per_layer_embedding_buffer(model, arguments, vllm_version)
+        held["buffers"] += _compute_per_layer_embedding_buffer(model, arguments, version)
         held["buffers"] += _compute_latent_copies(model, arguments.tensor_parallel_size, len(layers))
         by_kind = {kind: size for kind, size in held.items() if size}
         ranks.append(RankWeights(len(ranks), sum(by_kind.values()), by_kind, round(read)))
