@@ -34,7 +34,7 @@ OTHER_WHEELS = """ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIRE
              Got        bbbb"""
 FULL = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
 INDEX = {"vllm_image_pip_source": "index", "vllm_image_wheels_directory": ""}
-LOOKS = ("version", "info", "image inspect", "image ls", "container", "manifest", "image tag", "image rm")
+LOOKS = ("info", "image inspect", "image ls", "container", "manifest", "image tag", "image rm")
 """Commands that only look, or are followed by those that count."""
 
 Step = Generator[Run, Played, Played]
