@@ -54,14 +54,6 @@ def test_key_is_for_its_owner_only(machine: Machine) -> None:
     assert machine.host.run(f"grep -rl '[{key[0]}]{key[1:]}' {places} 2>/dev/null").stdout == ""
 
 
-def test_unit_runs_and_the_packages_own_service_does_not(machine: Machine) -> None:
-    assert machine.unit("ActiveState", "UnitFileState", unit="vllm-edge-gateway.service") == {
-        "ActiveState": "active",
-        "UnitFileState": "enabled",
-    }
-    assert machine.unit("LoadState", unit="haproxy.service") == {"LoadState": "masked"}
-
-
 @pytest.mark.parametrize("role", ROLES)
 def test_role_answers(client: openai.OpenAI, role: str) -> None:
     raw = client.chat.completions.with_raw_response.create(model=role, messages=QUESTION, max_tokens=8)

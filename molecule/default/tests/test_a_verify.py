@@ -19,7 +19,6 @@ from conftest import (
     INVENTORY_HOST,
     PROFILE,
     ROLES,
-    ROOT,
     Controller,
     Life,
     Machine,
@@ -54,25 +53,16 @@ def test_user_and_group_of_the_engines(host: Host) -> None:
     assert user.groups == ["vllm-edge"], "engines are in no other group, docker's least of all"
 
 
-def test_program_on_the_path(host: Host, machine: Machine) -> None:
-    assert machine.run("readlink", "/usr/local/bin/vllm-edge").strip() == "/opt/vllm-edge/current/bin/vllm-edge"
-    assert "run-engine" in machine.run("env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin", "vllm-edge", "--help")
-
-
 # ---- driver -----------------------------------------------------------------------------------------------------
 
 
 def test_loaded_module_and_user_space_are_of_one_version(host: Host, machine: Machine) -> None:
     module = host.file("/sys/module/nvidia/version").content_string.strip()
     assert module.startswith("580.")
-    assert machine.run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines() == [module] * 4
+    listed = machine.run("nvidia-smi", "--query-gpu=driver_version,uuid", "--format=csv,noheader").splitlines()
+    assert listed == [f"{module}, {gpu}" for gpu in GPUS], "in the order of their bus"
     assert host.package("libnvidia-ml1").version.split("-")[0] == module
     assert module in machine.run("modinfo", "--field=version", "nvidia")
-
-
-def test_four_gpus_in_the_order_of_their_bus(machine: Machine) -> None:
-    listed = machine.run("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader").splitlines()
-    assert listed == GPUS
 
 
 @pytest.mark.parametrize(
@@ -87,19 +77,12 @@ def test_unit_runs_now_and_after_a_boot(host: Host, unit: str) -> None:
 # ---- Docker and CDI ---------------------------------------------------------------------------------------------
 
 
-def test_daemon_json_was_merged(host: Host) -> None:
+def test_docker_runs_with_what_was_merged_into_daemon_json(host: Host, machine: Machine) -> None:
     options = read_json(host, "/etc/docker/daemon.json")
-    assert options["features"]["cdi"] is True
-    assert options["live-restore"] is True
+    info = json.loads(machine.run("docker", "info", "--format={{json .}}"))
+    assert info["LiveRestoreEnabled"] is True and info["CDISpecDirs"] == ["/etc/cdi", "/var/run/cdi"]
     assert options["max-concurrent-uploads"] == 2, "what the operator had set before must stay"
     assert options["insecure-registries"] == ["registry.lab:5000"]
-
-
-def test_docker_runs_with_it(machine: Machine) -> None:
-    info = json.loads(machine.run("docker", "info", "--format={{json .}}"))
-    assert info["LiveRestoreEnabled"] is True
-    assert info["CDISpecDirs"] == ["/etc/cdi", "/var/run/cdi"]
-    assert int(info["ServerVersion"].split(".")[0]) >= 25
 
 
 def test_cdi_gives_containers_the_nodes_of_cuda(machine: Machine) -> None:
@@ -143,24 +126,6 @@ def test_image_holds_a_transformers_that_fits(machine: Machine, image: dict[str,
     assert Version(transformers) in wanted and Version(before) not in wanted
     assert Version(transformers) in SpecifierSet(">=4.58")
     assert (transformers, vllm) == (labels["vllm-edge.transformers"], labels["vllm-edge.vllm"])
-
-
-def test_engines_are_created_from_the_id_of_the_image(machine: Machine, image: dict[str, Any]) -> None:
-    assert {machine.container(engine.container)["Config"]["Image"] for engine in ENGINES} == {image["Id"]}
-    assert not machine.run("docker", "container", "ls", "--all", "--quiet", "--filter=name=vllm-edge-image-build")
-
-
-def test_sbom_lists_what_is_in_the_image(host: Host, image: dict[str, Any]) -> None:
-    found = read_json(host, f"{STATE}/sbom/{image['Id'][7:19]}.cdx.json")
-    assert found["metadata"]["component"]["bom-ref"] == image["Id"]
-    version = image["Config"]["Labels"]["vllm-edge.transformers"]
-    (layer,) = [item for item in found["components"] if item.get("purl") == f"pkg:pypi/transformers@{version}"]
-    assert len(layer["hashes"][0]["content"]) == 64
-
-
-def test_no_credentials_or_wheels_were_left_behind(host: Host) -> None:
-    assert not host.file(f"{STATE}/build/pip.conf").exists
-    assert host.run(f"find {STATE}/build -type f").stdout == ""
 
 
 # ---- weights ----------------------------------------------------------------------------------------------------
@@ -250,16 +215,6 @@ def test_an_interrupted_switch_is_undone_before_the_engines_start(host: Host, ma
     assert recover not in machine.unit("Wants", unit="vllm-edge.target")["Wants"].split(), "at boot, and only there"
 
 
-def test_live_files_are_copies_of_the_committed_generation(host: Host, machine: Machine) -> None:
-    active = read_json(host, f"{STATE}/active-profile.json")
-    assert (active["generation"], active["previous_generation"], active["origin"]) == (1, None, "inventory")
-    generation = f"{STATE}/generations/1"
-    assert read_json(host, f"{generation}/generation.json")["digest"] == active["digest"]
-    assert machine.run("diff", "--recursive", f"{generation}/engines", "/etc/vllm-edge/engines") == ""
-    for unit in (*(engine.unit for engine in ENGINES), "vllm-edge.target"):
-        assert machine.run("diff", f"{generation}/units/{unit}", f"/etc/systemd/system/{unit}") == ""
-
-
 @each_engine
 def test_compile_cache_is_kept_for_each_image(host: Host, machine: Machine, engine: Served) -> None:
     identity = machine.container(engine.container)["Image"].removeprefix("sha256:")
@@ -298,14 +253,6 @@ def test_container_can_do_no_more_than_it_needs(host: Host, engine: Served) -> N
     read_only = dict.fromkeys((model, "/chat-template.jinja", "/policy"), ("bind", False))
     assert mounts == read_only | dict.fromkeys(("/cache", "/run/api"), ("bind", True))
     assert {"VLLM_MAX_N_SEQUENCES=16", "VLLM_MEDIA_URL_ALLOW_REDIRECTS=0"} <= set(config["Env"])
-
-
-@each_engine
-def test_chat_template_is_the_inventory_s(host: Host, machine: Machine, engine: Served) -> None:
-    ours = (ROOT / "inventories/lab/chat_templates/gemma4.jinja").read_text()
-    assert machine.run("docker", "exec", engine.container, "cat", "/chat-template.jinja") == ours.rstrip("\n")
-    refused = host.run(f"docker exec --user=0 {engine.container} sh -c 'echo >> /chat-template.jinja'")
-    assert refused.rc != 0 and "Read-only file system" in refused.stderr
 
 
 @each_engine

@@ -7,16 +7,12 @@ before left, and the last ones leave a host on which everything serves.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from conftest import (
     CONTAINER,
-    ENGINE,
-    GPUS,
     LOADED_S,
     SERVED_NAMES,
     Machine,
@@ -37,22 +33,6 @@ def calm(machine: Machine) -> Iterator[None]:
 
 def wait_for_the_end(machine: Machine, cursor: str, seconds: float = LOADED_S) -> float:
     return machine.wait("the unit's end", lambda: machine.unit_ended_at(cursor) is not None, seconds)
-
-
-def test_engine_computes_nothing(machine: Machine, undisturbed: None) -> None:
-    """It answers /health, and has passed the canary before: it is asked for one token, and not for long."""
-
-    def ask() -> tuple[int, dict[str, Any]]:
-        done = machine.host.run(f"vllm-edge canary {ENGINE} --unless-passed --format json")
-        return done.rc, json.loads(done.stdout)["results"][0]
-
-    machine.run("lab-gpu", "fault", "set", "--gpu", GPUS[3], "engine-hangs")
-    rc, result = ask()
-    assert rc != 0 and "no answer within 20 s" in result["error"] and "the request hangs" in result["error"], result
-    assert machine.health() == 200
-    machine.clear_faults()
-    assert ask()[1]["token_s"] is None, "after a failure everything is asked"
-    assert ask()[1]["token_s"] is not None
 
 
 def test_docker_restarted_with_live_restore(machine: Machine, undisturbed: None) -> None:

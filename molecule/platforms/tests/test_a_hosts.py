@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from conftest import DEBIAN_12, DEBIAN_13, MACHINES, UBUNTU, Machine
+from conftest import DEBIAN_12, DEBIAN_13, MACHINES, UBUNTU, Machine, Run
 
 NAMES = [machine.name for machine in MACHINES]
 EXPECTED = {
@@ -84,6 +84,14 @@ def test_the_gateway_runs_beside_it_and_asks_for_a_key(machine: Machine) -> None
     assert machine.run("systemctl is-active vllm-edge-gateway.service vllm-edge-gateway-sync.timer") == "active\nactive"
     ask = "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/v1/models')"
     assert "HTTP Error 401" in machine.ask(f'python3 -c "{ask}"').stderr
+
+
+def test_package_that_somebody_released(driver_play: Run) -> None:
+    UBUNTU.run("apt-mark unhold nvidia-utils-580-server linux-image-generic")
+    result = driver_play(UBUNTU.name)
+    assert result.rc == 0, result.output[-3000:]
+    held = ["linux-image-generic", "nvidia-utils-580-server"]
+    assert result.changed == [f"nvidia_driver : Hold the driver packages ({name})" for name in held]
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=NAMES)

@@ -301,8 +301,8 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
 
     # -- hooks and faults
 
-    def hook(self, name: str, script: str, file: str = "50-test") -> None:
-        self.put(f"{HOOKS}/{name}.d/{file}", f"#!/bin/sh\n{script}\n", "0755")
+    def hook(self, name: str, script: str) -> None:
+        self.put(f"{HOOKS}/{name}.d/50-test", f"#!/bin/sh\n{script}\n", "0755")
 
     def hold(self, hook: str) -> None:
         """A hook that stays until `let_go`, so that its phase lasts."""

@@ -55,8 +55,6 @@ def main(arguments: list[str]) -> None:
         print(json.dumps(arguments), file=log)
     state = json.loads(STATE.read_text())
     match arguments:
-        case ["version", *_]:
-            print(json.dumps({"Client": {"Version": "26.1.5"}, "Server": {"Version": "26.1.5"}}))
         case ["info", *_]:
             print(DIRECTORY)
         case ["image", "inspect", "--format={{.Id}}", *references]:

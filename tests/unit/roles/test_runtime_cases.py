@@ -10,7 +10,6 @@ from ansible.module_utils.vllm_edge.facts.runtime import RuntimeState
 from helpers import ROOT, write_program
 from role_cases import Case, Role, Run, Steps, platform
 
-TASKS = ROOT / "roles/container_runtime/tasks"
 BARE = {"packages": {}, "gpus": [], "nvml_error": "", **asdict(RuntimeState())}
 REPOSITORY = "container_runtime_docker_repository_url"
 SERVING = BARE | {"docker_version": "28.5.1"}
@@ -65,11 +64,14 @@ CASES = Role("container_runtime", "__container_runtime_state", SERVING, platform
 @CASES.add
 def drop_in_comes_once_and_goes_with_teardown(place: Path) -> Steps:
     write_program(place / "bin/systemctl", 'echo "$@" >> "$STATE/asked"')
+    main = (ROOT / "roles/container_runtime/tasks/main.yml").read_text()
+    assert main.index("device_nodes.yml") < main.index("install.yml"), "the toolkit makes the first specification"
     drop_in = place / "nvidia-cdi-refresh.service.d/vllm-edge.conf"
     points = ["device_nodes", "device_nodes", "uninstall", "uninstall"]
     given = {"__container_runtime_drop_in": str(drop_in)}
     foreseen = yield Run(points, True, given)
-    assert not foreseen.failed and "ExecStartPre=-/usr/bin/nvidia-ctk system create-device-nodes" in foreseen.text
+    create = "ExecStartPre=-/usr/bin/nvidia-ctk system create-device-nodes --control-devices --load-kernel-modules"
+    assert not foreseen.failed and create in foreseen.text
     assert not drop_in.parent.exists() and not (place / "asked").exists()
     played = yield Run(points, False, given)
     assert not played.failed and len(played.changed) == 2, played.changed
@@ -78,15 +80,3 @@ def drop_in_comes_once_and_goes_with_teardown(place: Path) -> Steps:
 
 
 test_case = CASES.make_test()
-
-
-def test_drop_in_of_the_refresh_service() -> None:
-    """Each setting is in the section where systemd reads it, and the nodes are created before the specification."""
-    drop_in = (ROOT / "roles/container_runtime/files/nvidia-cdi-refresh.service.d/vllm-edge.conf").read_text()
-    sections = {text.partition("]")[0]: text.partition("]")[2] for text in drop_in.split("\n[")[1:]}
-    assert "StartLimitIntervalSec=0\n" in sections["Unit"]
-    assert "Restart=on-failure\nRestartSec=3\n" in sections["Service"]
-    create = "ExecStartPre=-/usr/bin/nvidia-ctk system create-device-nodes --control-devices --load-kernel-modules\n"
-    assert create in sections["Service"]
-    main = (TASKS / "main.yml").read_text()
-    assert main.index("device_nodes.yml") < main.index("install.yml") < main.index("cdi.yml")
