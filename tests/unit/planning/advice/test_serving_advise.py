@@ -77,7 +77,8 @@ def test_what_is_advised_is_valid_and_fits(run_module: Run) -> None:
     assert pasted["serving_engines"] == advised["advice"]["chosen"]["serving_engines"]
     engines, profiles = pasted["serving_engines"], pasted["serving_profiles"]
     (profile,) = profiles
-    inventory = Inventory(profile, profiles, engines, models, OPTIONS["roles"], 2, 23034)
+    settings = {"gpu_count": 2, "gpu_memory_mib": 23034}
+    inventory = Inventory(profile, profiles, engines, models, OPTIONS["roles"], settings=settings)
     assert find_mistakes(inventory, load(ROOT)) == []
     engines, profiles = expand(engines, profiles, models)
     planned = {"engines": [{"name": name, **engine} for name, engine in engines.items()]}
