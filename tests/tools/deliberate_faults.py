@@ -9,8 +9,9 @@ A fault counts as noticed if its test file fails with it (or cannot be collected
 Files are tried as `make test` runs them, so a case that is marked `thorough` or `docker` notices nothing.
 
 The faults of a host are tried on one simulated host for each scenario: it is converged without a fault; for each fault
-the scenario's playbook is run from the changed copy, and then the file of tests; what failed has to pass again after
-the playbook ran from the unchanged copy. A playbook that fails with the fault and not without it counts as noticed.
+the host is damaged, where a role corrects only what is wrong, the scenario's playbook is run from the changed copy, and
+then the file of tests; what failed has to pass again after the playbook ran from the unchanged copy. A playbook that
+fails with the fault and not without it counts as noticed.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class Fault:
     """Part of the name of the case that notices it, where all cases of the file take more than a minute."""
     scenario: str = ""
     """Of a fault that only a host shows the molecule scenario, else empty."""
+    damage: str = ""
+    """A command that root runs on that host before, so that the role has something to correct; it must fail nowhere."""
 
     def find_mistake(self, root: Path) -> str:
         """Return why the fault cannot be applied to the tree below `root`, as a sentence; empty if it can."""
@@ -245,6 +248,7 @@ def read_environment(root: Path, scenario: str) -> dict[str, str]:
 def try_host_faults(scenario: str, faults: Sequence[Fault], root: Path) -> Iterator[Outcome]:
     """Try the faults of one scenario on one host of their own, which is removed at the end."""
     variables = read_environment(root, scenario)
+    ssh_config = f"{root}/lab/generated/{LAB}/ssh_config"
 
     def run(limit_s: float, *command: str) -> tuple[int | None, str]:
         print(f"==> {scenario}: {' '.join(command[:2])}", flush=True)
@@ -254,12 +258,14 @@ def try_host_faults(scenario: str, faults: Sequence[Fault], root: Path) -> Itera
         return run(CONVERGE_LIMIT_S, "molecule", step, "--scenario-name", scenario)
 
     def tests(fault: Fault, cache: Path, *more: str) -> tuple[int | None, str]:
-        host = [f"--hosts=ssh://{LAB}-host", f"--ssh-config={root}/lab/generated/{LAB}/ssh_config", "--sudo"]
+        host = [f"--hosts=ssh://{LAB}-host", f"--ssh-config={ssh_config}", "--sudo"]
         return run(HOST_TESTS_LIMIT_S, *pytest_command(fault, cache, *host, *more))
 
     def try_one(fault: Fault, cache: Path) -> tuple[str, str]:
         if mistake := fault.find_mistake(root):
             return NOT_APPLICABLE, mistake
+        if fault.damage and run(60, "ssh", "-F", ssh_config, f"{LAB}-host", f"sudo {fault.damage}")[0] != 0:
+            return NOT_RUN, f"{fault.damage} failed"
         with faulty(fault, root):
             converged, output = molecule("converge")
             failed = converged != 0

@@ -86,12 +86,15 @@ def test_faults_of_a_host_are_tried_on_one_host(tree: Path, monkeypatch: pytest.
     described = {"ansible": {"env": environment, "playbooks": {"create": "create.yml"}}}
     (tree / "molecule/s/molecule.yml").write_text(yaml.safe_dump(described))
     (tree / "test_of_it.py").write_text("from on_the_host import two\n\n\ndef test_two():\n    assert two() == 2\n")
-    every = [faults.Fault(**{**vars(FAULT), "scenario": "s", "new": new}) for new in ("1 - 1", "2 * 1", "1 / 1")]
+    write_program(tree / "bin/ssh", 'echo "$4" >>damage')
+    given = {**vars(FAULT), "scenario": "s", "damage": "rm x"}
+    every = [faults.Fault(**{**given, "new": new}) for new in ("1 - 1", "2 * 1", "1 / 1")]
     outcomes = list(faults.try_host_faults("s", every, tree))
     assert [(outcome.verdict, outcome.detail) for outcome in outcomes] == [
         ("noticed", "test_of_it.py::test_two"),
         ("NOT NOTICED", ""),
         ("noticed", "the playbook fails: see its output"),
     ]
+    assert (tree / "damage").read_text().splitlines() == ["sudo rm x"] * 3
     steps = ["destroy", "create", "converge", *["converge"] * 6, "destroy"]
     assert (tree / "log").read_text().splitlines() == [f"{step} vllm-edge-faults" for step in steps]
