@@ -43,6 +43,8 @@ PACKAGES = {
     **dict.fromkeys(DRIVER_PACKAGES, ("hi", f"{DRIVER}-1")),
     **dict.fromkeys(TOOLKIT, ("hi", "1.18.2-1")),
 }
+LOADED = "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.173.02  Release Build  (root@debian)\n"
+"""What the kernel module writes to the kernel's log when it is loaded."""
 SOURCES = """Package files:
  100 /var/lib/dpkg/status
      release a=now
@@ -320,5 +322,6 @@ def card(uuid: str, bus: str) -> dict[str, str]:
         **{"pcie.link.gen.current": "1", "pcie.link.gen.max": "4", "pcie.link.width.current": "16"},
         **{"pcie.link.width.max": "16", "ecc.errors.uncorrected.volatile.total": "0", "remapped_rows.failure": "No"},
         **{"remapped_rows.pending": "No", "clocks_event_reasons.active": "0x0000000000000001"},
+        **{"compute_mode": "Default", "mig.mode.current": "[N/A]", "gpu_recovery_action": "None"},
         "driver_version": DRIVER,
     }

@@ -66,6 +66,10 @@ EXPORT int cuInit(unsigned flags) {
     make_gpu_nodes();
     make_uvm_nodes();
     find_gpus(1);
+    unsigned whole = 0; /* of a GPU in MIG mode CUDA sees instances, and there is none */
+    for (unsigned i = 0; i < gpu_count; i++)
+        if (!fault(&gpus[i], "mig", NULL, 0)) gpus[whole++] = gpus[i];
+    gpu_count = whole;
     if (!gpu_count || !node_usable("nvidiactl")) return NO_DEVICE;
     if (!node_usable("nvidia-uvm")) return UNKNOWN;
     for (unsigned i = 0; i < gpu_count; i++) {
@@ -190,7 +194,12 @@ EXPORT int cuDevicePrimaryCtxRetain(void **out, int device) {
     if (fault(context->gpu, "gpu-lost", NULL, 0)) return UNKNOWN;
     if (fault(context->gpu, "cuda-context-fails", value, sizeof value))
         return *value ? (int)number(value) : DEVICE_UNAVAILABLE;
+    if (compute_mode(context->gpu) == 2) return DEVICE_UNAVAILABLE;
     if (!context->users) {
+        unsigned long long used_mib;
+        Claim others[MAX_CLAIMS];
+        read_claims(context->gpu, others, MAX_CLAIMS, &used_mib);
+        if (compute_mode(context->gpu) == 3 && used_mib) return DEVICE_UNAVAILABLE;
         gethostname(host, sizeof host - 1);
         snprintf(context->path, sizeof context->path, "%s/claims/cuda-%.60s-%d", context->gpu->dir, host, (int)getpid());
         context->claim = open(context->path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);

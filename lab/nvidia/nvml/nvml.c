@@ -335,6 +335,36 @@ EXPORT nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t gpu, unsigned *current, un
     *current = *pending = 1;
     return SUCCESS;
 }
+NUMBER_QUERY(nvmlDeviceGetComputeMode, compute_mode(gpu))
+/* No card of the lab has MIG of its own, so it is only there as a fault. */
+EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t gpu, unsigned *current, unsigned *pending) {
+    ENTER(gpu, current && pending);
+    if (!fault(gpu, "mig", NULL, 0)) return NOT_SUPPORTED;
+    *current = *pending = 1;
+    return SUCCESS;
+}
+typedef struct {
+    unsigned field, scope;
+    long long timestamp, latency;
+    unsigned type, result;
+    union { unsigned number; unsigned long long whole; } value;
+} nvmlFieldValue_t;
+EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t gpu, int count, nvmlFieldValue_t *out) {
+    char value[64];
+    ENTER(gpu, out);
+    for (int i = 0; i < count; i++) {
+        out[i].result = out[i].field == 230 ? SUCCESS : NOT_SUPPORTED; /* NVML_FI_DEV_GET_GPU_RECOVERY_ACTION */
+        out[i].value.whole = fault(gpu, "recovery-action", value, sizeof value) ? number(value) : 0;
+    }
+    return SUCCESS;
+}
+/* Reads, and all else between peers: every pair may, or none with a card that has the fault no-peers. */
+EXPORT nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t gpu, nvmlDevice_t other, unsigned index, unsigned *out) {
+    ENTER(gpu, out && enter(other) == SUCCESS);
+    (void)index;
+    *out = fault(gpu, "no-peers", NULL, 0) || fault(other, "no-peers", NULL, 0);
+    return SUCCESS;
+}
 EXPORT nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t gpu, unsigned sensor, unsigned *out) {
     ENTER(gpu, out);
     if (sensor != 0) return INVALID_ARGUMENT;

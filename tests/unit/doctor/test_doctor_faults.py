@@ -15,7 +15,7 @@ from ansible.module_utils.vllm_edge.facts.reader import read_free_space
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
 from ansible.module_utils.vllm_edge.system.systemd import Ran
 from doctor_host import BUSES, ENGINES, GPUS, NEW_GPU, FakeHost, specification
-from faults import BROKEN, FINE, Change, secure_boot, silent_gpu
+from faults import BROKEN, FINE, Change, answer, gpu, kernel_log, secure_boot, silent_gpu, slots, write
 
 
 @pytest.mark.parametrize(("changes", "check", "evidence"), FINE, ids=[check for _, check, _ in FINE])
@@ -86,6 +86,41 @@ def test_what_may_not_be_read_is_unknown_and_no_fault(host: FakeHost) -> None:
     assert host.not_ok() == dict.fromkeys(unread, "unknown")
     assert (found["exit_status"], found["summary"]["unknown"]) == (0, 4)
     assert "docker ps: permission denied" in host.checks()["runtime.gpu-access"]["evidence"]
+
+
+SMI = "nvidia-smi --query-compute-apps"
+
+
+@pytest.mark.parametrize(
+    ("hides", "check", "why"),
+    [
+        (answer("journalctl --dmesg", "-- No entries --\n", 1), "topology.xid", "does not have the message"),
+        (answer("journalctl --dmesg", ""), "topology.xid", "an older Xid may be gone"),
+        (gpu(1, gpu_recovery_action="[N/A]"), "topology.recovery", "does not name a GPU recovery action"),
+        (lambda host: [one.pop("gpu_recovery_action") for one in host.gpus], "topology.recovery", "before 565"),
+        (gpu(1, compute_mode="[N/A]"), "gpus.mode", "which compute mode"),
+        (gpu(1, ecc__errors__uncorrected__volatile__total="[N/A]"), "topology.ecc", GPUS[1]),
+        (gpu(0, clocks_event_reasons__active="[N/A]"), "topology.power", GPUS[0]),
+        (gpu(1, pcie__link__width__current="[N/A]"), "topology.pcie", GPUS[1]),
+        (answer("nvidia-smi topo", " \tGPU0\tGPU1\n GPU0\tX\tU\n GPU1\tU\tX\n"), "topology.peer-to-peer", "(U)"),
+        (answer(SMI, "Failed to initialize NVML", 18), "gpus.holders", "Failed to initialize NVML"),
+        (answer(SMI, f"{GPUS[0]}, [N/A]\n"), "gpus.holders", "does not list the processes"),
+        (write("var/lib/vllm-edge/gpu-slots.json", "{"), "gpus.expected", "is not a record of GPU slots"),
+        (write("sys/firmware/efi/config_table"), "driver.secure-boot", "efivars is not mounted"),
+    ],
+)
+def test_nothing_to_look_into_is_unknown(host: FakeHost, hides: Change, check: str, why: str) -> None:
+    hides(host)
+    assert host.not_ok() == {check: "unknown"}
+    assert why in host.checks()[check]["evidence"]
+
+
+def test_an_xid_of_a_gpu_without_a_slot_is_a_warning(host: FakeHost) -> None:
+    slots(GPUS[0], kernel_log("79, GPU is gone."))(host)
+    assert host.checks()["topology.xid"]["state"] == "warn"
+    assert "No slot of this host has that GPU" in host.checks()["topology.xid"]["remedy"]
+    slots(GPUS[1])(host)
+    assert host.checks()["topology.xid"]["state"] == "fail"
 
 
 def test_the_inventory_adds_what_it_expects(host: FakeHost) -> None:

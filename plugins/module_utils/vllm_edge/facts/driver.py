@@ -138,7 +138,10 @@ class DriverReader(HostReader):
             # Four bytes of attributes, then the value.
             return self.at(SECURE_BOOT).read_bytes()[-1:] == b"\x01"
         except FileNotFoundError:
-            return False
+            # A firmware without Secure Boot has other variables.
+            if any(self.root.glob("sys/firmware/efi/efivars/*")):
+                return False
+            return Unread("the state of Secure Boot: /sys/firmware/efi/efivars is not mounted")
         except OSError as error:
             return Unread(f"the state of Secure Boot: {error.strerror}")
 

@@ -66,7 +66,7 @@ class Gpus:
     answering: tuple[Gpu, ...]
     problem: str
     """What nvidia-smi printed beside or instead of the GPUs; empty if all is well."""
-    expected: Mapping[str, str]
+    expected: Mapping[str, str] | Unread
     """UUIDs that something relies on, and what that is."""
     needed: int
     """How many GPUs the profile needs; 0 if nobody said."""

@@ -34,15 +34,16 @@ ERRORS: Mapping[int, CudaError] = {
     ),
     46: CudaError(
         "CUDA_ERROR_DEVICE_UNAVAILABLE",
-        "another process has a GPU for itself alone (compute mode), or the GPU is being reset",
-        "'nvidia-smi -q -d COMPUTE' shows the mode; 'nvidia-smi -c DEFAULT' shares the GPU again",
+        "another process has a GPU for itself alone or nobody may use it (compute mode), or the GPU needs a reset",
+        "'nvidia-smi --query-gpu=uuid,compute_mode,gpu_recovery_action --format=csv' shows which; 'nvidia-smi -c "
+        "DEFAULT' shares the GPUs again",
     ),
     100: CudaError(
         "CUDA_ERROR_NO_DEVICE",
-        "CUDA finds no GPU: the kernel module is not loaded, or the container has none of the nodes /dev/nvidia0 and "
-        "so on",
-        "'nvidia-smi -L' on the host and 'nvidia-ctk cdi list' have to name the same GPUs; run "
-        "'systemctl restart nvidia-cdi-refresh.service'",
+        "CUDA finds no GPU: the kernel module is not loaded, the container has none of the nodes /dev/nvidia0 and so "
+        "on, or the GPUs are in MIG mode",
+        "'nvidia-smi -L' on the host and 'nvidia-ctk cdi list' have to name the same GPUs, without instances of MIG "
+        "('nvidia-smi -mig 0'); run 'systemctl restart nvidia-cdi-refresh.service'",
     ),
     214: CudaError(
         "CUDA_ERROR_ECC_UNCORRECTABLE",

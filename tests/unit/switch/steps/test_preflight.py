@@ -177,6 +177,36 @@ def test_a_card_that_was_exchanged_or_has_no_driver(bench: ReadyHost) -> None:
     assert "The GPUs cannot be read: The NVIDIA kernel module is not loaded." in bench.refused()
 
 
+@pytest.mark.parametrize(
+    ("fault", "told", "remedy"),
+    [
+        (("compute-mode", "Prohibited"), "CUDA refuses every process", f"'nvidia-smi -i {UUIDS[1]} -c DEFAULT'"),
+        (("mig",), "is in MIG mode", f"'nvidia-smi -i {UUIDS[1]} -mig 0'"),
+        (("recovery-action", 1), "the recovery action Reset", f"--gpu-reset -i {UUIDS[1]}"),
+        (("recovery-action", 2), "the recovery action Reboot", "a reboot of the host"),
+    ],
+)
+def test_a_gpu_that_cuda_refuses(bench: ReadyHost, fault: tuple[Any, ...], told: str, remedy: str) -> None:
+    bench.boards.set_fault(2, *fault)
+    assert bench.check().warnings == (), "no engine is to use that one"
+    bench.boards.set_fault(1, *fault)
+    text = bench.refused()
+    assert f"GPU 1 (NVIDIA L4, {UUIDS[1]})" in text and told in text and remedy in text
+    assert bench.machine.preflight(bench.generation(), Moves(keep=("e2b",))).warnings == ()
+
+
+def test_a_gpu_for_one_process(bench: ReadyHost) -> None:
+    bench.boards.set_fault(1, "compute-mode", "Exclusive_Process")
+    assert bench.check().warnings == (), "the engine has it alone"
+    with bench.boards.claim(1, 1_000):
+        assert "allows one process, and is used by pid" in bench.refused()
+    both = bench.stored(*(engine(name, gpus=[UUIDS[1]]) for name in ("e2b", "e4b")))
+    assert "allows one process, and 2 engines are to use it" in bench.refused(both)
+    bench.boards.clear_fault(1, "compute-mode")
+    bench.boards.set_fault(1, "recovery-action", 4)
+    assert "recovery action Drain and Reset" in bench.check().warnings[0], "it works until then"
+
+
 def test_other_peoples_processes_by_policy_and_memory_of_engines_that_stop(bench: ReadyHost) -> None:
     with bench.boards.claim(1, 1_000) as pid:
         who = f"GPU 1 (NVIDIA L4, {UUIDS[1]}), which engine e2b is to use, is used by others: pid {pid} ("

@@ -17,7 +17,7 @@ from ...gpu.owners import ENDED, Owner
 from ...names import unit_name
 from ...paths import HostPaths
 from ...planning import drift
-from ...system.nvml import GpuReading, HostReading, NvmlFailure, NvmlSession
+from ...system.nvml import GpuReading, HostReading, NvmlFailure, NvmlSession, explain_reset
 from ...system.process import command_of, engine_uid, get_user_name, kill, uid_of
 from ..model import Done, Moves, PhaseFailed
 from ..view import HostView
@@ -263,8 +263,8 @@ class Release:
                     "engines were stopped"
                 )
                 remedy = (
-                    "The driver did not give it back: stop what uses this GPU, then 'nvidia-smi --gpu-reset -i "
-                    f"{gpu.gpu.uuid}', or reboot; a larger vllm_engine_free_timeout_s waits longer."
+                    "A larger vllm_engine_free_timeout_s waits longer for the driver to give it back. Otherwise "
+                    f"{explain_reset(gpu.gpu.uuid)}."
                 )
             if fits:
                 warnings.append(f"{text}; the budget of {budget} MiB fits beside that.")

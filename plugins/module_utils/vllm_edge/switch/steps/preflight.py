@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from ...engine.config import EngineConfig
 from ...engine.policy import find_problem
 from ...generation import secrets
 from ...generation.model import Generation, GenerationError, Limits
+from ...gpu.condition import explain_action, explain_mode, find_obstacle, is_exclusive, read_action
 from ...paths import HostPaths
 from ...planning.load_time import expect_load
 from ...system.docker import DockerAway, DockerEngine, DockerRefused
@@ -182,6 +184,9 @@ def check_gpus(host: HostView, wanted: Generation, moves: Moves, warnings: list[
     try:
         with host.nvml() as session:
             boards, lost = read_boards(session, load_slots(host.paths))
+            wants = {uuid for name in moves.start for uuid in wanted.engines[name].config.gpus}
+            there = wants & {gpu.uuid for gpu in boards.gpus}
+            modes = {gpu.uuid: session.read_mode(gpu) for gpu in session.identities if gpu.uuid in there}
     except NvmlFailure as failure:
         return [f"The GPUs cannot be read: {failure}"]
     owners = host.owners({process.pid for gpu in boards.gpus for process in gpu.processes or ()})
@@ -191,6 +196,18 @@ def check_gpus(host: HostView, wanted: Generation, moves: Moves, warnings: list[
         require(boards, lost, list(dict.fromkeys(uuid for one in wanted.engines.values() for uuid in one.config.gpus)))
     except (PhaseFailed, NvmlFailure) as failed:
         problems.append(str(failed))
+    users = Counter(uuid for one in wanted.engines.values() for uuid in one.config.gpus)
+    for uuid, mode in modes.items():
+        if why := find_obstacle(mode.compute_mode, mode.mig, users[uuid]):
+            problems.append(f"{looks[uuid].card} {why}. {explain_mode(uuid, mode.mig)}")
+        elif is_exclusive(mode.compute_mode) and (looks[uuid].others or looks[uuid].unknown):
+            problems.append(
+                f"{looks[uuid].card} has compute mode {mode.compute_mode}, which allows one process, and is used by "
+                f"{'; '.join([*looks[uuid].others, *looks[uuid].unknown])}. {explain_mode(uuid)}"
+            )
+        if (action := read_action(mode.recovery or "none")) != "none":
+            text = f"{looks[uuid].card}: the driver asks for the recovery action {mode.recovery}."
+            (problems if action in ("reset", "reboot") else warnings).append(f"{text} {explain_action(action, uuid)}")
     for engine, uuid in ((name, uuid) for name in moves.start for uuid in wanted.engines[name].config.gpus):
         occupied = looks.get(uuid)
         if occupied is None or not (who := [*occupied.others, *occupied.unknown]):
