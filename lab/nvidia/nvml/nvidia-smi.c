@@ -86,10 +86,12 @@ static void cuda_version(char *out, size_t size) {
 /* ---- values of a query ----------------------------------------------------------------------------------------- */
 
 /* How a value is asked for. NUMBER, TYPED (of the Field's type) and PAIR are the arguments of its function. */
-typedef enum { TEXT, NUMBER, WHOLE, TYPED, PAIR, MEMORY, DRIVER, BUS, PID, PROCESS, USED, COMPUTE, RECOVERY } Call;
-/* format prints one or two numbers; ENABLED and WATTS (of mW) have words of their own; without one it is a text. */
+typedef enum { TEXT, NUMBER, WHOLE, TYPED, PAIR, MEMORY, DRIVER, BUS, PID, PROCESS, USED, RECOVERY } Call;
+/* format prints one or two numbers; the named ones have words of their own, WATTS is of mW; without one it is a text. */
 #define ENABLED "Enabled"
 #define WATTS "%u.%02u"
+#define MODE "compute mode"
+#define ACTION "recovery action"
 typedef struct {
     const char *name, *unit, *format;
     Call call;
@@ -109,9 +111,9 @@ static const Field FIELDS[] = {
     {"memory.free", "MiB", "%u", MEMORY, NULL, offsetof(Memory, free)},
     {"compute_cap", NULL, "%u.%u", PAIR, "nvmlDeviceGetCudaComputeCapability"},
     {"persistence_mode", NULL, ENABLED, NUMBER, "nvmlDeviceGetPersistenceMode"},
-    {"compute_mode", NULL, NULL, COMPUTE},
+    {"compute_mode", NULL, MODE, NUMBER, "nvmlDeviceGetComputeMode"},
     {"mig.mode.current", NULL, ENABLED, PAIR, "nvmlDeviceGetMigMode"},
-    {"gpu_recovery_action", NULL, NULL, RECOVERY},
+    {"gpu_recovery_action", NULL, ACTION, RECOVERY},
     {"clocks_event_reasons.active", NULL, "0x%016x", WHOLE, "nvmlDeviceGetCurrentClocksEventReasons"},
     {"ecc.mode.current", NULL, ENABLED, PAIR, "nvmlDeviceGetEccMode"},
     {"pstate", NULL, "P%u", NUMBER, "nvmlDeviceGetPerformanceState"},
@@ -152,14 +154,7 @@ static void value_of(const Field *field, Device device, const Process *process, 
     case TEXT: result = text_of(field->function, device, out, (unsigned)size); break;
     case NUMBER: result = nvml(field->function)(device, &first); break;
     case WHOLE: result = nvml(field->function)(device, &whole); break;
-    case COMPUTE:
-        result = nvml("nvmlDeviceGetComputeMode")(device, &first);
-        snprintf(out, size, "%s", WORD(MODES, first));
-        break;
-    case RECOVERY:
-        result = nvml("nvmlDeviceGetFieldValues")(device, 1, &recovery);
-        snprintf(out, size, "%s", WORD(ACTIONS, recovery.number));
-        break;
+    case RECOVERY: result = nvml("nvmlDeviceGetFieldValues")(device, 1, &recovery); break;
     case TYPED: result = nvml(field->function)(device, field->type, &first); break;
     case PAIR: result = nvml(field->function)(device, &first, &second); break;
     case MEMORY:
@@ -177,10 +172,13 @@ static void value_of(const Field *field, Device device, const Process *process, 
     }
     const char *format = field->format;
     if (field->call == WHOLE) first = (unsigned)whole;
+    if (field->call == RECOVERY) first = recovery.number;
     if (result == NOT_SUPPORTED || result == FUNCTION_NOT_FOUND) snprintf(out, size, "[N/A]");
     else if (result != SUCCESS) snprintf(out, size, "[%s]", error_text(result));
     else if (format) {
         if (!strcmp(format, ENABLED)) format = first ? ENABLED : "Disabled";
+        if (!strcmp(format, MODE)) format = WORD(MODES, first);
+        if (!strcmp(format, ACTION)) format = WORD(ACTIONS, first);
         if (!strcmp(format, WATTS)) second = first % 1000 / 10, first /= 1000;
         int n = snprintf(out, size, format, first, second);
         if (field->unit && !nounits) snprintf(out + n, size - (size_t)n, " %s", field->unit);

@@ -343,18 +343,13 @@ EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t gpu, unsigned *current, un
     *current = *pending = 1;
     return SUCCESS;
 }
-typedef struct {
-    unsigned field, scope;
-    long long timestamp, latency;
-    unsigned type, result;
-    union { unsigned number; unsigned long long whole; } value;
-} nvmlFieldValue_t;
+typedef struct { unsigned field, scope; long long time, latency; unsigned type, result; unsigned long long value; } nvmlFieldValue_t;
 EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t gpu, int count, nvmlFieldValue_t *out) {
     char value[64];
     ENTER(gpu, out);
     for (int i = 0; i < count; i++) {
         out[i].result = out[i].field == 230 ? SUCCESS : NOT_SUPPORTED; /* NVML_FI_DEV_GET_GPU_RECOVERY_ACTION */
-        out[i].value.whole = fault(gpu, "recovery-action", value, sizeof value) ? number(value) : 0;
+        out[i].value = fault(gpu, "recovery-action", value, sizeof value) ? number(value) : 0;
     }
     return SUCCESS;
 }
@@ -413,9 +408,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t gpu, uns
             if (strcmp(value, reasons[i].name) == 0) *out = reasons[i].bit;
     }
     return SUCCESS;
-}
-EXPORT nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t gpu, unsigned long long *out) {
-    return nvmlDeviceGetCurrentClocksEventReasons(gpu, out);
 }
 NUMBER_QUERY(nvmlDeviceGetEnforcedPowerLimit, gpu->power_limit_mw)
 NUMBER_QUERY(nvmlDeviceGetPerformanceState, busy(gpu) ? 0 : 8)

@@ -395,7 +395,7 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
         for xids, state, told, remedy in (
             (["79, GPU is gone."], "fail", "Xid 79 (fallen off the bus) of 0000:31:00", "a reboot of the host"),
             (["119, Timeout"], "fail", "Xid 119 (GSP does not answer)", f"--gpu-reset -i {GPUS[1]}"),
-            (["158, GPU", "31, pid=7"], "fail", "Xid 158 (fatal timeout)", "systemctl stop nvidia-persistenced"),
+            (["158, GPU", "31, pid=7"], "fail", "Xid 158 of", "systemctl stop nvidia-persistenced"),
             # The driver's own words count more than the table.
             (["79, GPU is gone.", CHANGED.format("0x1 (GPU Reset Required)")], "fail", "Reset Required", "--gpu-reset"),
             (["119, Timeout", CHANGED.format("0x2 (Node Reboot Required)")], "fail", "Node Reboot", "a reboot of the"),
@@ -413,7 +413,7 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (gpu(1, gpu_recovery_action="Reset"), "fail topology.recovery", f"{GPUS[1]} at", "stop nvidia-persistenced"),
     (gpu(0, compute_mode="Prohibited"), "fail gpus.mode", "CUDA refuses every process", f"-i {GPUS[0]} -c DEFAULT"),
     (gpu(0, compute_mode="Exclusive_Process"), "warn gpus.mode", "allows one process", f"-i {GPUS[0]} -c DEFAULT"),
-    (several(gpu(0, compute_mode="Exclusive_Process"), twice), "fail gpus.mode", "and 2 engines", "-c DEFAULT"),
+    (several(gpu(0, compute_mode="Exclusive_Process"), twice), "fail gpus.mode", "and has 2 users", "-c DEFAULT"),
     (gpu(1, mig__mode__current="Enabled"), "fail gpus.mode", "is in MIG mode", f"'nvidia-smi -i {GPUS[1]} -mig 0'"),
     (gpu(0, clocks_event_reasons__active="0x40"), "warn topology.power", "hardware thermal slowdown", "air flow"),
     (lambda host: host.engine("31b", 8050, GPUS, shm=""), "warn topology.shared-memory", "31b", "vllm_engine_shm_size"),

@@ -26,29 +26,18 @@ ACTIONS: tuple[Action, ...] = ("reboot", "reset", "unknown", "drain", "later")
 
 ACTION_CHANGED = 154
 _CHANGED = re.compile(r"to 0x[0-9a-fA-F]+ \(([^()]*)\)")
-RESETS = {
-    46: "GPU stopped processing",
-    48: "double bit ECC error",
-    61: "internal micro-controller breakpoint",
-    62: "internal micro-controller halt",
-    64: "row remapping failed",
-    74: "NVLink error",
-    95: "uncontained ECC error",
-    109: "context switch timeout",
-    110: "security fault",
-    119: "GSP does not answer",
-    120: "GSP error",
-    136: "NVLink training failed",
-    140: "unrecovered ECC error",
-    143: "GPU initialization error",
-    155: "NVLink is down",
-    156: "a resource was retired",
-    158: "fatal timeout",
-}
+RESETS = frozenset({46, 48, 61, 62, 64, 74, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
 """Xids whose immediate action in NVIDIA's catalogue is RESET_GPU; 48 and 74 have a workflow that begins with a reset.
 61 is unused since Ampere, and NVIDIA's GPU debug guidelines ask for a reset."""
-REBOOTS = {79: "fallen off the bus", 151: "key rotation error"}
+REBOOTS = frozenset({79, 151})
 """Those whose immediate action is RESTART_BM or RESTART_VM."""
+MEANINGS = {
+    48: "double bit ECC error",
+    64: "row remapping failed",
+    79: "fallen off the bus",
+    95: "uncontained ECC error",
+    119: "GSP does not answer",
+}
 
 
 def read_action(words: str) -> Action:
@@ -91,8 +80,8 @@ def sum_up(xids: Iterable[Xid]) -> dict[str, Action]:
     return needs
 
 
-def find_obstacle(compute_mode: str | None, mig: bool | None, engines: int) -> str:
-    """Return why `engines` engines cannot use a GPU at the same time; empty if they can, or if no mode is known.
+def find_obstacle(compute_mode: str | None, mig: bool | None, users: int) -> str:
+    """Return why `users` engines and others cannot use a GPU together; empty if they can, or if no mode is known.
 
     Engines get whole GPUs by UUID, and in MIG mode CUDA sees instances of a GPU alone. `compute_mode` is as nvidia-smi
     writes it.
@@ -101,8 +90,8 @@ def find_obstacle(compute_mode: str | None, mig: bool | None, engines: int) -> s
         return "is in MIG mode, in which CUDA does not see the GPU itself"
     if compute_mode == "Prohibited":
         return "has compute mode Prohibited, in which CUDA refuses every process"
-    if is_exclusive(compute_mode) and engines > 1:
-        return f"has compute mode {compute_mode}, which allows one process, and {engines} engines are to use it"
+    if is_exclusive(compute_mode) and users > 1:
+        return f"has compute mode {compute_mode}, which allows one process, and has {users} users, engines or others"
     return ""
 
 

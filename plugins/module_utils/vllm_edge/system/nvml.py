@@ -229,12 +229,11 @@ class StateReading:
 
 @dataclass(frozen=True)
 class ModeReading:
-    """How a GPU may be used, in nvidia-smi's words. None means that NVML does not report it."""
+    """How a GPU may be used, and what it needs after a fault, in nvidia-smi's words; None if NVML does not say."""
 
     compute_mode: str | None
     mig: bool | None
     recovery: str | None
-    """What the GPU needs after a fault; drivers report it since branch 565."""
 
 
 # nvmlComputeMode_t and nvmlDeviceGpuRecoveryAction_t (nvml.h); what is not listed is told by its number.

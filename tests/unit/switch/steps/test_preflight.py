@@ -199,9 +199,9 @@ def test_a_gpu_for_one_process(bench: ReadyHost) -> None:
     bench.boards.set_fault(1, "compute-mode", "Exclusive_Process")
     assert bench.check().warnings == (), "the engine has it alone"
     with bench.boards.claim(1, 1_000):
-        assert "allows one process, and is used by pid" in bench.refused()
+        assert "allows one process, and has 2 users" in bench.refused()
     both = bench.stored(*(engine(name, gpus=[UUIDS[1]]) for name in ("e2b", "e4b")))
-    assert "allows one process, and 2 engines are to use it" in bench.refused(both)
+    assert "allows one process, and has 2 users" in bench.refused(both)
     bench.boards.clear_fault(1, "compute-mode")
     bench.boards.set_fault(1, "recovery-action", 4)
     assert "recovery action Drain and Reset" in bench.check().warnings[0], "it works until then"

@@ -9,6 +9,7 @@ from ...facts.model import DEFAULT_SHM_BYTES, Engine, Facts
 from ...gpu.condition import (
     ACTION_CHANGED,
     ACTIONS,
+    MEANINGS,
     REBOOTS,
     RESETS,
     explain_action,
@@ -169,7 +170,7 @@ def check_recovery(facts: Facts) -> Verdict:
 
 
 def _name_xid(xid: Xid) -> str:
-    meaning = f"asks for {read_changed(xid)}" if xid.number == ACTION_CHANGED else (RESETS | REBOOTS).get(xid.number)
+    meaning = f"asks for {read_changed(xid)}" if xid.number == ACTION_CHANGED else MEANINGS.get(xid.number)
     return f"Xid {xid.number}{f' ({meaning})' if meaning else ''} of {xid.bus}"
 
 
@@ -195,7 +196,7 @@ def check_xid(facts: Facts) -> Verdict:
             return fail(told, explain_action(action, cards[bus].uuid if bus in cards else "<uuid>"))
     if all(xid.bus in spare for xid in xids):
         return warn(told, "No slot of this host has that GPU (gpu_uuids), so no engine gets it: tell who uses it.")
-    if any(xid.number in {*RESETS, *REBOOTS, ACTION_CHANGED} for xid in xids):
+    if any(xid.number in RESETS | REBOOTS | {ACTION_CHANGED} for xid in xids):
         return warn(told, "The driver asks for no recovery of that GPU now; have the card tested if it comes back.")
     return warn(
         told,

@@ -16,7 +16,7 @@ from ...engine.config import EngineConfig
 from ...engine.policy import find_problem
 from ...generation import secrets
 from ...generation.model import Generation, GenerationError, Limits
-from ...gpu.condition import explain_action, explain_mode, find_obstacle, is_exclusive, read_action
+from ...gpu.condition import explain_action, explain_mode, find_obstacle, read_action
 from ...paths import HostPaths
 from ...planning.load_time import expect_load
 from ...system.docker import DockerAway, DockerEngine, DockerRefused
@@ -198,13 +198,9 @@ def check_gpus(host: HostView, wanted: Generation, moves: Moves, warnings: list[
         problems.append(str(failed))
     users = Counter(uuid for one in wanted.engines.values() for uuid in one.config.gpus)
     for uuid, mode in modes.items():
-        if why := find_obstacle(mode.compute_mode, mode.mig, users[uuid]):
+        others = len(looks[uuid].others) + len(looks[uuid].unknown)
+        if why := find_obstacle(mode.compute_mode, mode.mig, users[uuid] + others):
             problems.append(f"{looks[uuid].card} {why}. {explain_mode(uuid, mode.mig)}")
-        elif is_exclusive(mode.compute_mode) and (looks[uuid].others or looks[uuid].unknown):
-            problems.append(
-                f"{looks[uuid].card} has compute mode {mode.compute_mode}, which allows one process, and is used by "
-                f"{'; '.join([*looks[uuid].others, *looks[uuid].unknown])}. {explain_mode(uuid)}"
-            )
         if (action := read_action(mode.recovery or "none")) != "none":
             text = f"{looks[uuid].card}: the driver asks for the recovery action {mode.recovery}."
             (problems if action in ("reset", "reboot") else warnings).append(f"{text} {explain_action(action, uuid)}")
