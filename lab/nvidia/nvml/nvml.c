@@ -168,24 +168,13 @@ EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *out) {
     return SUCCESS;
 }
 
-static nvmlReturn_t handle(unsigned i, nvmlDevice_t *out) {
-    if (fault(&gpus[i], "gpu-lost", NULL, 0)) return GPU_IS_LOST;
-    *out = &gpus[i];
-    return SUCCESS;
-}
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *out) {
     if (!refcount) return UNINITIALIZED;
     if (!out || index >= gpu_count) return INVALID_ARGUMENT;
-    return handle(index, out);
+    if (fault(&gpus[index], "gpu-lost", NULL, 0)) return GPU_IS_LOST;
+    *out = &gpus[index];
+    return SUCCESS;
 }
-EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out) {
-    if (!refcount) return UNINITIALIZED;
-    if (!out || !uuid) return INVALID_ARGUMENT;
-    for (unsigned i = 0; i < gpu_count; i++)
-        if (!strcasecmp(gpus[i].uuid, uuid)) return handle(i, out);
-    return NOT_FOUND;
-}
-
 /* Not NVML: the lab's nvidia-smi names the bus id of a card that it can get no handle for, as the real one does. */
 EXPORT const char *labNvmlBusIdByIndex(unsigned index) { return index < gpu_count ? gpus[index].bus_id : ""; }
 

@@ -70,7 +70,8 @@ def test_imports():
                 AutoConfig.for_model(model_type)
             except Exception:
                 failures.append(
-                    f"transformers {packages['transformers']} does not know the model type {model_type}: {last_line()}{OTHER}"
+                    f"transformers {packages['transformers']} does not know the model type {model_type}: {last_line()}"
+                    + OTHER
                 )
     except Exception:
         failures.append(f"transformers cannot be imported: {last_line()}{OTHER}")

@@ -15,7 +15,20 @@ from ansible.module_utils.vllm_edge.facts.reader import read_free_space
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
 from ansible.module_utils.vllm_edge.system.systemd import Ran
 from doctor_host import BUSES, ENGINES, GPUS, NEW_GPU, FakeHost, specification
-from faults import BROKEN, FINE, Change, answer, gpu, kernel_log, secure_boot, silent_gpu, slots, write
+from faults import (
+    BROKEN,
+    FINE,
+    Change,
+    answer,
+    gpu,
+    held_kernel,
+    kernel_log,
+    secure_boot,
+    several,
+    silent_gpu,
+    slots,
+    write,
+)
 
 
 @pytest.mark.parametrize(("changes", "check", "evidence"), FINE, ids=[check for _, check, _ in FINE])
@@ -106,6 +119,11 @@ SMI = "nvidia-smi --query-compute-apps"
         (answer(SMI, "Failed to initialize NVML", 18), "gpus.holders", "Failed to initialize NVML"),
         (answer(SMI, f"{GPUS[0]}, [N/A]\n"), "gpus.holders", "does not list the processes"),
         (write("var/lib/vllm-edge/gpu-slots.json", "{"), "gpus.expected", "is not a record of GPU slots"),
+        (
+            several(held_kernel("1"), answer("apt-cache show --no-all-versions linux-image-generic", "")),
+            "driver.kernel-updates",
+            "apt does not know linux-image-generic",
+        ),
         (write("sys/firmware/efi/config_table"), "driver.secure-boot", "efivars is not mounted"),
     ],
 )

@@ -185,8 +185,7 @@ def check_gpus(host: HostView, wanted: Generation, moves: Moves, warnings: list[
         with host.nvml() as session:
             boards, lost = read_boards(session, load_slots(host.paths))
             wants = {uuid for name in moves.start for uuid in wanted.engines[name].config.gpus}
-            there = wants & {gpu.uuid for gpu in boards.gpus}
-            modes = {gpu.uuid: session.read_mode(gpu) for gpu in session.identities if gpu.uuid in there}
+            modes = {gpu.uuid: session.read_mode(gpu) for gpu in boards.gpus if gpu.uuid in wants}
     except NvmlFailure as failure:
         return [f"The GPUs cannot be read: {failure}"]
     owners = host.owners({process.pid for gpu in boards.gpus for process in gpu.processes or ()})
