@@ -368,13 +368,10 @@ class Reader(RuntimeReader):
 
     def slots(self) -> tuple[slots.Slot, ...] | Unread:
         """Return the recorded slots; none without a record."""
-        path = self.paths.state / "gpu-slots.json"
         try:
-            return slots.load(str(path))
-        except slots.SlotError as error:
+            return slots.load(str(self.paths.state / "gpu-slots.json"))
+        except (slots.SlotError, OSError) as error:
             return Unread(str(error))
-        except OSError as error:
-            return Unread(f"{path}: {error.strerror or error}")
 
     def xids(self) -> tuple[Xid, ...] | Unread:
         """Return the Xids since the kernel module was loaded, whose message shows that the log reaches back to it."""

@@ -31,6 +31,7 @@ RESETS = frozenset({46, 48, 61, 62, 64, 74, 95, 109, 110, 119, 120, 136, 140, 14
 61 is unused since Ampere, and NVIDIA's GPU debug guidelines ask for a reset."""
 REBOOTS = frozenset({79, 151})
 """Those whose immediate action is RESTART_BM or RESTART_VM."""
+GRAVE = RESETS | REBOOTS | {ACTION_CHANGED}
 MEANINGS = {
     48: "double bit ECC error",
     64: "row remapping failed",
@@ -59,6 +60,11 @@ def read_changed(xid: Xid) -> str:
     """Return the words of the new action in an Xid 154; the whole line if it has no such words."""
     found = _CHANGED.search(xid.line)
     return found[1] if found else xid.line
+
+
+def name_xid(xid: Xid) -> str:
+    meaning = f"asks for {read_changed(xid)}" if xid.number == ACTION_CHANGED else MEANINGS.get(xid.number)
+    return f"Xid {xid.number}{f' ({meaning})' if meaning else ''} of {xid.bus}"
 
 
 def sum_up(xids: Iterable[Xid]) -> dict[str, Action]:

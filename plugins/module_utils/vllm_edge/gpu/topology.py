@@ -43,9 +43,8 @@ class Card:
     recovery: str | None = None
     """nvidia-smi's words for what the GPU needs after a fault; None with drivers before branch 565."""
     compute_mode: str | None = None
-    """nvidia-smi's words: Default, Exclusive_Process, Prohibited."""
+    """In nvidia-smi's words, too."""
     mig: bool | None = None
-    """Whether the GPU is in MIG mode; None also if it has none."""
     generation: int | None = None
     generation_possible: int | None = None
     width: int | None = None

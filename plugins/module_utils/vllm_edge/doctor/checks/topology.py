@@ -6,18 +6,8 @@ from __future__ import annotations
 from collections import Counter
 
 from ...facts.model import DEFAULT_SHM_BYTES, Engine, Facts
-from ...gpu.condition import (
-    ACTION_CHANGED,
-    ACTIONS,
-    MEANINGS,
-    REBOOTS,
-    RESETS,
-    explain_action,
-    read_action,
-    read_changed,
-    sum_up,
-)
-from ...gpu.topology import SLOWDOWNS, UNKNOWN_PEER, Card, Xid, correctness, find_obstacles
+from ...gpu import condition
+from ...gpu.topology import SLOWDOWNS, UNKNOWN_PEER, Card, correctness, find_obstacles
 from ...system.host import Unread
 from ...system.nvml import explain_reset
 from ..contract import NotKnown, Verdict, fail, good, known, warn
@@ -158,20 +148,15 @@ def check_ecc(facts: Facts) -> Verdict:
 def check_recovery(facts: Facts) -> Verdict:
     """Fail if the driver says that a GPU needs a reset, a reboot or to be drained."""
     cards = _require_cards(facts)
-    asked = [card for card in cards if card.recovery is not None and read_action(card.recovery) != "none"]
+    asked = [card for card in cards if card.recovery is not None and condition.read_action(card.recovery) != "none"]
     if asked:
         return fail(
             "; ".join(f"{_locate(card)}: the driver asks for the recovery action {card.recovery}" for card in asked),
-            explain_action(read_action(asked[0].recovery or ""), asked[0].uuid),
+            condition.explain_action(condition.read_action(asked[0].recovery or ""), asked[0].uuid),
         )
     if any(card.recovery is None for card in cards):
         raise NotKnown("this driver does not name a GPU recovery action: branches before 565 do not, nor do some cards")
     return good("the driver asks for no recovery of a GPU")
-
-
-def _name_xid(xid: Xid) -> str:
-    meaning = f"asks for {read_changed(xid)}" if xid.number == ACTION_CHANGED else MEANINGS.get(xid.number)
-    return f"Xid {xid.number}{f' ({meaning})' if meaning else ''} of {xid.bus}"
 
 
 def check_xid(facts: Facts) -> Verdict:
@@ -184,19 +169,19 @@ def check_xid(facts: Facts) -> Verdict:
     xids = known(topology.xids)
     if not xids:
         return good("the kernel has logged no Xid since the driver's module was loaded")
-    counts = Counter(map(_name_xid, xids))
+    counts = Counter(map(condition.name_xid, xids))
     told = ", ".join(name + (f", {count} times" if count > 1 else "") for name, count in counts.items())
     told = f"{told}; the last: {xids[-1].line}"
     cards = {card.bus.rpartition(".")[0]: card for card in topology.cards}
     spare = {bus.rpartition(".")[0] for bus in topology.unassigned}
-    well = {bus for bus, card in cards.items() if read_action(card.recovery or "?") == "none"}
-    needs = sum_up(xid for xid in xids if xid.bus not in spare | well)
-    for action in ACTIONS:
+    well = {bus for bus, card in cards.items() if condition.read_action(card.recovery or "?") == "none"}
+    needs = condition.sum_up(xid for xid in xids if xid.bus not in spare | well)
+    for action in condition.ACTIONS:
         for bus in (bus for bus, needed in needs.items() if needed == action):
-            return fail(told, explain_action(action, cards[bus].uuid if bus in cards else "<uuid>"))
+            return fail(told, condition.explain_action(action, cards[bus].uuid if bus in cards else "<uuid>"))
     if all(xid.bus in spare for xid in xids):
         return warn(told, "No slot of this host has that GPU (gpu_uuids), so no engine gets it: tell who uses it.")
-    if any(xid.number in RESETS | REBOOTS | {ACTION_CHANGED} for xid in xids):
+    if any(xid.number in condition.GRAVE for xid in xids):
         return warn(told, "The driver asks for no recovery of that GPU now; have the card tested if it comes back.")
     return warn(
         told,
