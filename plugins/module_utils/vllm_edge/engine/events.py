@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import signal
 import time
@@ -78,6 +79,12 @@ class Events(queue.SimpleQueue[Event]):
     def receive(self, number: int) -> None:
         self.signal = self.signal or number
         self.put(Signalled(number))
+
+    def forget(self) -> None:
+        """Drop the events of a container that has ended. A signal stays known (`signal`)."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.get_nowait()
 
     def check_stop(self) -> None:
         if self.signal is not None:
