@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 from ansible.module_utils.vllm_edge.engine.diagnosis import Death, explain, find_last_exception, match_lines
 from ansible.module_utils.vllm_edge.engine.signatures import SIGNATURES, Explanation
-from ansible.module_utils.vllm_edge.gpu.cuda import ERRORS
 
 HEALTHY = "healthy"
 SOURCES = ("https://github.com/", "written by hand after ", "the lab's engine")
@@ -209,12 +208,9 @@ def test_logs_say_where_they_come_from() -> None:
 
 
 def test_every_signature_has_a_log() -> None:
-    """Otherwise add a real log of it. NVIDIA documents all the errors of CUDA; of these each cause has one."""
+    """Otherwise add a real log of it."""
     known = {(log.cause, line) for log in FAILED for line in log.lines}
-    assert {error.key for error in ERRORS.values()} <= {cause for cause, _ in known}
     for signature in SIGNATURES:
-        if signature.pattern in {error.said for error in ERRORS.values()}:
-            continue
         assert any(cause == signature.cause and re.search(signature.pattern, line) for cause, line in known), signature
 
 

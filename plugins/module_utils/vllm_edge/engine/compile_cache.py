@@ -11,10 +11,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..system.files import remove_foreign
-
 MODE = 0o750
-REMOVE_S = 600.0
 
 
 def find_aside(cache: Path) -> Path:
@@ -43,12 +40,6 @@ def set_aside(cache: Path, uid: int) -> Path:
     os.rename(cache, aside)
     _make(cache, uid)
     return aside
-
-
-def discard(cache: Path) -> None:
-    """Remove what was set aside, if anything was. Raises OSError."""
-    if os.path.lexists(find_aside(cache)):
-        remove_foreign(find_aside(cache), REMOVE_S)
 
 
 def _make(cache: Path, uid: int) -> None:

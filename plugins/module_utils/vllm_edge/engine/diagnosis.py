@@ -56,10 +56,10 @@ _SIGNALS = {132: "SIGILL", 134: "SIGABRT", 135: "SIGBUS", 136: "SIGFPE", 137: "S
 
 def _fill_signature(signature: Signature, match: re.Match[str]) -> Explanation:
     groups = {key: (value or "").strip() for key, value in match.groupdict().items()}
-    reason = signature.reason.format(**groups)
+    reason, remedy = (text.format(**groups) for text in (signature.reason, signature.remedy))
     # Older versions omit some of the numbers.
-    reason = reason.replace(" ( GiB needed,  GiB left)", "").replace(" (tried to allocate )", "").replace(" ()", "")
-    remedy = signature.remedy.format(**groups)
+    for empty in (" ( GiB needed,  GiB left)", " (tried to allocate )", " ()", " (to  at most)"):
+        reason, remedy = reason.replace(empty, ""), remedy.replace(empty, "")
     return Explanation(signature.cause, " ".join(reason.split()).rstrip(":"), remedy, signature.heals)
 
 
@@ -112,10 +112,7 @@ def match_lines(lines: Sequence[str], was_serving: bool = False) -> Explanation 
 
 
 def find_last_exception(lines: Sequence[str]) -> tuple[str, str] | None:
-    """Return the last exception that ends a traceback, and the file that raised it (empty if it is not there).
-
-    vLLM's summaries, which only point to lines above, do not count.
-    """
+    """Return the last exception that is no summary of vLLM's, and the file that raised it, empty if not known."""
     for number, line in reversed(list(enumerate(lines))):
         match = None if _NO_CAUSE.search(line) else _EXCEPTION.search(line.rstrip())
         if match and not _CORE_FAILED.search(line) and not ENGINE_DEAD.search(line):

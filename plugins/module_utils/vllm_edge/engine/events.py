@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import signal
 import time
@@ -80,11 +79,9 @@ class Events(queue.SimpleQueue[Event]):
         self.signal = self.signal or number
         self.put(Signalled(number))
 
-    def forget(self) -> None:
-        """Drop the events of a container that has ended. A signal stays known (`signal`)."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self.get_nowait()
+    def take_all(self) -> list[Event]:
+        """Return what has happened so far, such as to a container that has ended. A signal stays known (`signal`)."""
+        return [self.get_nowait() for _ in range(self.qsize())]
 
     def check_stop(self) -> None:
         if self.signal is not None:

@@ -3,8 +3,8 @@
 
 A row begins with `final` (the cause stays until an operator acts) or `heals` (another attempt can succeed) and the key
 of the cause. Then come lines with a mark: `/` an alternative of the pattern, `+` more of that alternative, `@` where an
-exception was met, `=` the reason, `>` the remedy. Reason and remedy may have names of the pattern's groups, as {name}.
-The first row that matches wins, so exact ones precede general ones. What CUDA says (row `CUDA`) is in gpu/cuda.py.
+exception was met, `=` the reason, `>` the remedy, or `#` the number of a CUDA error that has both (gpu/cuda.py). Reason
+and remedy may have names of the pattern's groups, as {name}. The first row that matches wins.
 """
 
 from __future__ import annotations
@@ -73,14 +73,9 @@ _ENGINE = r"""
 final kv_below_max_model_len
 / To serve at least one request with the model(?:'?s|s's) max seq len \((?P<length>\d+)\)
 + (?:.{0,300}?\((?P<needed>[\d.]+) Gi?B KV)?(?:.{0,300}?memory \((?P<free>[\d.]+) Gi?B\))?
-+ .{0,300}?estimated maximum model length is (?P<estimated>[1-9]\d*)
++ (?:.{0,300}?estimated maximum model length is (?P<estimated>[1-9]\d*))?
 = the KV cache cannot hold one request of max_model_len {length} ({needed} GiB needed, {free} GiB left)
-> Set max_model_len of the engine to {estimated} or less, or give it more KV cache memory
-final kv_below_max_model_len
-/ To serve at least one request with the model(?:'?s|s's) max seq len \((?P<length>\d+)\)
-+ (?:.{0,300}?\((?P<needed>[\d.]+) Gi?B KV)?(?:.{0,300}?memory \((?P<free>[\d.]+) Gi?B\))?
-= the KV cache cannot hold one request of max_model_len {length} ({needed} GiB needed, {free} GiB left)
-> Lower max_model_len, or give the engine more KV cache memory
+> Lower max_model_len of the engine (to {estimated} at most), or give it more KV cache memory
 final no_kv
 / No available memory for the cache blocks
 = after weights and activations no GPU memory is left for the KV cache
@@ -93,8 +88,7 @@ heals not_free
 / Free memory on device (?:\S+ )?\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\).{0,300}?less than desired GPU memory
 +  utilization \((?P<share>[\d.]+), (?P<wanted>[\d.]+) GiB\)
 = the GPU has {free} of {total} GiB free, {wanted} GiB are wanted (gpu_memory_utilization {share})
-> Something else holds memory there: `vllm-edge status` and `nvidia-smi` name it; an engine that has just stopped gives
-> it back within seconds
+> `vllm-edge status` and `nvidia-smi` name what holds memory; an engine that has just stopped gives it back in seconds
 heals memory_moved
 / Error in memory profiling\. Initial free memory (?P<before>[\d.]+ \w+)
 = another process gave GPU memory back while vLLM measured how much it needs (free at first: {before})
@@ -116,8 +110,7 @@ heals not_free_cpu
 = less memory of the machine is free than the engine reserves for its KV cache
 > Set kv_cache_memory_bytes of the engine, or free memory on the host
 final driver_mismatch
-/ [Dd]river/library version mismatch
-/ NVMLError_LibRmVersionMismatch
+/ [Dd]river/library version mismatch|NVMLError_LibRmVersionMismatch
 = the loaded kernel module and the driver's libraries have different versions (upgraded, not rebooted)
 > Reboot the host, or run the host stage with `-e allow_reboot=true`
 heals gpu_lost
@@ -125,12 +118,54 @@ heals gpu_lost
 = a GPU fell off the bus
 > Look for Xid lines in `journalctl -k`; a lost GPU needs a reboot, or has to be replaced
 heals nvml
-/ Failed to initialize NVML: (?P<text>[\w /]+)
-/ NVMLError_(?P<text2>\w+)
+/ Failed to initialize NVML: (?P<text>[\w /]+)|NVMLError_(?P<text2>\w+)
 = NVML does not open inside the container ({text}{text2})
-> The container lost its devices (`systemctl daemon-reload` does this without CDI) or the driver is gone: compare
-> `nvidia-smi` on the host; a new container restores lost devices
-CUDA
+> The container lost its devices, which a new one restores, or the driver is gone: compare `nvidia-smi` on the host
+heals gpu_full
+/ CUDA (?:driver )?error: out of memory
+# 2
+final driver_too_old
+/ CUDA driver version is insufficient|NVIDIA driver on your system is too old
+# 35
+heals gpu_busy
+/ CUDA-capable device\(s\) is/are busy or unavailable
+# 46
+heals no_gpu
+/ No CUDA GPUs are available|no CUDA-capable device is detected|Failed to infer device type
+/ libcuda\.so\.1: cannot open shared object
+# 100
+final too_few_gpus
+/ CUDA error: invalid device ordinal
+# 101
+final no_kernel
+/ device kernel image is invalid
+# 200
+final no_kernel
+/ no kernel image is available for execution on the device
+# 209
+final no_peer_access
+/ peer access is not supported between these two devices
+# 217
+final ptx_too_new
+/ provided PTX was compiled with an unsupported toolchain
+# 222
+heals fabric_not_ready
+/ Error 802\b|system not yet initialized
+# 802
+final cuda_compat_mismatch
+/ Error 803\b|system has unsupported display driver
+# 803
+final no_forward_compatibility
+/ Error 804\b|forward compatibility was attempted on non supported HW
+# 804
+heals cuda_unknown
+/ CUDA unknown error|CUDA_ERROR_UNKNOWN|cudaErrorUnknown|CUDA error: unknown error
+# 999
+heals gpu_error
+/ (?:CUDA error|Error \[CUDA\]): (?P<text>an illegal memory access|device-side assert|uncorrectable ECC error)
+/ (?:CUDA error|Error \[CUDA\]): (?P<text2>unspecified launch failure)
+= the GPU reported an error: {text}{text2}
+> Look for Xid lines in `journalctl -k`; if it repeats on one GPU, have that GPU tested
 heals cublas
 / CUBLAS_STATUS_(?P<text>\w+)
 = cuBLAS failed ({text}), most often because no GPU memory was left beside what vLLM had reserved
@@ -156,8 +191,7 @@ final quantization_unsupported
 = the GPU cannot run the quantization {method} of the model: its compute capability is {has}, and {least} is needed
 > Choose another precision of the model; `ansible-playbook playbooks/advise.yml` names what fits the GPU
 final no_fp8
-/ type fp8e4nv not supported in this architecture
-/ fp8e4nv data type is not supported on CUDA arch
+/ type fp8e4nv not supported in this architecture|fp8e4nv data type is not supported on CUDA arch
 = the GPU has no FP8, which needs compute capability 8.9
 > Choose another precision of the model, and no kv_cache_dtype of fp8
 final no_moe_backend
@@ -167,11 +201,8 @@ final no_moe_backend
 final attention_backend
 / Selected backend (?:AttentionBackendEnum\.)?(?P<name>\w+) is not valid for this configuration\.
 +  Reason: \[(?P<text>.*?)\]
-= the attention backend {name} cannot run this engine: {text}
-> Remove --attention-backend from extra_args, or VLLM_ATTENTION_BACKEND from extra_env, so that vLLM chooses one
-final attention_backend
-/ Unknown attention backend: '?(?P<name>[\w.]+)
-= this vLLM does not know the attention backend {name}
+/ (?P<text2>Unknown attention backend): '?(?P<name2>[\w.]+)
+= the attention backend {name}{name2} cannot run this engine: {text}{text2}
 > Remove --attention-backend from extra_args, or VLLM_ATTENTION_BACKEND from extra_env, so that vLLM chooses one
 final no_attention_backend
 / No valid attention backend found for \w+ with
@@ -193,12 +224,8 @@ final shm_too_small
 / unable to (?:write to|allocate shared memory|mmap).{0,300}(?:torch_|/dev/shm|shared memory)
 / Bus error|creating shared memory segment \S*/dev/shm|insufficient shared memory
 / (?:/dev/shm|psm_\w{1,100}).{0,300}No space left on device
-/ No space left on device.{0,300}/dev/shm
+/ No space left on device.{0,300}/dev/shm|died (?:unexpectedly )?(?:\(exit code: -7\)|with exit code -7)
 = /dev/shm of the container is too small
-> Raise vllm_engine_shm_size (2g for one GPU, 4g for four)
-final shm_too_small
-/ died (?:unexpectedly )?(?:\(exit code: -7\)|with exit code -7)
-= a worker got SIGBUS: /dev/shm of the container is too small
 > Raise vllm_engine_shm_size (2g for one GPU, 4g for four)
 heals nccl_timeout
 / Watchdog caught collective operation timeout
@@ -214,13 +241,11 @@ heals custom_all_reduce
 = vLLM's own exchange between GPUs failed ({text})
 > If it comes back, add --disable-custom-all-reduce to extra_args of the engine, which then uses NCCL alone
 heals ranks_apart
-/ DistNetworkError: (?P<text>The client socket has timed out after \d+ms)
-/ DistStoreError: (?P<text2>(?:wait timeout|Timed out) after \d+ ?\w+)
-= the processes of the engine did not find each other ({text}{text2})
+/ Dist(?:Network|Store)Error: (?P<text>(?:The client socket has t|wait t|T)imed? ?out after \d+ ?\w+)
+= the processes of the engine did not find each other ({text})
 > Look in the journal for the rank that ended first; VLLM_HOST_IP in extra_env must be 127.0.0.1 or absent
 heals address_in_use
-/ \[Errno 98\] (?:A|error while attempting to bind on a)ddress
-/ EADDRINUSE|ZMQError: Address already in use
+/ \[Errno 98\] (?:A|error while attempting to bind on a)ddress|EADDRINUSE|ZMQError: Address already in use
 = an address inside the container was taken twice
 > Remove VLLM_PORT, --port and --master-port from the engine: its container has a network of its own
 heals ready_timeout
@@ -228,16 +253,14 @@ heals ready_timeout
 = vLLM's own limit for the start of its engine process has passed
 > Raise VLLM_ENGINE_READY_TIMEOUT_S in extra_env of the engine
 final too_many_files
-/ (?<!like `OSError: )\[Errno 24\] Too many open files
-/ ZMQError:? Too many open files
+/ (?<!like `OSError: )\[Errno 24\] Too many open files|ZMQError:? Too many open files
 = the engine may not open as many files as it needs
 > Raise nofile in vllm_engine_ulimits
 final no_threads
 / RuntimeError: can't start new thread
 / pthread_create(?: failed for thread \d+ of \d+)?: (?P<text>Resource temporarily unavailable|Operation not permitted)
 = the engine may not start as many threads as it needs ({text})
-> Raise vllm_engine_pids_limit, and look at `sysctl kernel.threads-max`; Operation not permitted means that the Docker
-> Engine is too old for the image
+> Raise vllm_engine_pids_limit; if it is not permitted at all, the Docker Engine is too old for the image
 final unknown_argument
 / error: unrecognized arguments?: (?P<text>.+)
 = this vLLM does not know the argument {text}
@@ -247,9 +270,9 @@ final bad_argument
 = vLLM refuses the argument {name}: {text}
 > Correct the engine's settings
 final unknown_parser
-/ invalid (?:tool call|reasoning) parser: (?P<name>\S+) \(chose from \{ ?(?P<known>.+?) ?\}
+/ invalid (?:tool call|reasoning) parser: (?P<name>\S{1,99}) \(chose from \{ ?(?P<known>[^}]{1,900})
 / (?:parser|helper): '(?P<name2>\w+)' not found in \w+_parsers
-/ [Pp]arser '(?P<name3>\w+)' not found\. Available parsers: (?P<known3>.+)
+/ [Pp]arser '(?P<name3>\w+)' not found\. Available parsers: (?P<known3>.{1,900})
 = this vLLM has no parser {name}{name2}{name3} ({known}{known3})
 > Correct tool_call_parser or reasoning_parser of the engine, or choose a newer engine version
 final chat_template_missing
@@ -288,12 +311,11 @@ final lora_rank
 = an adapter has rank {rank}, and the engine takes {most} at most
 > Add --max-lora-rank={rank} to extra_args of the engine
 final lora_unsupported
-/ (?P<model>[A-Z]\w+) does not support LoRA(?: yet|, but LoRA is enabled)
+/ (?P<model>[A-Z]\w{2,99}) does not support LoRA(?: yet|, but LoRA is enabled)
 = this vLLM takes no adapters for {model}
 > Remove --enable-lora from extra_args and serve weights into which the adapter was merged, or choose a newer version
 final remote_code
-/ contains custom code which must be executed to correctly load
-/ requires you to execute (?:the \w+ file|custom code)
+/ contains custom code which must be executed to|requires you to execute (?:the \w+ file|custom code)
 = the model runs only with code that lies beside its weights
 > Choose an engine version that knows the model; docs/profiles.md, Accept a risk, says what --trust-remote-code means
 final weights_damaged
@@ -306,11 +328,9 @@ final weights_mismatch
 = the weights have {name}, which vLLM's class {model} does not know
 > Choose an engine version that knows the model, or weights as their publisher made them
 final weights_mismatch
-/ Tried to load weights of size|Attempted to load weight \(torch\.Size
-/ assert param_data\.shape == loaded_weight\.shape
+/ Tried to load weights of size|Attempted to load weight \(|assert param_data\.shape == loaded_weight\.shape
 = a tensor of the weights has another shape than vLLM expects
-> Compare config.json with the weights, and remove --quantization from extra_args of the engine; a newer engine version
-> may know the format
+> Remove --quantization from extra_args of the engine, or choose an engine version that knows the format
 final hub_gated
 / GatedRepoError|Cannot access gated repo|trying to access a gated repo
 = vLLM asked the model hub for a gated model, but engines need no network
@@ -318,8 +338,7 @@ final hub_gated
 final harmony_vocabulary
 / HarmonyError: error downloading or loading vocab file
 = the parser of gpt-oss wants to download its vocabulary, but engines have no network
-> Put o200k_base.tiktoken into the directory of the model's weights and name it, as the container sees it, in
-> TIKTOKEN_ENCODINGS_BASE of extra_env
+> Put o200k_base.tiktoken beside the weights, and that directory (/models/...) into TIKTOKEN_ENCODINGS_BASE of extra_env
 final hub_offline
 / OfflineModeIsEnabled|LocalEntryNotFoundError|outgoing traffic has been disabled|offline mode is enabled
 = vLLM asked the model hub for a file, but engines run offline
@@ -367,8 +386,8 @@ final architecture_broken
 = vLLM could not import its own class for {name}; an earlier line in the journal says why
 > Take vllm_image_base as it was published, and run the image stage
 final config_damaged
-/ Unrecognized model in|is not a valid JSON file|Can't load tokenizer|Couldn't instantiate the backend tokenizer
-/ Error parsing .*config\.json
+/ Unrecognized model in|is not a valid JSON file|Can't load tokenizer|Couldn't instantiate the backend tokenizer|Error
++  parsing .*config\.json
 = a configuration or tokenizer file of the model cannot be read
 > Verify the weights directory in full and fetch it again
 final config_damaged
@@ -377,46 +396,37 @@ final config_damaged
 = a configuration, tokenizer or index file of the model is damaged or cut short
 > Verify the weights directory in full and fetch it again
 final cache_damaged
-/ vLLM failed to compile the model\. The most likely reason
-/ failed to get the hash of the compiled graph
-= an earlier compilation was cut off and left a damaged file in the compile cache
-> EMPTY
+/ vLLM failed to compile the model\. The most likely|failed to get the hash of the compiled graph
+/ Expected tensors only, but got
+= what the compile cache has of the model is damaged, or does not fit it any more
+> Empty the compile cache (`find /data/vllm/cache/<engine> -mindepth 2 -delete`) and start the unit, which fills it
 final cache_damaged
 / JSONDecodeError|EOFError|UnpicklingError|BadZipFile|UnicodeDecodeError|(?:bad )?marshal data
 @ compilers
 = a file of the compile cache is damaged or cut short, as a power cut leaves one that is being written
-> EMPTY
-final cache_damaged
-/ Expected tensors only, but got
-= what the compile cache has of the model does not fit the model any more
-> EMPTY
+> Empty the compile cache (`find /data/vllm/cache/<engine> -mindepth 2 -delete`) and start the unit, which fills it
 heals cache_damaged
 / No such file or directory: '(?P<path>/cache/[^']+)'
 / No such file or directory: '(?P<path2>/[^']*(?:\.triton/cache|torch_compile_cache|torchinductor_\w+)/[^']+)'
 = a file of the compile cache was removed while it was in use: {path}{path2}
-> Another start creates it again; if the error comes back, EMPTY
+> Another start creates it again
 final nvcc_missing
 / Could not find nvcc|No such file or directory: 'nvcc'|/bin/nvcc: not found
 = FlashInfer wants to compile a kernel, and the image has no nvcc
 > Set VLLM_USE_FLASHINFER_SAMPLER to 0 in extra_env of the engine, or choose an image with the CUDA toolkit
 final compiler_missing
-/ Failed to find C compiler|No working C\+\+ compiler found|fatal error: Python\.h
-/ No such file or directory: '(?:g\+\+|gcc|cc|c\+\+)'
+/ Failed to find C compiler|No working C\+\+ compiler|fatal error: Python\.h|directory: '(?:g\+\+|gcc|cc|c\+\+)'
 = the engine needed a C compiler, or Python's headers, to build a kernel
 > Add g++ and the Python headers to the image
 heals compile_failed
 / Ninja build failed
 = a kernel could not be built
-> The compiler's own message is above this line in the journal; VLLM_USE_FLASHINFER_SAMPLER set to 0 in extra_env avoids
-> the sampler of FlashInfer
-final not_permitted
-/ PermissionError: \[Errno 13\] Permission denied: '(?P<path>/(?:models|cache|chat-template)\b[^']*)'
-= the engine's user may not use {path}
-> Weights belong to root:vllm-edge with 0640/0750, caches to vllm-edge: run the weights and engines stages
+> The compiler's message is in the journal; VLLM_USE_FLASHINFER_SAMPLER set to 0 in extra_env may avoid the kernel
 final not_permitted
 / PermissionError: \[Errno 13\] Permission denied: '(?P<path>/[^']*)'
 = the engine's user may not use {path}
-> It may write /cache and /tmp only: remove what leads there from extra_env and extra_args of the engine
+> Weights belong to root:vllm-edge with 0640/0750, caches to vllm-edge: run the weights and engines stages. Elsewhere it
+> may write /tmp only: remove what leads there from extra_env and extra_args of the engine
 final read_only
 / OSError: \[Errno 30\] Read-only file system: '(?P<path>[^']+)'
 = the engine wants to write {path}, and its root is read-only
@@ -435,17 +445,14 @@ _DOCKER = r"""
 heals cdi_unresolvable
 / unresolvable CDI devices? (?P<device>\S+)
 = Docker knows no CDI device {device}
-> The CDI specification is stale or the GPU is gone: compare `nvidia-ctk cdi list` with `nvidia-smi -L`, then
-> `systemctl restart nvidia-cdi-refresh.service`
+> Compare `nvidia-ctk cdi list` with `nvidia-smi -L`, then `systemctl restart nvidia-cdi-refresh.service`
 heals cdi_disabled
-/ could not select device driver "cdi"
+/ could not select device driver "cdi"|CDI device injection (?:is )?(?:not enabled|disabled)
 / error gathering device information while adding custom device "nvidia\.com/
-/ CDI device injection (?:is )?(?:not enabled|disabled)
 = the Docker Engine does not resolve CDI devices
 > Docker 25 or newer with {{"features": {{"cdi": true}}}} in /etc/docker/daemon.json is needed; run the host stage again
 final image_missing
-/ No such image: (?P<image>\S+)
-/ Unable to find image '(?P<image2>[^']+)' locally
+/ No such image: (?P<image>\S+)|Unable to find image '(?P<image2>[^']+)' locally
 = the image {image}{image2} is not on this host
 > Run the image stage (`ansible-playbook site.yml`); units never pull
 heals name_taken
@@ -463,8 +470,7 @@ final docker_argument
 final limit_refused
 / error setting rlimit(?:s for ready process|.{0,300}?type (?P<type>\d+))
 = the kernel refuses a limit that docker-create asks for with --ulimit
-> The Docker Engine itself must be allowed as much: LimitMEMLOCK=infinity in docker.service (see `systemctl show
-> docker.service --property=LimitMEMLOCK`)
+> The Docker Engine must be allowed as much: LimitMEMLOCK=infinity in docker.service (`systemctl show` tells it)
 heals docker_out_of_space
 / no space left on device
 = Docker's disk is full
@@ -474,28 +480,20 @@ final entrypoint_missing
 = the image has no program {name}
 > The image is not a vLLM image: run the image stage
 """
-_EMPTY_THE_CACHE = (
-    "empty the engine's compile cache, which the next start fills again: `find /data/vllm/cache/<engine> -mindepth 2 "
-    "-delete` (below vllm_engine_cache_directory), then start the unit"
-)
 
 
 def _read_table(text: str) -> Iterator[Signature]:
-    for row in re.split(r"\n(?=final |heals |CUDA$)", text.strip(), flags=re.MULTILINE):
+    for row in re.split(r"\n(?=final |heals )", text.strip()):
         head, *lines = row.splitlines()
-        if head == "CUDA":
-            for number, error in ERRORS.items():
-                reason = f"{error.cause} (CUDA error {number}, {error.name})"
-                yield Signature(error.key, error.said, reason, error.remedy, error.heals)
-            continue
         kind, cause = head.split()
-        told = {mark: [line[2:] for line in lines if line[0] == mark] for mark in "@=>"}
+        told = {mark: [line[2:] for line in lines if line[0] == mark] for mark in "@=>#"}
+        for number in told["#"]:
+            error = ERRORS[int(number)]
+            told["="], told[">"] = [f"{error.cause} (CUDA error {number})"], [error.remedy]
         pattern = "".join(f"|{line[2:]}" if line[0] == "/" else line[2:] for line in lines if line[0] in "/+")
-        remedy = " ".join(told[">"]).replace("EMPTY", _EMPTY_THE_CACHE)
-        yield Signature(
-            *(cause, pattern[1:], " ".join(told["="]), f"{remedy[:1].upper()}{remedy[1:]}", kind == "heals"),
-            _PLACES[told["@"][0]] if told["@"] else None,
-        )
+        reason, remedy = " ".join(told["="]), " ".join(told[">"])
+        place = _PLACES[told["@"][0]] if told["@"] else None
+        yield Signature(cause, pattern[1:], reason, remedy, kind == "heals", place)
 
 
 ENGINE_SIGNATURES = tuple(_read_table(_ENGINE))

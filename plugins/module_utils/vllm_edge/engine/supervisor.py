@@ -16,6 +16,7 @@ from datetime import datetime
 
 from ..paths import HostPaths
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, parse_stamp
+from ..system.files import remove_foreign
 from ..system.http import Answer, request
 from . import compile_cache
 from .config import EngineConfigError, load_engine
@@ -43,6 +44,7 @@ STOP_LOADING_S = 3.0
 container it ignores SIGTERM until vLLM has installed its handler."""
 LAST_LINES_S = 10.0
 """Longest wait for the last lines of an ended container. They come at once, but from Docker on a busy host."""
+REMOVE_CACHE_S = 600.0
 TICK_S = 1.0
 """Seconds between two calls of `Supervision.on_tick`."""
 
@@ -98,7 +100,7 @@ class Supervisor(Launcher):
         while True:
             try:
                 container, how = self.launch()
-                self.events.forget()
+                self.events.take_all()
                 self.events.check_stop()
             except Stopped:
                 return self._stop()
@@ -188,7 +190,7 @@ class Supervisor(Launcher):
         """Remove a compile cache that was set aside: the engine has started with another one."""
         if self.engine.cache is not None:
             try:
-                compile_cache.discard(self.engine.cache)
+                remove_foreign(compile_cache.find_aside(self.engine.cache), REMOVE_CACHE_S)
             except OSError as error:
                 self.journal.write(f"the compile cache that was set aside cannot be removed: {error}", 4)
 
@@ -234,11 +236,7 @@ class Supervisor(Launcher):
     def _drain(self, life: Supervision, wait_s: float) -> None:
         """Wait up to `wait_s` seconds for the last log lines, which explain most about the end."""
         self._watchers.wait_for_log(wait_s)
-        while True:
-            try:
-                event = self.events.get_nowait()
-            except queue.Empty:
-                return
+        for event in self.events.take_all():
             if isinstance(event, LogLine):
                 life.scan.append(event.line)
                 life.tail.append(event.line)
@@ -294,10 +292,7 @@ class Supervisor(Launcher):
         return None if again and not life.ready else status
 
     def _judge_cache(self, why: Explanation) -> tuple[Explanation, bool]:
-        """Set the compile cache aside if it may be the cause; return the explanation, and whether that was done.
-
-        It is blamed once, and only where an earlier start had filled it.
-        """
+        """Set the compile cache aside, once, if it may be the cause; return the explanation, and whether it was."""
         cache = self.engine.cache
         if cache is None or why.cause not in BLAMED_ON_CACHE:
             return why, False

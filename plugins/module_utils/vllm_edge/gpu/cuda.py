@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of CUDA: what each number means, what to do, and by which words a log tells of it.
+"""Errors of CUDA: what each number means, and what to do. engine/signatures.py has the words by which a log tells them.
 
-Numbers and names are those of `CUresult` and `cudaError_t` in NVIDIA's documentation of the driver and runtime APIs,
-the words those of cudaGetErrorString and of torch (c10/cuda/CUDAFunctions.cpp). What compatibility libraries can do is
-in NVIDIA's "CUDA Compatibility".
+Numbers and names are those of `CUresult` and `cudaError_t` in NVIDIA's documentation of the driver and runtime APIs.
+What compatibility libraries can do is in NVIDIA's "CUDA Compatibility".
 """
 
 from __future__ import annotations
@@ -17,19 +16,9 @@ class CudaError:
     name: str
     cause: str
     remedy: str
-    key: str = ""
-    """Key of the cause of an engine's failure (engine/signatures.py)."""
-    said: str = ""
-    """Pattern of what a log says."""
-    heals: bool = False
-    """Whether another start can succeed without an operator's action."""
 
 
-_NEWER_DRIVER = "a newer driver branch (nvidia_driver_branch and playbooks/driver_upgrade.yml)"
-_OTHER_IMAGE = "take an image whose vLLM has kernels for the card (vllm_image_base): 'nvidia-smi' shows the card"
-_SAYS = r"(?:CUDA error|Error \[CUDA\]): "
-_FAILED_GPU = "'journalctl -k | grep -i xid' tells of the GPU; if it repeats on one GPU, have that GPU tested"
-
+_NEWER_DRIVER = "Install a newer driver branch (nvidia_driver_branch and playbooks/driver_upgrade.yml)"
 TOO_OLD = 35
 """The CUDA runtime of the image compares its own version with that of libcuda; libcuda itself does not know of it."""
 ERRORS: Mapping[int, CudaError] = {
@@ -37,25 +26,16 @@ ERRORS: Mapping[int, CudaError] = {
         "CUDA_ERROR_OUT_OF_MEMORY",
         "a GPU has no room for a context and 16 MiB",
         "'nvidia-smi' shows which process fills it",
-        "gpu_full",
-        r"CUDA (?:driver )?error: out of memory",
-        heals=True,
     ),
     TOO_OLD: CudaError(
         "cudaErrorInsufficientDriver",
         "the driver is older than the CUDA of the image, and no compatibility library of the image was loaded",
-        f"Install {_NEWER_DRIVER}, or take an image with an older CUDA (vllm_image_base, a row of the compatibility "
-        "matrix) or with NVIDIA's package cuda-compat",
-        "driver_too_old",
-        r"CUDA driver version is insufficient|NVIDIA driver on your system is too old",
+        f"{_NEWER_DRIVER}, or take an image with an older CUDA (vllm_image_base) or with NVIDIA's package cuda-compat",
     ),
     46: CudaError(
         "CUDA_ERROR_DEVICE_UNAVAILABLE",
         "another process has a GPU for itself alone (compute mode), or the GPU is being reset",
         "'nvidia-smi -q -d COMPUTE' shows the mode; 'nvidia-smi -c DEFAULT' shares the GPU again",
-        "gpu_busy",
-        r"CUDA-capable device\(s\) is/are busy or unavailable",
-        heals=True,
     ),
     100: CudaError(
         "CUDA_ERROR_NO_DEVICE",
@@ -63,89 +43,55 @@ ERRORS: Mapping[int, CudaError] = {
         "so on",
         "'nvidia-smi -L' on the host and 'nvidia-ctk cdi list' have to name the same GPUs; run "
         "'systemctl restart nvidia-cdi-refresh.service'",
-        "no_gpu",
-        r"No CUDA GPUs are available|no CUDA-capable device is detected|Failed to infer device type|"
-        r"libcuda\.so\.1: cannot open shared object",
-        heals=True,
     ),
     101: CudaError(
         "CUDA_ERROR_INVALID_DEVICE",
-        "the engine asked for a GPU of a number that the container does not have",
+        "a GPU was asked for by a number that the container does not have",
         "Give the engine as many gpus as tensor_parallel_size times pipeline_parallel_size",
-        "too_few_gpus",
-        r"CUDA error: invalid device ordinal",
     ),
     200: CudaError(
         "CUDA_ERROR_INVALID_IMAGE",
         "a kernel of the image does not fit the GPU or the driver",
-        f"Install {_NEWER_DRIVER}, or {_OTHER_IMAGE}",
-        "no_kernel",
-        r"device kernel image is invalid",
+        f"{_NEWER_DRIVER}, or take an image whose vLLM has kernels for the card (vllm_image_base)",
     ),
     209: CudaError(
         "CUDA_ERROR_NO_BINARY_FOR_GPU",
         "the image has no kernels for this GPU: it is older or newer than the cards that its vLLM was built for",
-        f"Be sure to {_OTHER_IMAGE}",
-        "no_kernel",
-        r"no kernel image is available for execution on the device",
+        "Take an image whose vLLM has kernels for the card (vllm_image_base); 'nvidia-smi' shows which card it is",
     ),
     214: CudaError(
         "CUDA_ERROR_ECC_UNCORRECTABLE",
         "a GPU's memory has an error that ECC cannot correct",
         "Reboot the host, or replace the card if 'nvidia-smi -q -d ECC,ROW_REMAPPER' shows it again",
-        "gpu_error",
-        _SAYS + "uncorrectable ECC error",
-        heals=True,
     ),
     217: CudaError(
         "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED",
         "the GPUs of the engine cannot read each other's memory",
         "Set vllm_engine_peer_to_peer to forbidden and run the engines stage",
-        "no_peer_access",
-        r"peer access is not supported between these two devices",
     ),
     222: CudaError(
         "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
         "the driver is older than the compiler of a kernel of the image",
-        f"Install {_NEWER_DRIVER}, or take an image with an older CUDA (vllm_image_base)",
-        "ptx_too_new",
-        r"provided PTX was compiled with an unsupported toolchain",
+        f"{_NEWER_DRIVER}, or take an image with an older CUDA (vllm_image_base)",
     ),
-    **{
-        number: CudaError(
-            name, f"the GPU reported an error: {text}", _FAILED_GPU, "gpu_error", _SAYS + text, heals=True
-        )
-        for number, name, text in (
-            (700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access"),
-            (710, "CUDA_ERROR_ASSERT", "device-side assert"),
-            (719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"),
-        )
-    },
     802: CudaError(
         "CUDA_ERROR_SYSTEM_NOT_READY",
         "the GPUs are joined by NVSwitch, and the fabric manager has not set that up",
         "Install and start nvidia-fabricmanager in the version of the driver; cards without NVSwitch need none",
-        "fabric_not_ready",
-        r"Error 802\b|system not yet initialized",
-        heals=True,
     ),
     803: CudaError(
         "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
         "the libcuda that was loaded does not work with the loaded kernel module: the driver was changed without a "
         "reboot, or the image's compatibility library does not support this driver branch",
-        "Reboot the host if its driver was changed. Otherwise remove LD_LIBRARY_PATH and VLLM_ENABLE_CUDA_COMPATIBILITY"
-        f" from extra_env of the engine, or install {_NEWER_DRIVER}",
-        "cuda_compat_mismatch",
-        r"Error 803\b|system has unsupported display driver",
+        "Reboot the host if its driver was changed; else remove LD_LIBRARY_PATH and VLLM_ENABLE_CUDA_COMPATIBILITY from"
+        f" extra_env of the engine. {_NEWER_DRIVER} if neither is there",
     ),
     804: CudaError(
         "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
         "the image's compatibility library was loaded because the driver is older than its CUDA, and such libraries "
         "work with data-center cards only",
-        f"Install {_NEWER_DRIVER}, or take an image with an older CUDA (vllm_image_base); "
-        "VLLM_ENABLE_CUDA_COMPATIBILITY does not help here",
-        "no_forward_compatibility",
-        r"Error 804\b|forward compatibility was attempted on non supported HW",
+        f"{_NEWER_DRIVER}, or take an image with an older CUDA (vllm_image_base); VLLM_ENABLE_CUDA_COMPATIBILITY does "
+        "not help here",
     ),
     999: CudaError(
         "CUDA_ERROR_UNKNOWN",
@@ -153,9 +99,6 @@ ERRORS: Mapping[int, CudaError] = {
         "'modprobe nvidia-uvm' and 'systemctl restart nvidia-cdi-refresh.service' on the host, and 'ls -l "
         "/dev/nvidia-uvm' shows it; 'ansible-playbook playbooks/host.yml' sees to it at each boot. If it is there, "
         "'journalctl -k | grep -i xid' tells of a GPU that failed",
-        "cuda_unknown",
-        r"CUDA unknown error|CUDA_ERROR_UNKNOWN|cudaErrorUnknown|CUDA error: unknown error",
-        heals=True,
     ),
 }
 """By number. 35 is of the runtime, the others are of the driver API and have the same numbers in both."""
