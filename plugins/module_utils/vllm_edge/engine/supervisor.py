@@ -18,7 +18,7 @@ from ..paths import HostPaths
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, parse_stamp
 from ..system.files import remove_foreign
 from ..system.http import Answer, request
-from . import compile_cache
+from . import compile_cache, launch
 from .config import EngineConfigError, load_engine
 from .container import LaunchFailed
 from .diagnosis import Death, explain
@@ -97,8 +97,11 @@ class Supervisor(Launcher):
     def run(self) -> int:
         """Run the engine until it ends; return the exit status of the unit's main process."""
         self.reporter.record()
+        again = False
         while True:
             try:
+                if again:  # the GPUs give their memory back meanwhile
+                    self._wait_to_retry(launch.RETRY_FIRST_S, "The compile cache was set aside")
                 container, how = self.launch()
                 self.events.take_all()
                 self.events.check_stop()
@@ -113,6 +116,7 @@ class Supervisor(Launcher):
                 self._watchers.closing.set()
             if status is not None:
                 return status
+            again = True
 
     def _begin(self, container: Container, how: Existing) -> Supervision:
         self._container = container
