@@ -232,6 +232,14 @@ def accept_risk(host: FakeHost) -> None:
     host.write(f"{FILES}/engine.json", json.dumps({**config, "accept_risk": ["--trust-remote-code"]}))
 
 
+def cache_aside(host: FakeHost) -> None:
+    path = host.root / FILES / "container.json"
+    document = json.loads(path.read_text())
+    document["arguments"].insert(0, "--mount=type=bind,source=/data/vllm/cache/e2b/0a,target=/cache")
+    host.write(f"{FILES}/container.json", json.dumps(document))
+    (host.root / "data/vllm/cache/e2b/0a.set-aside").mkdir(parents=True)
+
+
 def without_policy(host: FakeHost) -> None:
     path = host.root / FILES / "container.json"
     mount = f"--mount=type=bind,source={host.root}/etc/vllm-edge/policy/{'0' * 64},target=/policy,readonly"
@@ -423,6 +431,7 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (measured, "warn runtime.leftovers", "vllm-edge-bench: left by a", "'docker rm --force vllm-edge-bench'"),
     (with_maps, "warn serving.libraries", f"{ENGINE} runs with a former libssl.so.3, python3.13", f"restart {ENGINE}'"),
     (without_policy, "fail serving.configuration", "edge_policy.py: No such file", "site.yml"),
+    (cache_aside, "warn serving.units", "/data/vllm/cache/e2b/0a.set-aside", "'vllm-edge explain e2b'"),
     (accept_risk, "warn serving.risks", "e2b runs with --trust-remote-code", "accept_risk"),
     (write(f"{FILES}/container.json"), NO_ENGINE, "container.json", "site.yml"),
 )

@@ -119,11 +119,14 @@ def test_an_engine_starts_after_the_mounts_of_its_disks_whether_they_succeed_or_
         mounts = f"data.mount data-m.mount{disk} data-vllm.mount data-vllm-cache.mount"
         assert f"After={mounts}" in head and f"Wants={mounts}" in head
         assert not [line for line in head if line.startswith(("Requires", "BindsTo"))], "one failed mount is the end"
-        assert "ReadWritePaths=/var/lib/vllm-edge -/run/vllm-edge" in unit and "RestrictAddressFamilies=AF_UNIX" in unit
+        assert (
+            "ReadWritePaths=/var/lib/vllm-edge -/run/vllm-edge -/data/vllm/cache/one\n" in unit
+            and "RestrictAddressFamilies=AF_UNIX" in unit
+        )
 
 
 ODD = ["a\n--rm", "50%n${X}", "x --rm", "a\r--x", "a\0b", "a\u2028b", "a\x1b[2K", "a\"b'c", "a\\", ""]
-WORDS = ("program", "state_directory")
+WORDS = ("program", "state_directory", "cache_directory")
 NUMBERS = ("start_timeout_s", "watchdog_s", "stop_timeout_s")
 
 

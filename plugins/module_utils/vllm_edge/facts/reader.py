@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.api_socket import MODE, PARENT_MODE, SOCKET_MODE, find_gateway_group
+from ..engine.compile_cache import find_aside
 from ..engine.config import CONTAINER_FILE, Engine, EngineConfig, EngineConfigError, list_engine_names, load_engine
 from ..engine.policy import find_problem as find_policy_problem
 from ..gateway.admin import HAProxy
@@ -549,8 +550,13 @@ class Reader(RuntimeReader):
             gpus=engine.config.gpus,
             shm_bytes=find_shm_bytes(engine.get_option("--shm-size")),
             accept_risk=engine.config.accept_risk,
+            cache_aside=self._find_aside(engine.cache),
             replaced=maps if isinstance(maps, Unread) else find_replaced_libraries(maps),
         )
+
+    def _find_aside(self, cache: Path | None) -> str:
+        aside = str(find_aside(cache)) if cache else ""
+        return aside if aside and os.path.lexists(self.at(aside.lstrip("/"))) else ""
 
     def serving(self) -> model.Serving:
         names = self._list_engines()

@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import stat
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +95,18 @@ def read_foreign(path: Path, most_bytes: int) -> bytes:
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it is longer than {most_bytes} bytes", str(path))
     return content
+
+
+def remove_foreign(place: Path, timeout_s: float) -> None:
+    """Remove a file or directory that somebody else could write. Raises OSError, also if it takes longer."""
+    # Python's rmtree gives up in a tree that is nested deeply enough.
+    command = ["rm", "--recursive", "--force", "--one-file-system", "--", str(place)]
+    try:
+        removed = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"{place} could not be removed within {timeout_s:g} s") from error
+    if removed.returncode != 0:
+        raise OSError(removed.stderr.strip()[:300])
 
 
 def find_wrong_attributes(path: Path, mode: int) -> str:
