@@ -8,7 +8,8 @@ module: serving_page
 short_description: Write the report page of a host
 version_added: "0.1.0"
 description:
-  - Writes C(<host>.html) and its row of the index, C(<host>.row.json). The page is one file without addresses and without scripts, with mode V(0600), on the controller.
+  - Writes C(<host>.html) and its row of the index, C(<host>.row.json), with mode V(0600), on the controller. The page
+    is one file without addresses and without scripts.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
