@@ -152,3 +152,10 @@ def test_files_on_the_controller_are_their_owners_alone() -> None:
     assert len(found) >= 10, found
     open_to_others = {name: mode for name, mode in found.items() if mode not in PRIVATE}
     assert open_to_others.keys() == OF_THE_REPOSITORY, open_to_others
+
+
+def test_no_play_keeps_facts_or_believes_those_of_another_run() -> None:
+    """A cache of facts outlives a run: a medium for another distribution, or a host that was installed again."""
+    files = (*(ROOT / "playbooks").rglob("*.yml"), *(ROOT / "roles").glob("*/tasks/*.yml"))
+    kept = r"cacheable:|when:.*ansible_facts\S* is (not )?defined"
+    assert [str(file) for file in files if re.search(kept, file.read_text())] == []
