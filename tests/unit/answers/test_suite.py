@@ -299,7 +299,7 @@ def test_the_command_runs_once_and_ends_when_nobody_follows_it(
     with LongRun(paths.run, "quality").alone():
         assert ask(paths) == 2
     assert "runs on this host already" in capsys.readouterr().err
-    assert ask(paths, LongRun(paths.run, "quality", attended=True, _began=1.0)) == 2
+    assert ask(paths, LongRun(paths.run, "quality", attended=True, _began=-100.0)) == 2
     assert "nobody follows it any more. Nothing was recorded" in capsys.readouterr().err
     assert model.list_files(paths) == []
 
