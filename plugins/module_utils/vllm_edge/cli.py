@@ -236,7 +236,10 @@ LONG_RUN = (
 
 
 def _describe_long_run(name: str, options: Options, paths: HostPaths) -> LongRun:
-    return LongRun(paths.run, name, options.attended, echo=options.format == "text")
+    from .switch.journal import find_switch
+
+    echo = options.format == "text"
+    return LongRun(paths.run, name, options.attended, echo, lambda: find_switch(paths))
 
 
 def _add_reference(parser: argparse.ArgumentParser) -> None:

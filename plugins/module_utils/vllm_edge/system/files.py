@@ -10,7 +10,7 @@ import os
 import stat
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 LOCK_MODE = 0o600
@@ -141,6 +141,15 @@ def write_fresh(path: Path, text: str, mode: int, group: int | None = None) -> N
             os.fchown(handle, 0, group)
         os.fchmod(handle, mode)
         os.fsync(file.fileno())
+
+
+def prune(files: Sequence[Path], kept: int, newest: Path) -> None:
+    """Remove all but the last `kept` files, and `newest` in no case: names sort by a wall clock that may have been
+    wrong. One file too many does no harm."""
+    others = [path for path in files if path != newest]
+    for path in others[: max(0, len(others) + 1 - kept)]:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def write_durably(path: Path, text: str, mode: int = 0o644) -> None:

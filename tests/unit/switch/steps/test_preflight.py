@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.generation.model import Generation, Limits
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
+from ansible.module_utils.vllm_edge.names import LABEL_SIDECAR
 from ansible.module_utils.vllm_edge.switch.model import Done, Moves
 from ansible.module_utils.vllm_edge.switch.steps import preflight
-from ansible.module_utils.vllm_edge.system.docker import parse_listed
+from ansible.module_utils.vllm_edge.system.docker import Container, parse_listed
 from ansible.module_utils.vllm_edge.system.systemd import Systemd
 from ansible.module_utils.vllm_edge.weights.record import Record
 from ansible.module_utils.vllm_edge.weights.verification import observe
@@ -233,3 +234,12 @@ def test_a_host_that_is_ready_is_asked_nothing_of_systemd(bench: ReadyHost) -> N
     bench.check()
     done = bench.check()
     assert done.detail.startswith("image, weights, GPUs and disk as they should be") and done.warnings == ()
+
+
+def test_our_own_container_of_a_long_command_is_ended_with_a_word(bench: ReadyHost) -> None:
+    theirs = Container("b" * 64, "web", "running", {})
+    ours = Container("a" * 64, "vllm-edge-reference", "running", {LABEL_SIDECAR: "reference"})
+    bench.docker.containers += [theirs, ours]
+    (said,) = bench.check(bench.generation(foreign="fail")).warnings
+    assert said.startswith("Container vllm-edge-reference (reference) was ended")
+    assert theirs in bench.docker.containers and ours not in bench.docker.containers

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...paths import HostPaths
+from ...system.files import prune
 from ...system.records import read_record
 
 KEPT_RUNS = 50
@@ -203,7 +204,5 @@ def read_runs(files: Sequence[Path]) -> list[Recorded]:
     return found
 
 
-def prune_runs(paths: HostPaths) -> None:
-    for path in list_files(paths)[:-KEPT_RUNS]:
-        with contextlib.suppress(OSError):
-            path.unlink()
+def prune_runs(paths: HostPaths, newest: Path) -> None:
+    prune(list_files(paths), KEPT_RUNS, newest)
