@@ -34,7 +34,8 @@ def check_status(deep: Deep) -> Verdict:
     running = status["switch"]
     if running is not None:
         problems.append(
-            f"A switch to generation {running['generation']} ({running['profile']}) runs, asked by "
+            f"{'A calibration of' if running.get('purpose') == 'calibration' else 'A switch to'} generation "
+            f"{running['generation']} ({running['profile']}) runs, asked by "
             f"{running['asked_by']}, phase {running['phase'] or 'none yet'}: what was looked at meanwhile may be of "
             "either generation. 'vllm-edge progress' says how far it is; check again when it has ended."
         )
