@@ -10,9 +10,10 @@ import pytest
 from ansible.module_utils.vllm_edge.doctor import registry
 from ansible.module_utils.vllm_edge.doctor.contract import STATES
 from ansible.module_utils.vllm_edge.facts import reader
-from ansible.module_utils.vllm_edge.facts.model import Expectation, Space
+from ansible.module_utils.vllm_edge.facts.model import Expectation
 from ansible.module_utils.vllm_edge.facts.reader import read_free_space
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
+from ansible.module_utils.vllm_edge.system.space import Space
 from ansible.module_utils.vllm_edge.system.systemd import Ran
 from doctor_host import BUSES, ENGINES, GPUS, NEW_GPU, FakeHost, specification
 from faults import BROKEN, FINE, Change, secure_boot, silent_gpu
