@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import generations
 from ansible.module_utils.vllm_edge.doctor import registry
-from ansible.module_utils.vllm_edge.facts.model import TOOLKIT, Expectation, Space
+from ansible.module_utils.vllm_edge.facts.model import TOOLKIT, Expectation
 from ansible.module_utils.vllm_edge.facts.reader import Reader
 from ansible.module_utils.vllm_edge.gateway.admin import GatewayDown, HAProxy, Server
 from ansible.module_utils.vllm_edge.gateway.command import synchronize
@@ -22,6 +22,7 @@ from ansible.module_utils.vllm_edge.gateway.view import parse_text
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.system.http import Answer
+from ansible.module_utils.vllm_edge.system.space import Space
 from ansible.module_utils.vllm_edge.system.systemd import Ran, SystemdError
 from engine_files import CAGE, CONFIG
 from generations import activate, rendered

@@ -10,9 +10,10 @@ import pytest
 from ansible.module_utils.vllm_edge.doctor import registry
 from ansible.module_utils.vllm_edge.doctor.contract import STATES
 from ansible.module_utils.vllm_edge.facts import reader
-from ansible.module_utils.vllm_edge.facts.model import Expectation, Space
+from ansible.module_utils.vllm_edge.facts.model import Expectation
 from ansible.module_utils.vllm_edge.facts.reader import read_free_space
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
+from ansible.module_utils.vllm_edge.system.space import Space
 from ansible.module_utils.vllm_edge.system.systemd import Ran
 from doctor_host import BUSES, ENGINES, GPUS, NEW_GPU, FakeHost, specification
 from faults import (
@@ -64,7 +65,7 @@ def test_each_fault_is_named(
 def test_faults_cover_every_check_that_can_fail_and_checks_of_a_group_stand_together() -> None:
     told = {name for _, states, *_ in BROKEN for name, state in states.items() if state in ("warn", "fail")}
     elsewhere = {"topology.numa", "topology.iommu", "serving.switch"} | {
-        f"storage.{place}" for place in ("root", "images", "data")
+        f"storage.{place}" for place in ("root", "images", "data", "state", "boot")
     }
     advice = {"gpus.holders", "topology.peer-to-peer"}
     assert told | elsewhere | advice == set(registry.CHECKS)
@@ -264,3 +265,16 @@ def test_a_card_that_refuses_a_field(host: FakeHost) -> None:
     check = host.checks()["gpus.answer"]
     assert check["state"] == "fail" and "--gpu-reset" in check["remedy"]
     assert host.gpus[1]["uuid"] in check["evidence"] and "N/A" not in check["evidence"]
+
+
+def test_small_file_systems_and_the_store_of_containerd(host: FakeHost) -> None:
+    host.answers["docker info --format {{json .DriverStatus}}"] = Ran(
+        0, '[["driver-type","io.containerd.snapshotter.v1"]]\n'
+    )
+    host.write("etc/containerd/config.toml", 'root = "/data/containerd"\n')
+    host.free_bytes = 2 * 1024**2
+    checks = host.checks()
+    assert "/data/containerd" in checks["storage.images"]["evidence"]
+    found = {name: checks[f"storage.{name}"] for name in ("state", "boot")}
+    assert {name: check["state"] for name, check in found.items()} == {"state": "fail", "boot": "fail"}
+    assert "/var/lib/vllm-edge has 2 MiB free" in found["state"]["evidence"]

@@ -14,6 +14,7 @@ from ..gpu.budget import Foreign
 from ..gpu.topology import Topology
 from ..names import ENGINE_USER
 from ..system.host import Unread
+from ..system.space import Space
 from ..system.systemd import Unit
 from .dpkg import Packages
 from .driver import Driver
@@ -109,14 +110,6 @@ class Image:
     """Version of the CUDA in the image; empty if the record does not say."""
     driver_branch: str
     """The oldest driver branch that works with this CUDA; empty if it is not known."""
-
-
-@dataclass(frozen=True)
-class Space:
-    what: str
-    path: str
-    free_bytes: int
-    free_inodes: int | None
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ from ..system.http import Answer, get_health
 from ..system.listeners import find_port_users
 from ..system.process import engine_uid
 from ..system.sockets import pin
+from ..system.space import Space, measure
 from ..system.systemd import SystemdError
 from . import model
 from .docker_daemon import locate_images, locate_swarm_state
@@ -69,16 +70,11 @@ REFRESH = "systemd/system/nvidia-cdi-refresh.service"
 REFRESH_FILES = (f"usr/lib/{REFRESH}", f"lib/{REFRESH}", f"etc/{REFRESH}", f"etc/{REFRESH}.d/*.conf")
 
 
-def read_free_space(what: str, path: Path) -> model.Space | Unread:
-    """Return the free space of the file system that a path is on, or will be on once it exists."""
-    place = path
-    while not place.exists() and place != place.parent:
-        place = place.parent
+def read_free_space(what: str, path: Path) -> Space | Unread:
     try:
-        found = os.statvfs(place)
+        return measure(what, path)
     except OSError as error:
         return Unread(f"{path}: {error}")
-    return model.Space(what, str(path), found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
 
 
 def parse_dockerd_flags(words: Sequence[str]) -> dict[str, Any]:
@@ -160,7 +156,7 @@ class Reader(RuntimeReader):
     paths: HostPaths = field(default_factory=HostPaths)
     owners: Callable[[Iterable[int]], Mapping[int, Owner]] = find_owners
     engine_uid: Callable[[], int | None] = engine_uid
-    space: Callable[[str, Path], model.Space | Unread] = read_free_space
+    space: Callable[[str, Path], Space | Unread] = read_free_space
     proxy: Callable[[HostPaths], HAProxy] = open_proxy
     health: Callable[[str, float], Answer] = get_health
 
@@ -181,7 +177,13 @@ class Reader(RuntimeReader):
             topology=self.topology(rows),
             spaces=tuple(
                 self.space(what, self.at(path))
-                for what, path in (("/", "/"), ("images", docker_root), ("weights and caches", expected.data))
+                for what, path in (
+                    ("/", "/"),
+                    ("images", self.image_store(docker_root)),
+                    ("weights and caches", expected.data),
+                    ("state", str(self.paths.state.relative_to(self.root))),
+                    ("boot", "/boot"),
+                )
             ),
             serving=serving,
             gateway=self.gateway(),
@@ -431,6 +433,14 @@ class Reader(RuntimeReader):
             access=self.access(),
             leftovers=self.leftovers(),
         )
+
+    def image_store(self, docker_root: str) -> str:
+        """Return the directory of the images: containerd's where Docker keeps them there, as new hosts do since 29."""
+        ran = self.ask("docker", "info", "--format", "{{json .DriverStatus}}")
+        if isinstance(ran, Unread) or "io.containerd.snapshotter" not in ran.out:
+            return docker_root
+        root = re.search(r'^root\s*=\s*"(.+)"', self.plain("etc/containerd/config.toml"), re.MULTILINE)
+        return root[1] if root else "/var/lib/containerd"
 
     def in_swarm(self, config: Mapping[str, Any]) -> bool | Unread:
         """Return whether there is the file of a node, with which dockerd does not start where live-restore is set."""

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from .space import UNWRITABLE
+
 LOCK_MODE = 0o600
 """flock(2) needs no right to write: whoever may open a file can lock it, and so stop the programs that want to."""
 
@@ -26,11 +28,23 @@ def make_fresh_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.new")
 
 
+@contextlib.contextmanager
+def name_errors(path: Path) -> Iterator[None]:
+    """Put the path into an error of a full or read-only file system that names none, as one of write(2) does."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in UNWRITABLE and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def sync(path: Path) -> None:
     """Flush the content of a file, or the entries of a directory, to disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with name_errors(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -134,7 +148,7 @@ def write_fresh(path: Path, text: str, mode: int, group: int | None = None) -> N
     fresh.unlink(missing_ok=True)
     # Readable by its owner only until it has its final mode: the text may be confidential.
     handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
+    with name_errors(fresh), os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         if group is not None and os.geteuid() == 0:

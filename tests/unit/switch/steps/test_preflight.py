@@ -165,9 +165,9 @@ def test_a_disk_that_is_full(bench: ReadyHost, monkeypatch: pytest.MonkeyPatch, 
     wanted = bench.generation()
     found = os.statvfs(bench.paths.state)
     frozen = os.statvfs_result((found.f_bsize, 4096, *found[2:4], 100, *found[5:10]))
-    monkeypatch.setattr(preflight.os, "statvfs", lambda path: frozen)
+    monkeypatch.setattr(os, "statvfs", lambda path: frozen)
     text = bench.refused(wanted)
-    assert f"The file system of {bench.paths.state} has 0 MiB free, a switch wants 64" in text
+    assert f"{bench.paths.state} has 0 MiB free, and a switch wants 64 MiB" in text
 
 
 def test_a_card_that_was_exchanged_or_has_no_driver(bench: ReadyHost) -> None:

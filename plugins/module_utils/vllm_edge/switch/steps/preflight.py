@@ -7,7 +7,6 @@ Memory of engines that will be stopped counts as free.
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,14 +21,13 @@ from ...paths import HostPaths
 from ...planning.load_time import expect_load
 from ...system.docker import ContainerGone, DockerAway, DockerEngine, DockerRefused
 from ...system.nvml import NvmlFailure
+from ...system.space import STATE_BYTES, find_shortage, measure
 from ...weights.record import load_record
 from ...weights.verification import verify_recorded
 from ..model import Done, Moves, PhaseFailed
 from ..view import HostView
 from . import hooks
 from .gpu_memory import load_slots, look, read_boards, require
-
-STATE_MIB = 64
 
 
 def check_host(host: HostView, wanted: Generation, moves: Moves) -> Done:
@@ -183,14 +181,13 @@ def check_disk(state: Path) -> list[str]:
     That is little, but a full disk would end the switch halfway.
     """
     try:
-        found = os.statvfs(state)
+        wrong = find_shortage(measure("state", state), STATE_BYTES)
     except OSError as error:
         return [f"{state} cannot be used: {error}. A switch keeps its journal there: run site.yml."]
-    free_mib = found.f_bavail * found.f_frsize // 1024**2
-    if free_mib >= STATE_MIB:
+    if not wrong:
         return []
     return [
-        f"The file system of {state} has {free_mib} MiB free, a switch wants {STATE_MIB} for its journal and files: "
+        f"{wrong}, and a switch wants {STATE_BYTES // 1024**2} MiB for its journal and files: "
         "make room ('du -xh /var | sort -h | tail' shows where it went), then switch again."
     ]
 
