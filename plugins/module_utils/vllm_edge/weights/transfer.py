@@ -157,7 +157,8 @@ def check_space(directory: Path, needed_bytes: int, reserve_bytes: int) -> None:
 def explain_storage_error(error: OSError, directory: Path) -> str:
     """Return a sentence on an error of the file system, with a remedy."""
     if told := explain_unwritable(error, directory):
-        return told
+        below = str(directory.parent) in str(error.filename2 or error.filename or directory)
+        return f"{told} model_weights_root names another place for the weights." if below else told
     what = f"{os.strerror(error.errno)}{f', {error.filename}' if error.filename else ''}" if error.errno else str(error)
     return (
         f"A file could not be read or written below {directory} ({what}). `findmnt --target {directory}` shows the "

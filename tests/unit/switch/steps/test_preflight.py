@@ -78,7 +78,7 @@ def test_all_that_is_wrong_with_what_starts_is_said_at_once(bench: ReadyHost, mo
     with bench.boards.claim(1, 20_000):
         assert bench.machine.preflight(bench.generation(foreign="fail"), Moves(keep=("e2b",))).warnings == ()
     bench.boards.set_fault(1, "gpu-lost")
-    monkeypatch.setattr(preflight, "STATE_MIB", 10**12)
+    monkeypatch.setattr(preflight, "STATE_BYTES", 10**18)
     text = bench.refused()
     for part in ("Image vllm-edge/vllm:1", f"{SHARD} is missing", "fallen off", "MiB free"):
         assert part in text

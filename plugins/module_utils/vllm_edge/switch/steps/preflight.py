@@ -181,6 +181,7 @@ def check_disk(state: Path) -> list[str]:
     That is little, but a full disk would end the switch halfway.
     """
     try:
+        state.stat()  # measured would be that of its parent if it were missing
         wrong = find_shortage(measure("state", state), STATE_BYTES)
     except OSError as error:
         return [f"{state} cannot be used: {error}. A switch keeps its journal there: run site.yml."]
