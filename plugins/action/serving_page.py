@@ -68,20 +68,19 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         given = json.loads(json.dumps(options, default=str))
         directory = Path(given["directory"])
         result: dict[str, Any] = {"changed": False}
-        if given["index"]:
-            files = {
-                "index.html": render_index(list_rows(directory, given["made_at"], task_vars or {}), given["made_at"])
-            }
-        else:
-            report = complete(given["report"], given["saved"])
-            name = str(report["host"])
-            bench, quality = read_bench(directory / "bench" / name), read_quality(directory / "quality" / name)
-            data = PageData(
-                report, given["made_at"], given["status"], given["history"], bench, quality, given["reference"]
-            )
-            result["row"] = data.index_row
-            files = {f"{name}.html": render_host(data), f"{name}{ROW}": json.dumps(result["row"])}
         try:
+            if given["index"]:
+                rows = list_rows(directory, given["made_at"], task_vars or {})
+                files = {"index.html": render_index(rows, given["made_at"])}
+            else:
+                report = complete(given["report"], given["saved"])
+                name = str(report["host"])
+                bench, quality = read_bench(directory / "bench" / name), read_quality(directory / "quality" / name)
+                data = PageData(
+                    report, given["made_at"], given["status"], given["history"], bench, quality, given["reference"]
+                )
+                result["row"] = data.index_row
+                files = {f"{name}.html": render_host(data), f"{name}{ROW}": json.dumps(result["row"])}
             for name, text in files.items():
                 write(directory / name, text)
         except OSError as error:
