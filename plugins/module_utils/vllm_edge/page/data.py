@@ -34,6 +34,11 @@ def texts_of(value: object) -> list[str]:
     return [str(one) for one in value] if isinstance(value, (list, tuple)) else []
 
 
+def engines_of(measurement: Row) -> list[str]:
+    """Return the engine of a measurement, and those that answered with it through the gateway."""
+    return [str(measurement.get("engine")), *texts_of(measurement.get("with_engines"))]
+
+
 def number(value: object) -> float | None:
     """Return the value if it is a finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
@@ -55,7 +60,8 @@ class BenchRun:
         for row in self.measurements:
             speed = number(row.get("tok_s"))
             if row.get("case") == "protocol" and speed is not None:
-                best[str(row.get("engine"))] = max(best.get(str(row.get("engine")), 0.0), speed)
+                for engine in engines_of(row):
+                    best[engine] = max(best.get(engine, 0.0), speed)
         return best
 
 
@@ -142,7 +148,8 @@ class PageData:
             newer: dict[str, list[Row]] = {}
             for row in run.measurements:
                 if row.get("case") == "protocol" and row.get("concurrency") == 1:
-                    newer.setdefault(str(row.get("engine")), []).append(row)
+                    for engine in engines_of(row):
+                        newer.setdefault(engine, []).append(row)
             found |= newer
         return found
 
