@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..inventory.reports import ROW
+
 Row = Mapping[str, Any]
-ROW = ".row.json"
-"""After the name of a host: the file with its row of the index."""
 NEWEST = 20
 """Records of a kind that are read."""
 
