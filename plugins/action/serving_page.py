@@ -55,6 +55,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 "index": {"type": "bool"},
                 "status": {"type": "dict", "default": {}},
                 "history": listed,
+                "records": {"type": "list", "elements": "str", "default": []},
                 "saved": {"type": "dict", "default": {}},
                 "reference": listed,
                 "made_at": {"type": "str", "default": "unknown"},
@@ -74,7 +75,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             else:
                 report = complete(given["report"], given["saved"])
                 name = str(report["host"])
-                bench, quality = read_bench(directory / "bench" / name), read_quality(directory / "quality" / name)
+                bench = read_bench(directory / "bench" / name, given["records"])
+                quality = read_quality(directory / "quality" / name, given["records"])
                 data = PageData(
                     report, given["made_at"], given["status"], given["history"], bench, quality, given["reference"]
                 )
