@@ -158,17 +158,6 @@ class Bench:
         )
         self.path = self.paths.bench / f"{self.description.run}.jsonl"
 
-    def list_measured(self) -> dict[str, Engine]:
-        """Return the engines, and those with which the gateway shares their requests, if that is asked."""
-        names = dict.fromkeys(self.engines)
-        if "gateway" in self.options.ways and is_installed(self.paths):
-            names |= dict.fromkeys(name for engine in self.engines.values() for name in self._find_replicas(engine))
-        return {name: self.generation.engines[name] for name in names}
-
-    def _find_replicas(self, engine: Engine) -> tuple[str, ...]:
-        """Return the engines of the name by which this one is asked; it is one of them."""
-        return self.generation.roles[engine.config.served_names[0]]
-
     def find_trouble(self) -> str:
         """Return why the run cannot go on; empty if it can."""
         if self.long_run.is_lost():
@@ -257,6 +246,17 @@ class Bench:
         add_record(self.path, measurement)
         self.long_run.say(describe_measurement(measurement))
 
+    def list_measured(self) -> dict[str, Engine]:
+        """Return the engines, and those with which the gateway shares their requests, if that is asked."""
+        names = dict.fromkeys(self.engines)
+        if "gateway" in self.options.ways and is_installed(self.paths):
+            names |= dict.fromkeys(name for engine in self.engines.values() for name in self._find_replicas(engine))
+        return {name: self.generation.engines[name] for name in names}
+
+    def _find_replicas(self, engine: Engine) -> tuple[str, ...]:
+        """Return the engines of the name by which this one is asked; it is one of them."""
+        return self.generation.roles[engine.config.served_names[0]]
+
 
 @dataclass
 class Measuring:
@@ -276,7 +276,7 @@ class Measuring:
                 raise SidecarError(f"Engine {name} does not run; `vllm-edge explain {name}` says why.")
 
     def find_trouble(self) -> str:
-        """Return why an engine can no longer be measured; empty if all can. Raises SidecarError."""
+        """Return why the engine can no longer be measured; empty if it can. Raises SidecarError."""
         if trouble := self.bench.find_trouble():
             return trouble
         for name, now in self._find_containers().items():
