@@ -79,7 +79,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         # A plan, which names the profile, writes nothing.
         if not self._profile and (directory := self._read("serving_reports_directory")) is not None:
             sources = self._variables.get("ansible_inventory_sources", ())
-            found += filter(None, [reports.find_fault(str(directory), sources, INVENTORY_IGNORE_PATTERNS)])
+            groups, hostvars = (self._variables.get(name, {}) for name in ("groups", "hostvars"))
+            hosts = reports.list_hosts(str(directory), groups, hostvars)
+            found += filter(None, [reports.find_fault(str(directory), sources, INVENTORY_IGNORE_PATTERNS, hosts)])
         if not self._read("model_weights_source_directory"):
             found += access.find_access_mistakes(**hub)
         commands: dict[str, list[str]] = {}

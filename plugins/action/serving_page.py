@@ -11,7 +11,8 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 
-from ..module_utils.vllm_edge.page.data import ROW, PageData, complete, read_bench, read_quality, read_rows
+from ..module_utils.vllm_edge.inventory.reports import ROW, list_hosts
+from ..module_utils.vllm_edge.page.data import PageData, complete, read_bench, read_quality, read_rows
 from ..module_utils.vllm_edge.page.render import render_host, render_index
 
 
@@ -30,11 +31,9 @@ def list_rows(directory: Path, made_at: str, variables: Mapping[str, Any]) -> li
     A host of this run that wrote no page is `missed`, which its row keeps until it writes one. Raises OSError.
     """
     rows = read_rows(directory)
-    every, hosts = variables.get("hostvars", {}), variables.get("groups", {}).get("gpu_hosts", [])
+    every = variables.get("hostvars", {})
     asked, active = (variables.get(f"ansible_play_hosts{which}", ()) for which in ("_all", ""))
-    for host in map(str, hosts):
-        if str(every[host].get("serving_reports_directory", directory)).rstrip("/") != str(directory):
-            continue
+    for host in list_hosts(str(directory), variables.get("groups", {}), every):
         row = rows.setdefault(host, {"host": host, "missed": "not reached"})
         if host in asked and "row" not in (every[host].get("serving_page_result") or {}):
             row |= {"missed": "nothing serves" if host in active else "not reached", "missed_at": made_at}
@@ -56,6 +55,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 "index": {"type": "bool"},
                 "status": {"type": "dict", "default": {}},
                 "history": listed,
+                "records": {"type": "list", "elements": "str", "default": []},
                 "saved": {"type": "dict", "default": {}},
                 "reference": listed,
                 "made_at": {"type": "str", "default": "unknown"},
@@ -68,20 +68,20 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         given = json.loads(json.dumps(options, default=str))
         directory = Path(given["directory"])
         result: dict[str, Any] = {"changed": False}
-        if given["index"]:
-            files = {
-                "index.html": render_index(list_rows(directory, given["made_at"], task_vars or {}), given["made_at"])
-            }
-        else:
-            report = complete(given["report"], given["saved"])
-            name = str(report["host"])
-            bench, quality = read_bench(directory / "bench" / name), read_quality(directory / "quality" / name)
-            data = PageData(
-                report, given["made_at"], given["status"], given["history"], bench, quality, given["reference"]
-            )
-            result["row"] = data.index_row
-            files = {f"{name}.html": render_host(data), f"{name}{ROW}": json.dumps(result["row"])}
         try:
+            if given["index"]:
+                rows = list_rows(directory, given["made_at"], task_vars or {})
+                files = {"index.html": render_index(rows, given["made_at"])}
+            else:
+                report = complete(given["report"], given["saved"])
+                name = str(report["host"])
+                bench = read_bench(directory / "bench" / name, given["records"])
+                quality = read_quality(directory / "quality" / name, given["records"])
+                data = PageData(
+                    report, given["made_at"], given["status"], given["history"], bench, quality, given["reference"]
+                )
+                result["row"] = data.index_row
+                files = {f"{name}.html": render_host(data), f"{name}{ROW}": json.dumps(result["row"])}
             for name, text in files.items():
                 write(directory / name, text)
         except OSError as error:

@@ -264,9 +264,12 @@ def list_prompts(cases: Iterable[Entry]) -> list[dict[str, Any]]:
     ]
 
 
-def find_reports_fault(directory: str, sources: Sequence[str]) -> str:
+def find_reports_fault(
+    directory: str, sources: Sequence[str], groups: Mapping[str, Any], hostvars: Mapping[str, Any]
+) -> str:
     """Return why this is no directory for reports, by the inventories of the run and Ansible's configuration, or ""."""
-    return reports.find_fault(directory, sources, INVENTORY_IGNORE_PATTERNS)
+    hosts = reports.list_hosts(directory, groups, hostvars)
+    return reports.find_fault(directory, sources, INVENTORY_IGNORE_PATTERNS, hosts)
 
 
 NEWEST_RECORDS = 20

@@ -39,6 +39,12 @@ options:
     type: list
     elements: dict
     default: []
+  records:
+    description:
+      - Names of the files with records that the host has. Others in O(directory) may be of a machine that had its name.
+    type: list
+    elements: str
+    default: []
   saved:
     description: The report of the last complete run. Its completions and versions are shown where O(report) has none.
     type: dict

@@ -340,7 +340,7 @@ def test_status_for_programs(machine: Machine) -> None:
 def test_report_agrees_with_nvidia_smi(host: Host, machine: Machine) -> None:
     on_host = read_json(host, f"{STATE}/report.json")
     on_controller = json.loads((INVENTORY / "reports" / f"{INVENTORY_HOST}.json").read_text())
-    assert on_host == on_controller
+    assert on_host == on_controller and on_host["at"].endswith("Z")
     used = machine.gpu_memory()
     assert [gpu["uuid"] for gpu in on_host["gpus"]] == list(used)
     for gpu in on_host["gpus"]:

@@ -244,7 +244,7 @@ def test_two_profiles_are_compared_side_by_side(
     assert run.run_compare(paths, ["nvfp4-tp2", "bf16-tp4"], output="text") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "english of sentry: passed with bf16" in said and "failed with bf16" in said and "'32' / '31'" in said
-    assert "german of sentry: both passed, texts differ from character 8 on" in said
+    assert "german of sentry: both passed (e2b), texts differ from character 8 on" in said
     assert "stig" not in said
     assert run.run_compare(paths, ["nvfp4-tp2", "w4a16"], output="text") == 2
     assert "No run of w4a16 is recorded" in capsys.readouterr().err
@@ -256,6 +256,19 @@ def test_what_only_one_of_two_runs_asked_is_one_sentence(paths: HostPaths, stand
     other = replace(one, run="second", cases=one.cases[1:] + more)
     said = [f"{one.cases[0].case} of sentry: only in {one.run}.", "Only second asked auditor."]
     assert model.compare(one, other) == said
+
+
+def test_each_engine_of_a_name_is_compared(paths: HostPaths, stand_in: Any) -> None:
+    """With itself, or where the other run does not have it with each engine of the name."""
+    one = record(paths, "nvfp4-tp2", stand_in(answer_well))
+    bad, good = replace(one.cases[0], engine="e2b-0", verdict="failed"), replace(one.cases[0], engine="e2b-1")
+    both, single = replace(one, cases=(bad, good)), replace(one, cases=one.cases[:1])
+    assert model.compare(both, both) == []
+    (said,) = model.compare(both, replace(one, cases=(replace(bad, verdict="passed"), good)))
+    assert "failed with bf16 (e2b-0), passed with bf16 (e2b-0)" in said
+    for pair in ((both, single), (single, both)):
+        (said,) = model.compare(*pair)
+        assert "failed with bf16 (e2b-0)" in said and "passed with bf16 (e2b)" in said
 
 
 def ask(paths: HostPaths, long_run: LongRun | None = None) -> int:

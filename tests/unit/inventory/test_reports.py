@@ -15,6 +15,21 @@ def test_each_inventory_has_a_directory_of_its_own() -> None:
     assert [reports.locate_reports(given) for given in ("gpu1,", "", None)] == [""] * 3
 
 
+def test_hosts_that_would_write_one_file_are_refused() -> None:
+    assert reports.find_fault("/r", [], [], ["gpu", "gpu-2", "gpu-ca", "indexed"]) == ""
+    for hosts, said in (
+        (["gpu", "gpu-status"], "gpu-status.json of host gpu-status is that of host gpu, too"),
+        (["gpu-status", "gpu"], "gpu-status.json of host gpu is that of host gpu-status, too"),
+        (["Index"], "index.html of host Index is that of the index, too"),
+        (["gpu", "GPU"], "gpu.html of host GPU is that of host gpu, too"),
+        (["a.row"], "a.row.json of host a.row is that of the row of host a, too"),
+    ):
+        fault = reports.find_fault("/r", [], [], hosts)
+        assert fault.startswith("serving_reports_directory: '/r' ") and f" hosts: {said}; rename one of them" in fault
+    hostvars = {"a": {"serving_reports_directory": "/r/"}, "A": {"serving_reports_directory": "/other"}, "b": {}}
+    assert reports.list_hosts("/r", {"gpu_hosts": list(hostvars)}, hostvars) == ["a", "b"]
+
+
 def test_a_place_where_keys_are_lost_or_read_is_refused(tmp_path: Path) -> None:
     """A checkout whose collection is a link to itself, and a collection that ansible-galaxy has installed."""
     inventory = tmp_path / "project/inventories/lab"

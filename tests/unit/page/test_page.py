@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element
 
 import pytest
 from ansible.module_utils.vllm_edge.page import figures
-from ansible.module_utils.vllm_edge.page.data import PageData, complete, read_bench, read_quality
+from ansible.module_utils.vllm_edge.page.data import BenchRun, PageData, complete, read_bench, read_quality
 from ansible.module_utils.vllm_edge.page.render import make_environment, render_host, render_index
 from jinja2 import meta
 
@@ -150,6 +150,34 @@ def test_each_engine_of_a_served_name_has_its_own_answer(full: PageData) -> None
     other = [failed, {"generation": 2, "result": "committed", "canary": asked}]
     for history in ([failed], other):
         assert not replace(full, report={**full.report, "completions": []}, history=history).answers
+
+
+def test_each_engine_of_a_served_name_has_its_own_state_and_figures(full: PageData) -> None:
+    """What both measured through the gateway is a figure of both."""
+    states = ("active", "failed")
+    engines = [{"engine": f"e2b-{k}", "served_names": ["sentry"], "state": state} for k, state in enumerate(states)]
+    row = {**full.bench[0].measurements[0], "through": "gateway", "engine": "e2b-0", "with_engines": ["e2b-1"]}
+    gateway = {"roles": {"sentry": {"state": "serving"}}}
+    report = {**full.report, "engines": engines, "gateway": gateway}
+    page = replace(full, report=report, status={}, bench=[BenchRun({}, [row])])
+    assert page.bench[0].best.keys() == page.protocol.keys() == {"e2b-0", "e2b-1"}
+    cells = [re.sub("<[^>]*>", "", one) for one in re.findall("<td>.*?</td>", render_host(page))]
+    assert {"active", "failed"} <= {*cells} and "serving" not in cells
+
+
+def test_figures_of_another_model_are_not_those_of_an_engine(full: PageData) -> None:
+    """An engine of the same name had another model, or had it on other GPUs, when it was measured."""
+    row, now = full.bench[0].measurements[0], full.engines[0]
+    for change in ({"model": "other"}, {"precision": "bf16"}, {"tensor_parallel_size": 4}):
+        then = {now["engine"]: {**now, **change}}
+        former = replace(
+            full, bench=[BenchRun({"engines": then}, [row])], quality=[{"kind": "reference", **then[now["engine"]]}]
+        )
+        assert former.protocol == former.compared == {}
+    same = replace(
+        full, bench=[BenchRun({"engines": {now["engine"]: now}}, [row])], quality=[{"kind": "reference", **now}]
+    )
+    assert same.protocol.keys() == same.compared.keys() == {now["engine"]}
 
 
 def test_the_index_has_a_link_for_each_host() -> None:

@@ -70,9 +70,12 @@ def test_pages_records_and_index(pages: Any, tmp_path: Path) -> None:
     assert re.findall(r'href="(\w+\.html)"', index.read_text()) == ["a.html", "b.html"]
     assert "never" in index.read_text() and "not reached" in index.read_text()
     fetched.write_text("")
+    former = fetched.with_name("20261126T010000Z-of-another.jsonl")
+    former.write_text(json.dumps({"kind": "run", "driver": "of the former machine"}))
     assert pages("--limit", "a", "-e", json.dumps({"serving_report": BROKEN})).returncode == 0
     assert re.findall(r'href="(\w+\.html)"', index.read_text()) == ["a.html", "b.html"]
     assert index.read_text().count("1 problem") == 1, "the index has the verdict of the newest page"
     assert pages("-e", "fails=b").returncode != 0 and "not reached at" in index.read_text()
     assert pages("--limit", "a").returncode == 0 and "not reached at" in index.read_text()
     assert len(fetched.read_text().splitlines()) == len(BENCH[fetched.name])
+    assert "of the former machine" not in (reports / "a.html").read_text() and former.exists()

@@ -211,7 +211,8 @@ def test_a_gpu_over_its_budget_fails_the_play_after_its_report_and_containers_at
     warn = {"ansible.builtin.include_tasks": str(ROOT / "playbooks/tasks/gpu_access.yml")}
     (tmp_path / "play.yml").write_text(yaml.safe_dump([{**end, "tasks": [warn, *whole["tasks"][first:]]}]))
     modules = {"library/vram_budget.py": MEASURED, "library/host_facts.py": AT_RISK}
-    for path, text in {"tasks/report.yml": "- debug: {msg: hidden}\n", **modules}.items():
+    hidden = dict.fromkeys(("tasks/report.yml", "tasks/page.yml"), "- debug: {msg: hidden}\n")
+    for path, text in {**hidden, **modules}.items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)
     done = run_playbook("-i", "hosts.yml", "play.yml", cwd=tmp_path, ANSIBLE_LIBRARY=str(tmp_path / "library"))

@@ -59,6 +59,8 @@ def test_a_host_that_is_down_hides_no_other(run: Run, tmp_path: Path) -> None:
     assert goes_on(done, "up") and not goes_on(done, "down") and not goes_on(done, "later")
     assert "up: vllm-edge is not installed on this host." in done.stdout, done.stdout
     assert "up: would report" in done.stdout
+    index = (tmp_path / "reports" / "index.html").read_text()
+    assert "nothing serves" in index and index.count("not reached") == 2, index
     assert done.returncode != 0 and done.stdout.count("unreachable=1") == 2, done.stdout
 
 

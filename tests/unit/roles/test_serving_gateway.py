@@ -94,7 +94,7 @@ class Host:
         return [line for line in lines if not line.startswith(("show", "is-enabled", "is-active"))]
 
 
-CASES = Cases("serving_gateway", make=Host)
+CASES = Cases("serving_gateway", make=Host, result="serving_gateway_uninstalled")
 
 
 @CASES.add
@@ -137,7 +137,10 @@ def the_gateway_comes_once_changes_by_a_reload_and_goes(host: Host) -> Steps:
     assert host.configuration.read_text() == before
     assert [line for line in host.asked() if line.startswith("re")] == ["reload vllm-edge-gateway.service"]
 
-    yield from host.converge("uninstall")
+    other = f"{host.root.name}-2"
+    (host.client.parent / f"{other}-default.env").write_text(text.replace(f"host {host.root.name}.", f"host {other}."))
+    removed = yield from host.converge("uninstall")
+    assert removed.result["kept"] == [f"{host.client} on this machine, whose key is void now"]
     assert not (host.root / "etc/gateway").exists() and list((host.root / "units").iterdir()) == []
     assert (yield from host.converge("uninstall")).changed == []
     assert host.client.exists()

@@ -120,7 +120,8 @@ def serving(configured: Host) -> Host:
 
 
 def test_an_empty_host_says_so_and_is_no_problem_until_a_profile_is_expected(bare: Host) -> None:
-    assert bare.ask(unit=None)["problems"] == []
+    began, status = stamp(), bare.ask(unit=None)
+    assert status["problems"] == [] and began <= status["at"] <= stamp()
     (problem,) = bare.ask(unit=None, expected="e2b-only")["problems"]
     assert "no profile is active on this host: run site.yml" in problem
     bare.docker.away.set()

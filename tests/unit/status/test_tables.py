@@ -132,6 +132,8 @@ def test_what_was_not_shown_is_not_called_passed() -> None:
     assert "auditor      e4b     8060  1 of 3" in lines[2]
     assert "auditor, sentry: json_schema skipped: why skipped" in lines
     assert "auditor, sentry: tool_call not shown: why not_shown" in lines
+    replicas = render_role_table([asked("auditor", outcomes), asked("auditor", outcomes, engine="e4b-1")])
+    assert "auditor (e4b), auditor (e4b-1): json_schema skipped: why skipped" in replicas
 
 
 def test_a_check_that_failed() -> None:

@@ -7,7 +7,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import product, takewhile
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -96,32 +96,48 @@ def find_run(paths: HostPaths, name: str) -> Record | None:
 
 
 def compare(one: Record, other: Record) -> list[str]:
-    """Return how two runs differ, one line for each case and served name of which something differs.
+    """Return how two runs differ, one line for each case, served name and engine of which something differs.
 
-    The suites and the engines may differ: what only one of them asked is named.
+    The suites and the engines may differ: what only one of them asked is named. An engine is compared with itself, and
+    if the other run does not have it, with each engine that serves the name there.
     """
     lines = [] if one.suite_sha256 == other.suite_sha256 else ["The two runs were asked different suites."]
-    mine, theirs = ({(result.case, result.served_name): result for result in run.cases} for run in (one, other))
+    mine, theirs = _group(one), _group(other)
     here, over_there = ({name: None for _, name in results} for results in (mine, theirs))
     shared = here.keys() & over_there.keys()
-    for key in dict.fromkeys([*mine, *theirs]):
-        result, there, name = mine.get(key), theirs.get(key), f"{key[0]} of {key[1]}"
-        if key[1] not in shared:
-            continue
-        if result is None or there is None:
-            lines.append(f"{name}: only in {one.run if result else other.run}.")
-            continue
-        texts = [each.repeats[0].text if each.repeats else "" for each in (result, there)]
-        if result.verdict != there.verdict:
-            lines.append(
-                f"{name}: {result.verdict} with {result.precision} ({result.engine}), {there.verdict} with "
-                f"{there.precision} ({there.engine}). {quote(texts[0])} / {quote(texts[1])}"
-            )
-        elif texts[0] != texts[1]:
-            at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
-            parts = [quote(text[max(0, at - 20) :], 60) for text in texts]
-            lines.append(f"{name}: both {result.verdict}, texts differ from character {at} on: {' / '.join(parts)}")
+    for case, name in dict.fromkeys([*mine, *theirs]):
+        results, there = mine.get((case, name), {}), theirs.get((case, name), {})
+        if name in shared and not (results and there):
+            lines.append(f"{case} of {name}: only in {one.run if results else other.run}.")
+        for engine, other_engine in product(results, there):
+            if engine == other_engine or engine not in there or other_engine not in results:
+                lines += _compare_results(results[engine], there[other_engine])
     for record, names in ((one, here), (other, over_there)):
         if only := [name for name in names if name not in shared]:
             lines.append(f"Only {record.run} asked {', '.join(only)}.")
     return lines
+
+
+def _group(run: Record) -> dict[tuple[str, str], dict[str, CaseResult]]:
+    """Return the results by case and served name, and of those by engine."""
+    found: dict[tuple[str, str], dict[str, CaseResult]] = {}
+    for result in run.cases:
+        found.setdefault((result.case, result.served_name), {})[result.engine] = result
+    return found
+
+
+def _compare_results(result: CaseResult, there: CaseResult) -> Iterator[str]:
+    name = f"{result.case} of {result.served_name}"
+    texts = [each.repeats[0].text if each.repeats else "" for each in (result, there)]
+    if result.verdict != there.verdict:
+        yield (
+            f"{name}: {result.verdict} with {result.precision} ({result.engine}), {there.verdict} with "
+            f"{there.precision} ({there.engine}). {quote(texts[0])} / {quote(texts[1])}"
+        )
+    elif texts[0] != texts[1]:
+        at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
+        parts = [quote(text[max(0, at - 20) :], 60) for text in texts]
+        yield (
+            f"{name}: both {result.verdict} ({' / '.join(dict.fromkeys((result.engine, there.engine)))}), texts differ "
+            f"from character {at} on: {' / '.join(parts)}"
+        )

@@ -163,10 +163,12 @@ def write_record(record: Record, paths: HostPaths) -> Path:
 
 def render(record: Record) -> list[str]:
     rows = [
-        [result.case, result.source, result.served_name, result.precision, result.verdict] for result in record.cases
+        [result.case, result.source, result.served_name, result.engine, result.precision, result.verdict]
+        for result in record.cases
     ]
     head = f"{record.run}: {record.passed} passed, {record.failed} failed, {record.unsteady} unsteady"
-    lines = [*wrapped(record.note), head, "", *table(("case", "source", "served name", "precision", "verdict"), rows)]
+    heads = ("case", "source", "served name", "engine", "precision", "verdict")
+    lines = [*wrapped(record.note), head, "", *table(heads, rows)]
     return [*lines, "", *(line for text in record.findings for line in wrapped(text))]
 
 

@@ -295,6 +295,7 @@ def collect(
     target = shown.get(TARGET, {})
     return {
         "host": socket.gethostname(),
+        "at": stamp(),
         "active_profile": profile,
         "expected_profile": expected_profile,
         "target": {

@@ -7,14 +7,14 @@ import contextlib
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..inventory.reports import ROW
+
 Row = Mapping[str, Any]
-ROW = ".row.json"
-"""After the name of a host: the file with its row of the index."""
 NEWEST = 20
 """Records of a kind that are read."""
 
@@ -32,6 +32,11 @@ def list_of(value: object) -> list[Row]:
 def texts_of(value: object) -> list[str]:
     """Return the members of a list of JSON as text, or none."""
     return [str(one) for one in value] if isinstance(value, (list, tuple)) else []
+
+
+def engines_of(measurement: Row) -> list[str]:
+    """Return the engine of a measurement, and those that answered with it through the gateway."""
+    return [str(measurement.get("engine")), *texts_of(measurement.get("with_engines"))]
 
 
 def number(value: object) -> float | None:
@@ -55,7 +60,8 @@ class BenchRun:
         for row in self.measurements:
             speed = number(row.get("tok_s"))
             if row.get("case") == "protocol" and speed is not None:
-                best[str(row.get("engine"))] = max(best.get(str(row.get("engine")), 0.0), speed)
+                for engine in engines_of(row):
+                    best[engine] = max(best.get(engine, 0.0), speed)
         return best
 
 
@@ -134,15 +140,24 @@ class PageData:
                 return mapping(journal)
         return {}
 
+    def is_as_now(self, engine: str, then: Row) -> bool:
+        """Return whether an engine of a record has the same model in the same way as now, as far as both tell it."""
+        now: Row = next((one for one in self.engines if one.get("engine") == engine), {})
+        keys = {"model", "precision", "tensor_parallel_size"} & then.keys() & now.keys()
+        return all(then[key] == now[key] for key in keys)
+
     @property
     def protocol(self) -> dict[str, list[Row]]:
-        """Of each engine, the measurements of one stream of the newest benchmark that has some."""
+        """Of each engine as it is now, the measurements of one stream of the newest benchmark that has some."""
         found: dict[str, list[Row]] = {}
         for run in reversed(self.bench):
             newer: dict[str, list[Row]] = {}
+            told = mapping(run.run.get("engines"))
             for row in run.measurements:
                 if row.get("case") == "protocol" and row.get("concurrency") == 1:
-                    newer.setdefault(str(row.get("engine")), []).append(row)
+                    for engine in engines_of(row):
+                        if self.is_as_now(engine, mapping(told.get(engine))):
+                            newer.setdefault(engine, []).append(row)
             found |= newer
         return found
 
@@ -153,9 +168,10 @@ class PageData:
 
     @property
     def compared(self) -> dict[str, Row]:
-        """The newest comparison of each engine with its reference."""
+        """The newest comparison of each engine as it is now with its reference."""
         newest = [record for record in self.quality if record.get("kind") == "reference"]
-        return {str(record.get("engine")): record for record in reversed(newest)}
+        by_engine = ((str(record.get("engine")), record) for record in reversed(newest))
+        return {engine: record for engine, record in by_engine if self.is_as_now(engine, record)}
 
     @property
     def failures(self) -> list[str]:
@@ -211,14 +227,14 @@ def read_rows(directory: Path) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def newest_files(directory: Path, pattern: str) -> list[Path]:
-    return sorted(directory.glob(pattern), reverse=True)[:NEWEST]
+def newest_files(directory: Path, pattern: str, names: Container[str] | None) -> list[Path]:
+    return sorted((one for one in directory.glob(pattern) if names is None or one.name in names), reverse=True)[:NEWEST]
 
 
-def read_bench(directory: Path) -> list[BenchRun]:
-    """Return the newest runs of the benchmark; what is no record is left out."""
+def read_bench(directory: Path, names: Container[str] | None = None) -> list[BenchRun]:
+    """Return the newest runs of the benchmark, of files with these names; what is no record is left out."""
     runs = []
-    for path in newest_files(directory, "*.jsonl"):
+    for path in newest_files(directory, "*.jsonl", names):
         lines = []
         try:
             for text in path.read_text(encoding="utf-8").splitlines():
@@ -233,10 +249,10 @@ def read_bench(directory: Path) -> list[BenchRun]:
     return runs
 
 
-def read_quality(directory: Path) -> list[Row]:
-    """Return the newest records of quality and of reference answers; what is no record is left out."""
+def read_quality(directory: Path, names: Container[str] | None = None) -> list[Row]:
+    """Return the newest records of quality and of reference answers, as `read_bench` does."""
     found = []
-    for path in newest_files(directory, "*.json"):
+    for path in newest_files(directory, "*.json", names):
         try:
             found.append(mapping(json.loads(path.read_text(encoding="utf-8"))))
         except (OSError, ValueError):

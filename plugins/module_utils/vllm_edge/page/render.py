@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import ChainableUndefined, Environment, FileSystemLoader
 
 from ..text import printable
-from .data import PageData, Row, list_of, mapping, number, texts_of
+from .data import PageData, Row, engines_of, list_of, mapping, number, texts_of
 from .figures import amount, draw_figures
 
 
@@ -81,6 +81,7 @@ def make_environment() -> Environment:
         "amount": amount,
         "count": count,
         "difference": difference,
+        "engines_of": engines_of,
         "format_time": format_time,
         "rows": list_of,
         "seconds_away": seconds_away,

@@ -6,6 +6,7 @@ These are pure functions. Sizes are MiB (2**20 bytes), lines have at most 100 co
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -75,19 +76,19 @@ def describe_checks(asked: Row) -> str:
 def render_check_notes(asked: Sequence[Row]) -> list[str]:
     """Return a note for each check that did not pass; served names with the same note share it."""
     said: dict[tuple[str, str, str], list[str]] = {}
+    names = Counter(row["served_name"] for row in asked)
     for row in asked:
+        name = f"{row['served_name']} ({row['engine']})" if names[row["served_name"]] > 1 else str(row["served_name"])
         for check in row.get("checks") or []:
             if check["outcome"] != "passed":
                 words = str(check["outcome"]).replace("_", " ")
-                said.setdefault((words, str(check["check"]), str(check.get("detail") or "")), []).append(
-                    str(row["served_name"])
-                )
+                said.setdefault((words, str(check["check"]), str(check.get("detail") or "")), []).append(name)
         if not row["ok"] and row.get("error"):
-            said.setdefault(("FAILED", "", str(row["error"])), []).append(str(row["served_name"]))
+            said.setdefault(("FAILED", "", str(row["error"])), []).append(name)
     lines = []
-    for (words, check, detail), names in said.items():
+    for (words, check, detail), told in said.items():
         what = f"{check} {words}".strip()
-        lines += wrapped(f"{', '.join(names)}: {what}{': ' if detail else ''}{shorten(detail, 400)}")
+        lines += wrapped(f"{', '.join(told)}: {what}{': ' if detail else ''}{shorten(detail, 400)}")
     return lines
 
 

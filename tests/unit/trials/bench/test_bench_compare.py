@@ -36,7 +36,7 @@ ENGINE = EngineRecord(
 RUN = Run(
     **{"run": "20261125T023000Z-nvfp4-tp2", "at": "2026-11-25T02:30:00Z", "host": "edge1", "profile": "nvfp4-tp2"},
     **{"generation": 7, "image": "vllm-edge/vllm:1", "image_id": "sha256:1111111111111111"},
-    **{"vllm": "0.32.0", "driver": "580.95", "engines": {"big": ENGINE}},
+    **{"vllm": "0.32.0", "driver": "580.95", "engines": {"big": ENGINE, "b": ENGINE}},
 )
 GOOD = Measurement(
     **{"at": "2026-11-25T02:31:00Z", "engine": "big", "served_name": "architect", "through": "engine"},
@@ -134,6 +134,17 @@ FOUND = {
         ("other-clients", "warn", "protocol"),
         "big answered 7 requests of other clients during protocol, so that its figures count less.",
     ),
+    "two engines behind the gateway, slower than the slower one": (
+        [GOOD, measure(tok_s=20.0, engine="b"), measure(through="gateway", tok_s=12.0, with_engines=("b",))],
+        ("gateway-slower", "warn", "protocol"),
+        "big + b gives 12.0 tok/s through the gateway and 15.0 when it is asked directly, 20 % less: protocol with "
+        "one request at once of 256 + 128 tokens, through the gateway.",
+    ),
+    "two engines that nobody asked directly": (
+        [measure(through="gateway", decode_tok_s=13.2, with_engines=("b",))],
+        ("below-plan", "fail", "protocol"),
+        "big + b writes 13.2 tok/s at 128 output tokens with one stream, less than the plan's 14.0 to 18.0 tok/s.",
+    ),
     "the gateway costs": (
         [GOOD, measure(through="gateway", tok_s=12.0)],
         ("gateway-slower", "warn", "protocol"),
@@ -148,7 +159,7 @@ def test_each_finding_is_a_sentence_with_its_figures(
     measured: list[Measurement], kind: tuple[str, str, str], text: str
 ) -> None:
     (found,) = find(*measured, reference=REFERENCE)
-    assert (found.what, found.severity, found.case, found.engine) == (*kind, "big")
+    assert (found.what, found.severity, found.case, found.engine) == (*kind, measured[-1].label)
     assert found.text == text
 
 

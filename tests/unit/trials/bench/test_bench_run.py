@@ -25,7 +25,7 @@ from ansible.module_utils.vllm_edge.system.nvml import StateReading, open_nvml
 from ansible.module_utils.vllm_edge.trials.bench import command, model, program, run, sampling
 from ansible.module_utils.vllm_edge.trials.bench.cases import Options
 from ansible.module_utils.vllm_edge.trials.bench.model import list_files, parse_run, prune_runs
-from ansible.module_utils.vllm_edge.trials.bench.sampling import Sample, Sampler, summarize_gpu
+from ansible.module_utils.vllm_edge.trials.bench.sampling import Sample, Sampler, add_totals, summarize_gpu
 from ansible.module_utils.vllm_edge.trials.sidecar import Ended, Sidecar, SidecarError
 from fake_host import FakeDocker
 from generations import UUIDS, activate, engine, rendered
@@ -95,7 +95,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BenchHost:
     activate(made.paths, rendered(replace(files, container=container), profile="p"))
 
     @contextlib.contextmanager
-    def sampler(config: object) -> Iterator[Sampler]:
+    def sampler(configs: object) -> Iterator[Sampler]:
         made.sampler = Sampler(made.sample)
         yield made.sampler
 
@@ -154,6 +154,43 @@ def test_the_container_gets_weights_and_socket_read_only_and_no_network(host: Be
     (sidecar,) = host.sidecars
     assert (sidecar.purpose, sidecar.weights, sidecar.sockets) == ("bench", Path("/data/e2b"), {"api": SOCKETS})
     assert sidecar.program == Path(program.__file__).read_text() and "key" not in sidecar.files
+
+
+def test_replicas_are_measured_together_through_the_gateway(
+    host: BenchHost, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Figures of one name, with totals and GPUs of all its engines; a replica that nobody asked for counts, too."""
+    files = []
+    for number in range(2):
+        place = f"/run/vllm-edge/engines/e2b-{number}"
+        options = {"served_names": ["sentry"], "gpus": [UUIDS[number]], "weights_path": "/data/e2b"}
+        one = engine(f"e2b-{number}", url=f"unix:{place}/api.sock", **options)
+        at = one.container.index("vllm-edge/vllm:1")
+        mount = f"--mount=type=bind,source={place},target=/run/api"
+        files.append(replace(one, container=[*one.container[:at], mount, *one.container[at:]]))
+        host.docker.engine(f"e2b-{number}")
+    activate(host.paths, rendered(*files, profile="p"))
+    sampled: list[list[str]] = []
+
+    @contextlib.contextmanager
+    def sampler(configs: Any) -> Iterator[Sampler]:
+        sampled.append([config.engine for config in configs])
+        yield Sampler(host.sample)
+
+    for name, value in (("open_sampler", sampler), ("is_installed", lambda _: True)):
+        monkeypatch.setattr(run, name, value)
+    for name in ("relay_to_gateway", "temporary_client"):
+        monkeypatch.setattr(run, name, lambda _: contextlib.nullcontext("given"))
+    assert bench(host, through="both") == 0
+    assert sampled == [["e2b-0"], ["e2b-0", "e2b-1"], ["e2b-1"]]
+    through = [one for one in json.loads(capsys.readouterr().out)["measurements"] if one["through"] == "gateway"]
+    assert {(one["engine"], *one["with_engines"]) for one in through} == {("e2b-0", "e2b-1")}
+    assert [gpu["uuid"] for gpu in through[1]["gpus"]] == UUIDS[:2]
+    assert bench(host, engine=("e2b-1",), through="gateway") == 0 and sampled[-1] == ["e2b-1", "e2b-0"]
+    capsys.readouterr()
+    host.docker.containers = [one for one in host.docker.containers if "e2b-0" not in one.name]
+    assert bench(host, engine=("e2b-1",), through="gateway") == 1
+    assert "Engine e2b-0 does not run" in capsys.readouterr().out
 
 
 def test_it_is_refused_while_clients_are_served(host: BenchHost, capsys: pytest.CaptureFixture[str]) -> None:
@@ -291,6 +328,8 @@ def test_only_the_newest_runs_are_kept(host: BenchHost, monkeypatch: pytest.Monk
 
 def test_totals_are_summed_over_label_sets() -> None:
     assert read_totals(METRICS) == Totals(0.25, 2, 1000, 300, 12, 90, 0)
+    two = add_totals([Totals(0.5, 2, 10, None, 7), Totals(0.25, 1, 20, 4, 8)])
+    assert two == Totals(0.375, 3, 30, None, 15), "what one engine does not report is not known"
     assert read_totals("") == Totals(None, None, None, None, None, None, None)
 
 

@@ -32,7 +32,7 @@ def render_measurements(measurements: Sequence[Measurement]) -> list[str]:
     """Return the measurements as a table, without the warm-up, whose figures mean nothing."""
     rows = [
         [
-            one.engine,
+            one.label,
             one.through,
             one.case,
             str(one.input_tokens),

@@ -69,15 +69,19 @@ def find_findings(
     everything = list(measurements)
     measured = [one for one in everything if one.case != "warm-up" and _has_figures(one)]
     found = list(_find_failures(everything))
-    for engine in run.engines:
-        mine = [one for one in measured if one.engine == engine]
-        found += _compare_plan(engine, run.engines[engine].plan, mine)
-        found += _compare_former(run, engine, mine, former, tolerance_percent)
-        found += _compare_reference(engine, mine, reference, tolerance_percent)
-        found += _compare_ways(engine, mine, tolerance_percent)
-        found += _find_throttling(engine, mine)
-        found += _find_growth(engine, mine)
-        found += _find_others(engine, mine)
+    for engines in dict.fromkeys(one.engines for one in measured):
+        first, label = engines[0], " + ".join(engines)
+        mine = [one for one in measured if one.engines == engines]
+        direct = [one for one in measured if one.through == "engine" and one.engine in engines]
+        if len(engines) == 1 or not direct:
+            # With one stream, each request is answered by one engine: its plan and its reference hold for the name.
+            found += _compare_plan(label, run.engines[first].plan, mine)
+            found += _compare_reference(label, first, mine, reference, tolerance_percent)
+        found += _compare_former(run, label, mine, former, tolerance_percent)
+        found += _compare_ways(label, mine, direct, tolerance_percent)
+        found += _find_throttling(label, mine)
+        found += _find_growth(label, mine)
+        found += _find_others(label, mine)
     return found
 
 
@@ -90,8 +94,10 @@ def list_incomparable(
     """Return a sentence for each comparison that was not possible, and why. Arguments are those of `find_findings`."""
     sentences = []
     known = {row.engine for row in reference}
-    for engine, record in run.engines.items():
-        mine = [one for one in measurements if one.engine == engine and one.case != "warm-up" and _has_figures(one)]
+    measured = [one for one in measurements if one.case != "warm-up" and _has_figures(one)]
+    for engines in dict.fromkeys(one.engines for one in measured):
+        mine = [one for one in measured if one.engines == engines]
+        engine, record = " + ".join(engines), run.engines[engines[0]]
         reasons: dict[str, list[str]] = {}
         for one in mine:
             former_one, reason = _find_former(run, one, former)
@@ -102,7 +108,7 @@ def list_incomparable(
         if any(one.case == "protocol" for one in mine):
             if _read_speed(record.plan) is None:
                 sentences.append(f"{engine}: not compared with the plan, which has no speed for it.")
-            if engine not in known:
+            if engines[0] not in known:
                 sentences.append(f"{engine}: not compared with the reference measurements, which have no row for it.")
     return sentences
 
@@ -125,11 +131,11 @@ def _select_protocol(measured: Iterable[Measurement]) -> list[Measurement]:
 def _find_failures(measured: Iterable[Measurement]) -> Iterator[Finding]:
     for one in measured:
         if one.error:
-            text = f"{one.engine} has no figures of {_name(one)}: {one.error.rstrip('.')}."
-            yield Finding("not-measured", "fail", one.engine, one.case, text)
+            text = f"{one.label} has no figures of {_name(one)}: {one.error.rstrip('.')}."
+            yield Finding("not-measured", "fail", one.label, one.case, text)
         elif one.failed:
-            text = f"{one.failed} of {one.requests} requests to {one.engine} failed: {_name(one)}."
-            yield Finding("failed-requests", "fail", one.engine, one.case, text)
+            text = f"{one.failed} of {one.requests} requests to {one.label} failed: {_name(one)}."
+            yield Finding("failed-requests", "fail", one.label, one.case, text)
 
 
 def _find_throttling(engine: str, measured: Iterable[Measurement]) -> Iterator[Finding]:
@@ -171,8 +177,11 @@ def _find_others(engine: str, measured: Iterable[Measurement]) -> Iterator[Findi
             yield Finding("other-clients", "warn", engine, case, text)
 
 
-def _compare_ways(engine: str, measured: Sequence[Measurement], tolerance: float) -> Iterator[Finding]:
-    direct = {_key(one)[1:]: one for one in measured if one.through == "engine"}
+def _compare_ways(
+    engine: str, measured: Iterable[Measurement], asked_directly: Iterable[Measurement], tolerance: float
+) -> Iterator[Finding]:
+    # Of replicas, the slowest one.
+    direct = {_key(one)[1:]: one for one in sorted(asked_directly, key=lambda one: -one.tok_s)}
     for one in measured:
         beside = direct.get(_key(one)[1:])
         if one.through == "gateway" and beside and _is_slower(one.tok_s, beside.tok_s, tolerance):
@@ -212,11 +221,11 @@ def _compare_plan(engine: str, plan: Mapping[str, Any] | None, measured: Sequenc
 
 
 def _compare_reference(
-    engine: str, measured: Sequence[Measurement], reference: Sequence[Reference], tolerance: float
+    engine: str, first: str, measured: Sequence[Measurement], reference: Sequence[Reference], tolerance: float
 ) -> Iterator[Finding]:
     for one in _select_protocol(measured):
         for row in reference:
-            if (row.engine, row.output_tokens) != (engine, one.output_tokens):
+            if (row.engine, row.output_tokens) != (first, one.output_tokens):
                 continue
             if _is_slower(one.tok_s, row.tok_s, tolerance):
                 text = (
@@ -260,7 +269,7 @@ def _find_former(
             same = [
                 two
                 for two in other.measurements
-                if two.engine == one.engine and _key(two) == _key(one) and _has_figures(two) and not two.failed
+                if two.engines == one.engines and _key(two) == _key(one) and _has_figures(two) and not two.failed
             ]
             if same:
                 return (other, same[-1]), ""
@@ -284,7 +293,7 @@ def _compare_former(
         text = (
             f"{engine} gives {one.tok_s:.1f} tok/s, {_less(one.tok_s, before.tok_s)} less than the "
             f"{before.tok_s:.1f} of {other.run.run}: {_name(one)}. {len(slower)} of {len(rows)} measurements of this "
-            f"case are slower by more than {tolerance:g} %. {_describe_changes(run, other.run, engine)}"
+            f"case are slower by more than {tolerance:g} %. {_describe_changes(run, other.run, one.engine)}"
         )
         yield Finding("slower-than-before", "fail", engine, case, text)
 

@@ -107,6 +107,7 @@ class Measurement:
 
     at: str
     engine: str
+    """If the gateway shares the requests among several engines, the first one."""
     served_name: str
     through: Through
     case: Case
@@ -137,10 +138,20 @@ class Measurement:
     """Requests of other clients that the engine finished meanwhile."""
     gpus: tuple[GpuFigures, ...] = ()
     joules_per_token: float | None = None
-    """Energy of the engine's GPUs by output token."""
+    """Energy of the GPUs of all `engines` by output token."""
     error: str = ""
     """Why there are no figures; empty if there are."""
+    with_engines: tuple[str, ...] = ()
+    """The other engines of the name. Totals and GPUs are of all; `kv_use_peak` is the mean of their shares."""
     kind: str = "measurement"
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        return (self.engine, *self.with_engines)
+
+    @property
+    def label(self) -> str:
+        return " + ".join(self.engines)
 
 
 @dataclass(frozen=True)
@@ -149,6 +160,7 @@ class Finding:
     """Its kind, such as `below-plan`."""
     severity: Literal["warn", "fail"]
     engine: str
+    """Several with ` + ` between them."""
     case: str
     text: str
     """One sentence with the figures."""

@@ -134,6 +134,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
+        self._names_measured: set[str] = set()
         self.slots = {slot.uuid: number for number, slot in enumerate(load_slots(self.paths))}
         self.measurements: list[Measurement] = []
         at = stamp()
@@ -148,7 +149,7 @@ class Bench:
             image_id=first.image_id,
             vllm=ask_version(first),
             driver=module_version(Path("/")) or None,
-            engines={name: describe(engine, self.paths, self.slots) for name, engine in self.engines.items()},
+            engines={name: describe(engine, self.paths, self.slots) for name, engine in self.list_measured().items()},
             note=self.options.note,
             gateway=is_installed(self.paths),
             cases=(*self.options.case, *(["soak"] if self.options.soak_minutes else [])),
@@ -181,8 +182,16 @@ class Bench:
         return Recorded(self.description, tuple(self.measurements), end), list_incomparable(*compared)
 
     def _measure(self, name: str, engine: Engine, through: Through) -> None:
-        """Measure one engine in one way. Raises SidecarError, KeyboardInterrupt."""
+        """Measure an engine, or through the gateway all engines of its name. Raises SidecarError, KeyboardInterrupt."""
         config, options = engine.config, self.options
+        configs = [config]
+        if through == "gateway":
+            # The gateway is asked for a name: once, however many engines it has.
+            if config.served_names[0] in self._names_measured:
+                return
+            self._names_measured.add(config.served_names[0])
+            replicas = self._find_replicas(engine)
+            configs += [self.generation.engines[other].config for other in replicas if other != name]
         if through == "gateway" and options.through == "both":
             # What the gateway adds is seen in the protocol.
             protocol = tuple(case for case in options.case if case == "protocol")
@@ -202,7 +211,7 @@ class Bench:
             if through == "gateway":
                 sockets = stack.enter_context(relay_to_gateway(self.paths))
                 files["key"] = stack.enter_context(temporary_client(self.paths)).encode()
-            measuring = Measuring(self, config, through, steps, stack.enter_context(open_sampler(config)))
+            measuring = Measuring(self, configs, through, steps, stack.enter_context(open_sampler(configs)))
             ended = run_sidecar(
                 Sidecar(
                     "bench",
@@ -231,13 +240,25 @@ class Bench:
         add_record(self.path, measurement)
         self.long_run.say(describe_measurement(measurement))
 
+    def list_measured(self) -> dict[str, Engine]:
+        """Return the engines, and those with which the gateway shares their requests, if that is asked."""
+        names = dict.fromkeys(self.engines)
+        if "gateway" in self.options.ways and is_installed(self.paths):
+            names |= dict.fromkeys(name for engine in self.engines.values() for name in self._find_replicas(engine))
+        return {name: self.generation.engines[name] for name in names}
+
+    def _find_replicas(self, engine: Engine) -> tuple[str, ...]:
+        """Return the engines of the name by which this one is asked; it is one of them."""
+        return self.generation.roles[engine.config.served_names[0]]
+
 
 @dataclass
 class Measuring:
-    """Turns the lines of the container's program into measurements. Raises SidecarError if the engine runs not."""
+    """Turns the lines of the container's program into measurements. Raises SidecarError if an engine runs not."""
 
     bench: Bench
-    config: EngineConfig
+    configs: Sequence[EngineConfig]
+    """Those that the requests reach."""
     through: Through
     steps: Sequence[Step]
     sampler: Sampler
@@ -245,34 +266,44 @@ class Measuring:
     """Steps that began and of which no measurement came."""
 
     def __post_init__(self) -> None:
-        self._began = self._find_container()
-        if self._began is None:
-            name = self.config.engine
-            raise SidecarError(f"Engine {name} does not run; `vllm-edge explain {name}` says why.")
+        self._began = self._find_containers()
+        for name, container in self._began.items():
+            if container is None:
+                raise SidecarError(f"Engine {name} does not run; `vllm-edge explain {name}` says why.")
 
     def find_trouble(self) -> str:
         """Return why the engine can no longer be measured; empty if it can. Raises SidecarError."""
         if trouble := self.bench.long_run.find_trouble():
             return trouble
-        name, began, now = self.config.engine, self._began, self._find_container()
-        # The same container may have been started again.
-        if now is None or began is None or (now.id, now.started_at) != (began.id, began.started_at):
-            return (
-                f"engine {name} no longer runs in the container that it began with; `vllm-edge explain {name}` says why"
-            )
+        for name, now in self._find_containers().items():
+            began = self._began[name]
+            # The same container may have been started again.
+            if now is None or began is None or (now.id, now.started_at) != (began.id, began.started_at):
+                return (
+                    f"engine {name} no longer runs in the container that it began with; `vllm-edge explain {name}` "
+                    "says why"
+                )
         # Each step of an engine moves a figure, and its supervisor gives one as long.
-        if (still := self.sampler.get_still_s()) >= max(IMPORT_S, self.config.progress_timeout_s):
-            return f"engine {name} has made no progress with the benchmark's requests for {still:.0f} s"
+        if (still := self.sampler.get_still_s()) >= max(IMPORT_S, *(one.progress_timeout_s for one in self.configs)):
+            return f"engine {self._label} has made no progress with the benchmark's requests for {still:.0f} s"
         return ""
 
-    def _find_container(self) -> Container | None:
-        """Return the engine's container if it runs. Raises SidecarError."""
-        try:
-            found = self.bench.docker.find(self.config.container)
-        except (DockerAway, DockerRefused) as error:
-            name = self.config.engine
-            raise SidecarError(f"Docker does not say whether engine {name} still runs: {error}.") from error
-        return found if found is not None and found.running else None
+    @property
+    def _label(self) -> str:
+        return " + ".join(config.engine for config in self.configs)
+
+    def _find_containers(self) -> dict[str, Container | None]:
+        """Return the engines' containers that run. Raises SidecarError."""
+        found = {}
+        for config in self.configs:
+            try:
+                container = self.bench.docker.find(config.container)
+            except (DockerAway, DockerRefused) as error:
+                raise SidecarError(
+                    f"Docker does not say whether engine {config.engine} still runs: {error}."
+                ) from error
+            found[config.engine] = container if container is not None and container.running else None
+        return found
 
     def read(self, line: str) -> None:
         """Read one line of the program: a step begins, or has ended."""
@@ -283,7 +314,7 @@ class Measuring:
         if data["what"] == "begin":
             self.open_steps += 1
             self.sampler.begin()
-            self.bench.long_run.say(f"{self.config.engine} through {self.through}: {describe_step(step)}")
+            self.bench.long_run.say(f"{self._label} through {self.through}: {describe_step(step)}")
         else:
             self.bench.add(self._build(step, data, self.sampler.end()))
             self.open_steps -= 1
@@ -293,7 +324,8 @@ class Measuring:
         # vLLM's command first reads the tokenizer and makes prompts; it ends with the last answer.
         ended = samples[-1].at - program.SETTLE_S
         busy = (ended - seconds, ended)
-        gpus = tuple(summarize_gpu(uuid, self.bench.slots.get(uuid), samples, busy) for uuid in self.config.gpus)
+        uuids = dict.fromkeys(uuid for config in self.configs for uuid in config.gpus)
+        gpus = tuple(summarize_gpu(uuid, self.bench.slots.get(uuid), samples, busy) for uuid in uuids)
         completed = data.get("completed") or 0
         times: dict[str, Any] = {
             f"{key}_ms": Percentiles(**{name: round(value, 2) for name, value in data[key].items()})
@@ -306,8 +338,8 @@ class Measuring:
         finished = subtract(samples, "finished")
         return Measurement(
             at=stamp(),
-            engine=self.config.engine,
-            served_name=self.config.served_names[0],
+            engine=self.configs[0].engine,
+            served_name=self.configs[0].served_names[0],
             through=self.through,
             case=step.case,
             input_tokens=step.input_tokens,
@@ -326,6 +358,7 @@ class Measuring:
             gpus=gpus,
             joules_per_token=_divide_energy(gpus, tokens),
             error=str(data.get("error", "")),
+            with_engines=tuple(config.engine for config in self.configs[1:]),
         )
 
 
@@ -342,9 +375,9 @@ def describe_step(step: Step) -> str:
 
 def describe_measurement(measurement: Measurement) -> str:
     if measurement.error:
-        return f"{measurement.engine}: {measurement.case} has no figures: {measurement.error}"
+        return f"{measurement.label}: {measurement.case} has no figures: {measurement.error}"
     return (
-        f"{measurement.engine}: {measurement.case} {measurement.output_tokens} tokens x {measurement.concurrency}: "
+        f"{measurement.label}: {measurement.case} {measurement.output_tokens} tokens x {measurement.concurrency}: "
         f"{measurement.tok_s:.1f} tok/s"
     )
 
@@ -365,7 +398,7 @@ def prepare(paths: HostPaths, options: Options, docker: DockerEngine, long_run: 
     bench = Bench(paths, options, generation, engines, docker, long_run, reference)
     if trouble := long_run.find_trouble():
         raise CommandRefused(f"The benchmark does not run, because {trouble}. Wait until it has ended.")
-    for name, engine in engines.items():
+    for name, engine in bench.list_measured().items():
         answer = request(engine.config.url, "/metrics", ASK_S)
         if not answer.ok:
             raise CommandRefused(f"Engine {name} does not serve ({answer.words()}); `vllm-edge status` says why.")

@@ -8,7 +8,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from ...engine.config import EngineConfig
 from ...engine.metrics import Totals, read_totals
@@ -25,7 +25,7 @@ class Sample:
     at: float
     """Monotonic seconds."""
     totals: Totals | None
-    """None if the engine did not answer."""
+    """None if an engine did not answer."""
     vram_mib: Mapping[str, int] = field(default_factory=dict)
     """Memory in use by UUID, of all processes."""
     states: Mapping[str, StateReading] = field(default_factory=dict)
@@ -81,23 +81,34 @@ class Sampler:
 
 
 @contextlib.contextmanager
-def open_sampler(config: EngineConfig) -> Iterator[Sampler]:
-    """Sample an engine and its GPUs. Without NVML the figures of the GPUs are missing."""
+def open_sampler(configs: Sequence[EngineConfig]) -> Iterator[Sampler]:
+    """Sample engines and their GPUs. Without NVML the figures of the GPUs are missing."""
     with contextlib.ExitStack() as stack:
         session: NvmlSession | None = None
         with contextlib.suppress(NvmlFailure, ImportError):
             session = stack.enter_context(open_nvml())
-        yield stack.enter_context(Sampler(lambda: take_sample(config, session)))
+        yield stack.enter_context(Sampler(lambda: take_sample(configs, session)))
 
 
-def take_sample(config: EngineConfig, session: NvmlSession | None) -> Sample:
-    """Look at an engine and its GPUs once; what does not answer is left out."""
-    answer = request(config.url, "/metrics", METRICS_S)
-    totals = read_totals(answer.body.decode("utf-8", "replace")) if answer.ok else None
+def add_totals(parts: Sequence[Totals]) -> Totals:
+    """Return the sums over engines, and of `kv_use` the mean; a figure that one of them does not report is None."""
+    sums: dict[str, float | None] = {}
+    for name in (one.name for one in fields(Totals)):
+        values = [getattr(part, name) for part in parts]
+        sums[name] = None if None in values else sum(values) / (len(values) if name == "kv_use" else 1)
+    return Totals(**sums)
+
+
+def take_sample(configs: Sequence[EngineConfig], session: NvmlSession | None) -> Sample:
+    """Look at engines and their GPUs once; what does not answer is left out."""
+    answers = [request(config.url, "/metrics", METRICS_S) for config in configs]
+    known = [read_totals(answer.body.decode("utf-8", "replace")) for answer in answers if answer.ok]
+    totals = add_totals(known) if len(known) == len(configs) else None
+    uuids = {uuid for config in configs for uuid in config.gpus}
     vram: dict[str, int] = {}
     states: dict[str, StateReading] = {}
     for gpu in session.identities if session else ():
-        if gpu.uuid in config.gpus and session is not None:
+        if gpu.uuid in uuids and session is not None:
             with contextlib.suppress(NvmlFailure):
                 vram[gpu.uuid] = session.read_gpu(gpu).used_mib
                 states[gpu.uuid] = session.read_state(gpu)
