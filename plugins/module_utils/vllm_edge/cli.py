@@ -238,10 +238,7 @@ LONG_RUN = (
 
 
 def _describe_long_run(name: str, options: Options, paths: HostPaths) -> LongRun:
-    from .switch.journal import find_switch
-
-    echo = options.format == "text"
-    return LongRun(paths.run, name, options.attended, echo, lambda: find_switch(paths))
+    return LongRun(paths.run, name, options.attended, options.format == "text")
 
 
 def _add_reference(parser: argparse.ArgumentParser) -> None:

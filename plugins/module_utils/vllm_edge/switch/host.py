@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from ..engine.config import EngineConfig
 from ..engine.startup import Phase as EnginePhase
@@ -16,10 +16,13 @@ from ..gateway.sync import view_host
 from ..gateway.view import SwitchProgress, View
 from ..generation import live
 from ..generation.model import Generation, GenerationError, SeenEngine
-from ..names import TARGET, unit_name
-from ..system.docker import DockerAway, DockerRefused
+from ..names import LABEL_SIDECAR, TARGET, unit_name
+from ..system.docker import ContainerGone, DockerAway, DockerRefused
+from ..system.files import LockHeld
+from ..system.long_run import COMMANDS, begin_moving, list_running
 from ..system.systemd import SystemdError, Unit
 from .model import Done, Moves, Phase, PhaseFailed, decide_moves
+from .render import capitalize
 from .steps.cleanup import clean_up
 from .steps.downtime import RoleWatch
 from .steps.gpu_memory import free, measure
@@ -56,6 +59,9 @@ class SwitchedHost(HostView):
     ask_suite = ask_suite
     measure = measure
     clean_up = clean_up
+
+    _moving: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """What `begin_moving` holds, until this process ends."""
 
     def moves(self, wanted: Generation) -> Moves:
         """Compare what runs, the live files and the target with a generation, and return what has to change."""
@@ -190,11 +196,36 @@ class SwitchedHost(HostView):
         return Done(f"{', '.join(moves.start)} were ordered to start")
 
     def away(self, wanted: Generation, serving: Generation | None, moves: Moves) -> Done:
-        """Let requests wait for the names of `serving` whose engines do not stay, or go to an engine that stands in."""
+        """Let requests wait for the names of `serving` whose engines do not stay, or go to an engine that stands in.
+
+        If engines move, the commands that measure them end, and containers beside the engines are removed.
+        """
+        warnings = self._end_long_runs() if moves.stop or moves.start else ()
         if serving is None:
-            return Done("nothing is known to serve")
+            return Done("nothing is known to serve", warnings=warnings)
         progress = SwitchProgress(Phase.AWAY, moves.keep, wanted)
-        return self._show_clients(lambda: view_host(self.paths, serving, progress))
+        done = self._show_clients(lambda: view_host(self.paths, serving, progress))
+        return replace(done, warnings=(*warnings, *done.warnings))
+
+    def _end_long_runs(self) -> tuple[str, ...]:
+        """Tell the commands of `system.long_run`, and remove their containers; return a warning for each."""
+        try:
+            running = list_running(self.paths.run)
+            self._moving.enter_context(begin_moving(self.paths.run))
+        except LockHeld:
+            running = []  # this process does already
+        except OSError as error:
+            return (f"Benchmarks and other commands that measure engines were not told to end: {error}.",)
+        ended = [f"`{COMMANDS[name]}`" for name in running]
+        # If Docker does not answer, or one stays, `free` waits for its memory and says what is in the way.
+        with contextlib.suppress(PhaseFailed, DockerAway, DockerRefused):
+            for container in self.list_containers(0):
+                purpose = container.labels.get(LABEL_SIDECAR)
+                if purpose is not None:
+                    with contextlib.suppress(ContainerGone):
+                        self.docker.remove(container.id)
+                    ended += [] if purpose in running else [f"container {container.name}"]
+        return tuple(f"{capitalize(one)} was ended, because engines stop and start." for one in ended)
 
     def back(self, generation: Generation) -> Done:
         return self._show_clients(lambda: view_host(self.paths, generation, SwitchProgress(Phase.BACK)))

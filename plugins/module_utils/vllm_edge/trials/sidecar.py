@@ -200,7 +200,7 @@ def run_sidecar(
             problems.append(error)
 
     def find_any_trouble() -> str:
-        return f"its output was lost ({problems[0]})" if problems else find_trouble()
+        return find_trouble() or (f"its output was lost ({problems[0]})" if problems else "")
 
     try:
         remove_sidecars(docker, sidecar.purpose)
@@ -212,9 +212,8 @@ def run_sidecar(
                 reader.start()
                 status = _wait(sidecar, docker, container, timeout_s, find_any_trouble)
                 reader.join(timeout=10)
-                if problems or reader.is_alive():
-                    why = problems[0] if problems else "it did not end"
-                    raise SidecarError(f"The output of container {sidecar.name} was lost: {why}.")
+                if why := find_any_trouble() or ("its output did not end" if reader.is_alive() else ""):
+                    raise SidecarError(f"Container {sidecar.name} ran to its end, but {why}.")
                 return Ended(status, tuple(lines), _read_output(out))
             finally:
                 with contextlib.suppress(ContainerGone):
@@ -233,7 +232,8 @@ def _wait(
     while True:
         found = docker.find(container)
         if found is None:
-            raise SidecarError(f"Somebody removed container {sidecar.name} while it ran.")
+            why = find_trouble() or "somebody removed it"
+            raise SidecarError(f"Container {sidecar.name} was ended: {why}.")
         if found.exit_code is not None:
             if found.oom_killed:
                 raise SidecarError(

@@ -170,6 +170,8 @@ class Bench:
             error = f"The benchmark ended early: {str(failed).rstrip('.')}."
         except GatewayError as refused:
             error = f"The benchmark ended early: {refused}"
+        except OSError as failed:
+            error = f"The benchmark ended early: {failed}."
         except KeyboardInterrupt as asked:
             error = f"The benchmark was interrupted{f' by {asked}' if str(asked) else ''}."
         compared = (self.description, self.measurements, read_runs(former), self.reference)
@@ -363,8 +365,6 @@ def prepare(paths: HostPaths, options: Options, docker: DockerEngine, long_run: 
         )
     generation, engines = choose_engines(paths, options.engine)
     bench = Bench(paths, options, generation, engines, docker, long_run, reference)
-    if trouble := long_run.find_trouble():
-        raise CommandRefused(f"The benchmark does not run, because {trouble}. Wait until it has ended.")
     for name, engine in engines.items():
         answer = request(engine.config.url, "/metrics", ASK_S)
         if not answer.ok:
