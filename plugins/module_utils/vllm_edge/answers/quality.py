@@ -17,9 +17,10 @@ from ..engine.config import EngineConfig
 from ..engine.state import stamp
 from ..generation.model import Generation
 from ..paths import HostPaths
-from ..system.http import call_in_parallel, request
+from ..system.http import request
 from ..system.long_run import CommandRefused, LongRun, refusing
 from ..system.records import RecordError
+from ..system.threads import call_in_parallel
 from ..text import print_result, table, wrapped
 from .checks import Ask, CheckFailedError, Client, EngineSilentError, StillThinkingError
 from .engines import choose_engines, describe_engine

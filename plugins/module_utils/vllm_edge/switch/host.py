@@ -21,6 +21,7 @@ from ..system.docker import ContainerGone, DockerAway, DockerRefused
 from ..system.files import LockHeld
 from ..system.long_run import COMMANDS, begin_moving, list_running
 from ..system.systemd import SystemdError, Unit
+from ..system.threads import Worker
 from .model import Done, Moves, Phase, PhaseFailed, decide_moves
 from .render import capitalize
 from .steps.cleanup import clean_up
@@ -94,11 +95,12 @@ class SwitchedHost(HostView):
         patience = min(
             STOP_AT_MOST_S, max(unit.stop_timeout_s or STOP_AT_MOST_S for unit in units.values()) + STOP_MARGIN_S
         )
-        said = None
+        said, problems = None, list[str]()
         loaded = [name for name in names if units[name].loaded]
         if loaded:
-            with self._ending_idle(moves.stop):
+            with self._ending_idle(moves.stop) as watchers:
                 said = self.systemd.stop(loaded, patience)
+            problems = [str(one.problem) for one in watchers if one.problem is not None]
         outlived = self._remove_containers(moves.stop)
         left = [f"{name} is {unit.active_state}" for name, unit in self.show_units(names).items() if not unit.down]
         if left:
@@ -110,13 +112,16 @@ class SwitchedHost(HostView):
                 engines=moves.stop,
             )
         engines = f"{', '.join(moves.stop)} stopped in {self.clock() - began:.1f} s"
+        warnings = tuple(
+            f"Engines without requests were not ended before their shutdown timeout: {one}." for one in problems
+        )
         if not outlived:
-            return Done(engines)
+            return Done(engines, warnings=warnings)
         text = f"{', '.join(outlived)} outlived its unit and was removed"
-        return Done(f"{engines}; {text}", warnings=(f"Container {text}.",))
+        return Done(f"{engines}; {text}", warnings=(*warnings, f"Container {text}."))
 
     @contextlib.contextmanager
-    def _ending_idle(self, engines: Collection[str]) -> Iterator[None]:
+    def _ending_idle(self, engines: Collection[str]) -> Iterator[list[Worker]]:
         """While units stop, end containers that have no requests and only wait for their shutdown timeout."""
         over = threading.Event()
 
@@ -127,11 +132,9 @@ class SwitchedHost(HostView):
                         if container.engine == config.engine and container.running and not over.is_set():
                             self.docker.kill(container.id)
 
-        for config in self.load_configs(engines):
-            if config.shutdown_timeout_s is not None:
-                threading.Thread(target=watch, args=(config,), daemon=True).start()
+        configs = [config for config in self.load_configs(engines) if config.shutdown_timeout_s is not None]
         try:
-            yield
+            yield [Worker(watch, config) for config in configs]
         finally:
             over.set()
 

@@ -16,7 +16,8 @@ from ...engine.config import EngineConfig
 from ...engine.metrics import requests_in_work
 from ...engine.state import stamp
 from ...generation.model import Generation, Limits
-from ...system.http import call_in_parallel, takes_work
+from ...system.http import takes_work
+from ...system.threads import call_in_parallel
 from ..model import Done, Moves, PhaseFailed
 from ..view import HostView
 

@@ -262,6 +262,8 @@ class Measuring:
             return (
                 f"engine {name} no longer runs in the container that it began with; `vllm-edge explain {name}` says why"
             )
+        if problem := self.sampler.find_problem():
+            return f"engine {name} cannot be measured: {problem}"
         # Each step of an engine moves a figure, and its supervisor gives one as long.
         if (still := self.sampler.get_still_s()) >= max(IMPORT_S, self.config.progress_timeout_s):
             return f"engine {name} has made no progress with the benchmark's requests for {still:.0f} s"
