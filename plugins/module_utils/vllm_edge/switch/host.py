@@ -62,7 +62,7 @@ class SwitchedHost(HostView):
     clean_up = clean_up
 
     _moving: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """What `begin_moving` holds, until this process ends."""
+    """What `begin_moving` holds, until the switch or this process ends."""
 
     def moves(self, wanted: Generation) -> Moves:
         """Compare what runs, the live files and the target with a generation, and return what has to change."""
@@ -234,6 +234,8 @@ class SwitchedHost(HostView):
         return self._show_clients(lambda: view_host(self.paths, generation, SwitchProgress(Phase.BACK)))
 
     def publish(self, phase: Phase | None) -> None:
+        if phase is None:
+            self._moving.close()
         gateway.publish_phase(self.paths, phase)
 
     def _show_clients(self, look: Callable[[], View]) -> Done:
