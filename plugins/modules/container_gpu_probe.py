@@ -79,12 +79,16 @@ import inspect
 import json
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.gpu import container_probe
 from ..module_utils.vllm_edge.gpu.cuda import TOO_OLD, describe_error
+from ..module_utils.vllm_edge.names import LABEL_SIDECAR
+from ..module_utils.vllm_edge.paths import RUN
+from ..module_utils.vllm_edge.system.long_run import watch_moves
 from ..module_utils.vllm_edge.text import printable
 
 PROGRAM = inspect.getsource(container_probe)
@@ -209,7 +213,7 @@ def main() -> None:
     running = params["container"]
     docker = module.get_bin_path("docker")
     devices = [f"--device=nvidia.com/gpu={uuid}" for uuid in params["gpus"]]
-    started = time.monotonic()
+    started, find_moves = time.monotonic(), watch_moves(Path(RUN))
     code, out, err = 127, "", "Docker is not installed"
     if docker and running:
         command = ["timeout", str(params["timeout"]), docker, "exec", running, "python3", "-c", PROGRAM]
@@ -218,14 +222,19 @@ def main() -> None:
         # If docker run is killed, the container keeps running. It can then be removed by its name.
         name = f"vllm-edge-probe-{module.tmpdir.rsplit('/', 1)[-1].lstrip('.')}"
         command = ["timeout", str(params["timeout"]), docker, "run", "--rm", "--pull=never", f"--name={name}"]
+        command.append(f"--label={LABEL_SIDECAR}=probe")  # a switch ends it
         command += [*params["flags"], *devices, "--entrypoint=python3", params["image"], "-c", PROGRAM]
-        command += find_free(module, docker, params["gpus"])
+        command += [] if find_moves() else find_free(module, docker, params["gpus"])
         code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"})
         if code == 124:
             module.run_command([docker, "rm", "--force", name])
     image, seconds = params["image"] or "", params["timeout"]
     problem = printable(judge(code, out, err[:LONGEST], params["gpus"], seconds, image, running or ""))
     result = {"changed": False, "problem": problem, "seconds": round(time.monotonic() - started, 1)}
+    if problem and (why := find_moves()):
+        problem = result["problem"] = (
+            f"this is not judged, because {why}. Run again when it has ended. Seen was: {problem}"
+        )
     if problem and not module.check_mode:
         who = f"The container {running}" if running else f"A container of {params['image']} with the engine's flags"
         module.fail_json(msg=f"{who} cannot use its GPUs: {problem}", **result)

@@ -120,6 +120,7 @@ msg:
 """
 
 import time
+from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -136,7 +137,8 @@ from ..module_utils.vllm_edge.gpu.budget import (
     settle,
 )
 from ..module_utils.vllm_edge.gpu.owners import find_owners
-from ..module_utils.vllm_edge.paths import find_interpreter
+from ..module_utils.vllm_edge.paths import RUN, find_interpreter
+from ..module_utils.vllm_edge.system.long_run import watch_moves
 from ..module_utils.vllm_edge.system.nvml import (
     HostReading,
     NvmlFailure,
@@ -213,7 +215,7 @@ def main() -> None:
         if module.params[option] < 0:
             module.fail_json(msg=f"{option} is {module.params[option]}: it cannot be negative.", gpus=[])
 
-    measurement = Measurement(module.params)
+    measurement, find_moves = Measurement(module.params), watch_moves(Path(RUN))
     try:
         require_pynvml(find_interpreter(module.params["python"]), has_respawned(), respawn_module)
         with open_nvml() as session:
@@ -238,6 +240,9 @@ def main() -> None:
     except (BudgetError, gpu_slots.SlotError) as error:
         module.fail_json(msg=str(error), gpus=measurement.gpus)
 
+    if why := find_moves():
+        again = f"VRAM was not judged, because {why}. Measure again when it has ended."
+        module.fail_json(msg=f"{again} Seen was: {result.evaluation.message}", gpus=measurement.gpus)
     for warning in result.evaluation.warnings:
         module.warn(warning)
     if not result.settled and module.params["settle_timeout_s"] > 0:

@@ -218,7 +218,7 @@ class Bench:
     """The host of a switch, of which only files, processes and GPUs are real. `kinds` says whose each process is."""
 
     def __init__(self, root: Path) -> None:
-        self.paths = HostPaths(root / "etc", root / "state", root / "units")
+        self.paths = HostPaths(root / "etc", root / "state", root / "units", root / "run")
         self.clock, self.docker, self.http = Clock(), FakeDocker(), Http()
         self.systemctl = FakeSystemctl(self.clock)
         self.docker_runs = True

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from ansible.module_utils.vllm_edge.switch.render import complain, say
 from ansible.module_utils.vllm_edge.switch.render import render_result as render_switch
 from ansible.module_utils.vllm_edge.text import printable
 from engine_files import written
+from helpers import ROOT
 from journals import ended
 
 HOSTILE = (
@@ -83,6 +86,29 @@ def test_every_command_prints_through_the_filter(
         assert "Größe" in told.out
         assert "gnp" in told.err
         assert find_forbidden(told.out + told.err) == []
+
+
+@pytest.mark.parametrize("lines", [1, 9999])
+def test_the_exit_status_tells_that_the_output_was_lost(lines: int) -> None:
+    """A short output is written when the program ends, a long one meanwhile."""
+    code = (
+        "import sys; from dataclasses import replace; from vllm_edge import cli\n"
+        f"def tell(*_): print('x' * 9 * {lines}); return 0\n"
+        "cli.COMMANDS[:] = [replace(cli.COMMANDS[0], run=tell)]; sys.exit(cli.main(['status']))"
+    )
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "PYTHONPATH": "plugins/module_utils", "PYTHONUNBUFFERED": ""}
+
+    def run(output: int) -> tuple[int, str]:
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.PIPE, text=True)
+        os.close(output)
+        return done.returncode, done.stderr
+
+    status, said = run(os.open("/dev/full", os.O_WRONLY))
+    assert status == 1 and said.startswith("The output of `vllm-edge status`, ") and said.endswith("left on device.\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert run(writer) == (0 if lines == 1 else 141, "")
 
 
 def test_errors_of_the_command_line_are_printable(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any
 from .options import add_options, read_options
 from .paths import ETC, STATE, HostPaths, host_paths
 from .system.long_run import LongRun, refusing
-from .text import make_printable
+from .text import OutputLost, make_printable
 
 Options = argparse.Namespace
 AddOption = Callable[[argparse.ArgumentParser], object]
@@ -238,10 +239,7 @@ LONG_RUN = (
 
 
 def _describe_long_run(name: str, options: Options, paths: HostPaths) -> LongRun:
-    from .switch.journal import find_switch
-
-    echo = options.format == "text"
-    return LongRun(paths.run, name, options.attended, echo, lambda: find_switch(paths))
+    return LongRun(paths.run, name, options.attended, options.format == "text")
 
 
 def _add_reference(parser: argparse.ArgumentParser) -> None:
@@ -458,8 +456,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2
         if not chosen.anywhere:
             os.umask(0o022)  # sudo may give root one that keeps the gateway, engines or people out
+        status = None
         try:
-            return int(options.run(options, host_paths(options.etc, options.state)))
-        except BrokenPipeError:
-            sys.stderr.close()  # `vllm-edge status | head`: the reader closed the pipe
-            return 0
+            status = int(options.run(options, host_paths(options.etc, options.state)))
+            out.flush()
+            return status
+        except BrokenPipeError:  # `vllm-edge status | head`: the reader closed the pipe
+            _discard_output()
+            return 128 + signal.SIGPIPE if status is None else status
+        except OutputLost as lost:
+            _discard_output()
+            ended = "before it had ended" if status is None else f"which itself ended with status {status}"
+            print(f"The output of `vllm-edge {chosen.name}`, {ended}, was lost: {lost}.", file=sys.stderr)
+            return status or 1
+
+
+def _discard_output() -> None:
+    """Let what is left in the buffer go nowhere: Python would try to write it once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import re
 import textwrap
 import unicodedata
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, TextIO, cast
 
 LONGEST = 60
@@ -36,14 +37,26 @@ def printable(text: str, keep: str = "\n\t") -> str:
     )
 
 
+class OutputLost(OSError):
+    """What a command prints cannot be written, such as to a full disk. The text says why."""
+
+
 class PrintableStream:
-    """A text stream whose `write` passes everything through `printable`."""
+    """A text stream whose `write` passes everything through `printable`.
+
+    Raises BrokenPipeError: the reader has gone; OutputLost.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        return self._stream.write(printable(text))
+        with _telling_loss():
+            return self._stream.write(printable(text))
+
+    def flush(self) -> None:
+        with _telling_loss():
+            self._stream.flush()
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -51,6 +64,16 @@ class PrintableStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def _telling_loss() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputLost(error.errno, error.strerror) from error
 
 
 def make_printable(stream: TextIO) -> TextIO:

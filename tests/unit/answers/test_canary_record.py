@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from ansible.module_utils.vllm_edge.answers.canary_command import Result, canary_unless_passed, full_canary
@@ -105,6 +107,13 @@ def test_an_engine_that_gives_no_token_fails_and_is_asked_everything_next(
     passed.server.answers["completion"] = chat()
     passed.again()
     assert len(passed.tokens_asked) > 5
+
+
+def test_a_record_that_cannot_be_removed_is_named(passed: Passed, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed.server.answers["completion"] = refuse(500, "EngineDeadError")
+    monkeypatch.setattr(Path, "unlink", Mock(side_effect=OSError(30, "Read-only file system", "e2b.canary.json")))
+    for results in (passed.again(), full_canary(passed.config, passed.paths, passed.docker, 5)):
+        assert "goes by an older result: [Errno 30]" in str(results[0].error)
 
 
 def test_one_token_has_a_deadline_of_its_own(passed: Passed) -> None:

@@ -28,7 +28,7 @@ from ansible.module_utils.vllm_edge.switch.model import Moves, PhaseFailed
 from ansible.module_utils.vllm_edge.switch.steps.requests import ask_suite
 from ansible.module_utils.vllm_edge.switch.view import HostView
 from ansible.module_utils.vllm_edge.system.http import Answer
-from ansible.module_utils.vllm_edge.system.long_run import LongRun
+from ansible.module_utils.vllm_edge.system.long_run import LongRun, begin_moving
 from engine_files import CONFIG
 from fake_engine import chat
 from generations import activate, engine, put, rendered
@@ -321,14 +321,14 @@ def test_the_command_runs_once_and_ends_when_nobody_follows_it(
 def test_a_record_keeps_every_answer_and_is_not_for_everybody_and_the_newest_stay(
     paths: HostPaths, stand_in: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "KEPT", 2)
+    monkeypatch.setattr(model, "KEPT", 2)
     made = record(paths, "p", stand_in(answer_well))
     (path,) = model.list_files(paths)
     assert path.stat().st_mode & 0o777 == 0o640
     assert list(model.read_suites(paths)) == [made]
     assert made.cases[0].repeats[0].text == STIG
     for name in ("20270101T000000Z-p", "20280101T000000Z-p"):
-        run.write_record(replace(made, run=name), paths)
+        model.write_record(replace(made, run=name), paths)
     assert [path.stem[:4] for path in model.list_files(paths)] == ["2027", "2028"]
 
 
@@ -382,11 +382,14 @@ def test_an_interrupted_suite_says_so(
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt("SIGTERM")
 
-    serve(stand_in(answer_well))
-    switches = iter(["", "a switch began (alice)"])
-    assert ask(paths, LongRun(paths.run, "quality", find_switch=lambda: next(switches))) == 2
+    def answer(name: str, count: int) -> str:
+        with begin_moving(paths.run):
+            return answer_well(name, count)
+
+    serve(stand_in(answer))
+    assert ask(paths) == 2
     monkeypatch.setattr(Suite, "run", interrupt)
     assert ask(paths) == 2
     said = capsys.readouterr().err
-    assert "a switch began (alice). Nothing was recorded" in said and "The suite was interrupted" in said
+    assert "because a switch began" in said and "`vllm-edge quality` was interrupted by SIGTERM. Nothing was" in said
     assert model.list_files(paths) == []

@@ -123,6 +123,16 @@ def test_the_units_of_a_switch_that_runs_are_its_own_affair() -> None:
     assert find(facts)["deep.status"][1].startswith("A switch to generation 5")
 
 
+def test_nothing_is_said_of_engines_that_stopped_or_started_meanwhile() -> None:
+    found = find(replace(engine(container_image_id="sha256:bb"), canary=UNANSWERED, moved="a switch began"))
+    assert {name: state for name, (state, _) in found.items() if state != "ok"} == {
+        "deep.status": "fail",
+        "deep.images": "unknown",
+        "deep.canary": "unknown",
+    }
+    assert found["deep.status"][1].startswith("Nothing can be said of what serves, because a switch began.")
+
+
 def test_a_file_that_is_not_as_rendered_is_named_once() -> None:
     files = [{"path": "/etc/x", "how": "it is missing"}, {"path": "/etc/y", "how": "it is missing"}]
     found = find(host(rendered("it is missing"), live_files=files))

@@ -187,7 +187,17 @@ def test_pruning_keeps_the_committed_and_the_one_before(paths: HostPaths) -> Non
     activate(paths, rendered(engine(), profile="b"))
     assert store.prune(paths, 5, (4, 1, 2)) == []
     assert store.prune(paths, 4, (4, 1, 2)) == [3], "what was never verified goes first"
+    four = paths.generation_dir(4)
+    (four / "engines" / "e2b").rename(four / "engines" / "old")
+    files = [
+        make(name) for name in ("e2b", "old") for make in (paths.engine_state, paths.engine_loads, paths.engine_canary)
+    ]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    assert store.prune(paths, 4, (4, 1, 2)) == [] and all(file.exists() for file in files)
     assert store.prune(paths, 1, (4, 1, 2)) == [4]
+    assert [file.exists() for file in files] == [True] * 3 + [False] * 3, "engines that no generation has are forgotten"
     assert store.prune(paths, 0, (4, 1, 2)) == []
     assert store.numbers(paths) == [1, 2, 5], "the number of the newest is not given again"
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.gpu import owners
 from ansible.module_utils.vllm_edge.gpu.owners import ContainerRef, Owner, decide_owner, parse_cgroup, parse_unit
+from ansible.module_utils.vllm_edge.names import LABEL_SIDECAR
 from ansible.module_utils.vllm_edge.switch.model import Interrupted
 from ansible.module_utils.vllm_edge.system.docker import Container
 
@@ -54,6 +55,7 @@ def test_unit_of_a_process_of_the_host(cgroup: str, expected: str | None) -> Non
 
 
 KNOWN = {A: Container(A, "vllm-e2b", "running", {"vllm-edge.engine": "e2b"}), B: Container(B, "notebook", "running")}
+BESIDE = {A: Container(A, "vllm-edge-bench", "running", {LABEL_SIDECAR: "bench"})}
 UNREACHABLE = Owner("unknown", A[:12], None, f"Docker cannot say whose container {A[:12]} is: it does not answer")
 
 
@@ -61,6 +63,7 @@ UNREACHABLE = Owner("unknown", A[:12], None, f"Docker cannot say whose container
     ("cgroup", "docker", "expected"),
     [
         pytest.param(f"0::/docker/{A}", KNOWN, Owner("ours", "vllm-e2b", "vllm-e2b.service"), id="labelled"),
+        pytest.param(f"0::/docker/{A}", BESIDE, Owner("sidecar", "vllm-edge-bench"), id="beside engines"),
         pytest.param(f"0::/docker/{B}", KNOWN, Owner("foreign", "notebook"), id="not labelled"),
         pytest.param(f"0::/docker/{C}", KNOWN, Owner("foreign", C[:12]), id="Docker does not know it"),
         pytest.param(f"0::/libpod-{A}.scope", KNOWN, Owner("foreign", f"podman:{A[:12]}"), id="podman, same id"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils.vllm_edge.system.long_run import begin_moving
 from fake_host import Clock
 
 from lab.nvidia.testing import UUIDS, LabRoot
@@ -29,7 +30,7 @@ def measure(run_module: Run, tmp_path: Path) -> Run:
 
     def run(budgets: dict[Any, Any], *, check: bool = False, clock: Any = None, **options: Any) -> dict[str, Any]:
         given = {"slots_file": str(tmp_path / "no-slots.json"), "budgets": budgets, **options}
-        return run_module("vram_budget", given, check=check, replace={"time": clock or Time()})
+        return run_module("vram_budget", given, check=check, replace={"time": clock or Time(), "RUN": str(tmp_path)})
 
     return run
 
@@ -51,6 +52,20 @@ def test_within_budget(gpus: LabRoot, measure: Run, docker_api: Any, processes: 
         **{"within_budget": True, "processes": [{**process, "owner": "ours", "reason": None}]},
     }
     assert result["msg"].startswith("Every GPU is within its budget (GPU 0: 20600 of 20900 MiB; GPU 1: 0 of 0 MiB")
+
+
+def test_a_host_whose_engines_move_meanwhile_is_not_judged(gpus: LabRoot, measure: Run, tmp_path: Path) -> None:
+    clock = Time()
+    clock.at(1, lambda: move(tmp_path))
+    gpus.set_fault(3, "orphan", 300)
+    result = measure({}, clock=clock)
+    assert (result["rc"], "failures" in result) == (1, False)
+    assert result["msg"].startswith("VRAM was not judged, because a switch began") and "over budget" in result["msg"]
+
+
+def move(run: Path) -> None:
+    with begin_moving(run):
+        pass
 
 
 def test_an_orphan_is_found_after_the_time_to_settle_in_check_mode_as_well(gpus: LabRoot, measure: Run) -> None:

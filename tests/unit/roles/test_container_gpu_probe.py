@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from ansible.module_utils.vllm_edge.system.long_run import begin_moving
 from helpers import ROOT
 
 from lab.nvidia import testing
@@ -108,7 +109,7 @@ def test_commands_and_failures(
     def run(given: dict[str, Any], code: int, answer: str) -> tuple[dict[str, Any], list[str]]:
         (tmp_path / "answer").write_text(f"{answer}\n")
         (tmp_path / "code").write_text(str(code))
-        result = run_module("container_gpu_probe", given, check=check)
+        result = run_module("container_gpu_probe", given, check=check, replace={"RUN": str(tmp_path)})
         return result, (tmp_path / "command").read_text().replace(PROBE, "the program").splitlines()
 
     args["gpus"] = [*GPUS, "GPU-c"]
@@ -117,7 +118,8 @@ def test_commands_and_failures(
     assert (result["libcuda"], result["cuda"]) == (LIBRARY, "13.0")
     assert command[:3] == ["run", "--rm", "--pull=never"]
     devices = [f"--device=nvidia.com/gpu={gpu}" for gpu in args["gpus"]]
-    assert command[4:] == [*args["flags"], *devices, "--entrypoint=python3", "engine", "-c", "the program", "GPU-b"]
+    assert command[4] == "--label=vllm-edge.companion=probe"
+    assert command[5:] == [*args["flags"], *devices, "--entrypoint=python3", "engine", "-c", "the program", "GPU-b"]
     running = {"container": "vllm-e2b", "gpus": GPUS}
     result, command = run(running, 0, BOTH)
     assert (result["changed"], result["problem"], result["driver"]) == (False, "", "580.173.02")
@@ -128,6 +130,10 @@ def test_commands_and_failures(
     ):
         result, _ = run(given, code, answer)
         assert result["rc"] == (0 if check else 1) and said in result["problem"]
+    with begin_moving(tmp_path):
+        result, command = run(args, 125, "")
+        assert command[-1] == "the program", "an engine that starts measures what is free"
+    assert result["problem"].startswith("this is not judged, because a switch began")
     assert "mutually exclusive" in run_module("container_gpu_probe", running | args)["msg"]
 
 

@@ -17,12 +17,15 @@ from ansible.module_utils.vllm_edge.gateway import sync
 from ansible.module_utils.vllm_edge.gateway.admin import HAProxy
 from ansible.module_utils.vllm_edge.generation import model, store
 from ansible.module_utils.vllm_edge.generation.model import Limits, SeenEngine
-from ansible.module_utils.vllm_edge.names import TARGET
+from ansible.module_utils.vllm_edge.names import LABEL_SIDECAR, TARGET
 from ansible.module_utils.vllm_edge.switch import view
 from ansible.module_utils.vllm_edge.switch.model import Done, Moves, Phase, decide_moves
 from ansible.module_utils.vllm_edge.switch.steps import requests
+from ansible.module_utils.vllm_edge.switch.stop import stop_engines
+from ansible.module_utils.vllm_edge.system.docker import Container
 from ansible.module_utils.vllm_edge.system.files import LockHeld
 from ansible.module_utils.vllm_edge.system.http import Answer
+from ansible.module_utils.vllm_edge.system.long_run import LongRun
 from fake_host import OOM, ServingHost, failure, ok, write
 from generations import engine
 
@@ -187,6 +190,31 @@ def test_without_docker_an_engine_takes_its_time(finishing: ServingHost) -> None
     finishing.on_stop(containers=[], during=during)
     assert finishing.stop().detail.startswith("e2b stopped in")
     assert finishing.docker.killed == []
+
+
+def test_what_measures_engines_ends_with_a_word_before_they_stop(host: ServingHost) -> None:
+    suite = LongRun(host.paths.run, "quality")
+    ours = {name: Container(name, f"vllm-edge-{name}", "running", {LABEL_SIDECAR: name}) for name in ("bench", "probe")}
+    theirs = Container("b" * 64, "web", "running", {})
+    host.docker.containers += [theirs, *ours.values()]
+    host.on_stop(containers=[theirs])
+    with suite.alone():
+        warnings = stop_engines(host.machine).warnings
+        assert "a switch began, or a stop" in suite.find_trouble()
+    why = "was ended, because engines stop and start."
+    assert warnings == tuple(
+        f"{what} {why}" for what in ("`vllm-edge quality`", "Container vllm-edge-bench", "Container vllm-edge-probe")
+    )
+    assert host.docker.removed == list(ours)
+    host.docker.away = "connection refused"
+    assert host.machine.away(host.generation, None, Moves(stop=("e2b",))).warnings == (), "a way back does so again"
+
+
+def test_what_measures_engines_goes_on_where_none_moves(host: ServingHost) -> None:
+    suite = LongRun(host.paths.run, "quality")
+    with suite.alone():
+        assert host.machine.away(host.generation, host.generation, Moves(keep=("e2b",))).warnings == ()
+        assert not suite.find_trouble()
 
 
 def test_names_go_away_and_come_back(host: ServingHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,8 +186,7 @@ def full_canary(
     before = find_run(config, docker)
     results = canary(config, timeout_s, ask)
     if not all(result.ok for result in results):
-        forget(config, paths)
-        return results
+        return forget(config, paths, results)
     results = [replace(result, passed_at=stamp()) for result in results]
     if before is not None and before == find_run(config, docker):
         record = json.dumps(asdict(Passed(before, tuple(results))), ensure_ascii=False)
@@ -197,9 +196,14 @@ def full_canary(
     return results
 
 
-def forget(config: EngineConfig, paths: HostPaths) -> None:
-    with contextlib.suppress(OSError):
+def forget(config: EngineConfig, paths: HostPaths, failed: list[Result]) -> list[Result]:
+    """Remove the record that this run has passed, and return the results; if it stays, those that failed say so."""
+    try:
         paths.engine_canary(config.engine).unlink(missing_ok=True)
+    except OSError as error:
+        why = f" Until it is removed, --unless-passed goes by an older result: {error}."
+        return [one if one.ok else replace(one, error=f"{one.error}{why}") for one in failed]
+    return failed
 
 
 def find_recorded(config: EngineConfig, paths: HostPaths, docker: DockerEngine) -> list[Result]:
@@ -242,8 +246,7 @@ def canary_unless_passed(
     seconds, problem = request_one_token(config, ask)
     if problem is None:
         return [replace(result, token_s=seconds) for result in results]
-    forget(config, paths)
-    return [build_failure(config, name, problem, seconds) for name in config.served_names]
+    return forget(config, paths, [build_failure(config, name, problem, seconds) for name in config.served_names])
 
 
 def render_result(result: Result) -> str:

@@ -18,8 +18,9 @@ from itertools import zip_longest
 from typing import Any, TypeVar
 
 from ..engine.config import EngineConfig
-from ..system.http import Answer, call_in_parallel
+from ..system.http import Answer
 from ..system.records import parse_json
+from ..system.threads import call_in_parallel
 
 Ask = Callable[..., Answer]
 """Sends a request; `system.http.request` or a substitute."""

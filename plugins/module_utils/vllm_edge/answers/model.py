@@ -6,12 +6,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product, takewhile
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from ..paths import HostPaths
+from ..system.files import prune, write_durably
 from ..system.records import read_record
 from .checks import quote
 
@@ -76,6 +77,19 @@ class Record:
     note: str = ""
     kind: str = "suite"
     schema: int = 1
+
+
+def write_record(record: Record | Mapping[str, Any], paths: HostPaths) -> Path:
+    """Write the record of a suite or of a reference answer, remove the oldest ones, and return its path.
+
+    Raises OSError.
+    """
+    data = asdict(record) if isinstance(record, Record) else record
+    path = paths.quality / f"{data['run']}.json"
+    paths.quality.mkdir(parents=True, exist_ok=True, mode=0o750)
+    write_durably(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n", MODE)
+    prune(list_files(paths), KEPT, path)
+    return path
 
 
 def list_files(paths: HostPaths) -> list[Path]:

@@ -17,26 +17,14 @@ from ..engine.config import EngineConfig
 from ..engine.state import stamp
 from ..generation.model import Generation
 from ..paths import HostPaths
-from ..system.files import prune, write_durably
-from ..system.http import call_in_parallel, request
+from ..system.http import request
 from ..system.long_run import CommandRefused, LongRun, refusing
 from ..system.records import RecordError
+from ..system.threads import call_in_parallel
 from ..text import print_result, table, wrapped
 from .checks import Ask, CheckFailedError, Client, EngineSilentError, StillThinkingError
 from .engines import choose_engines, describe_engine
-from .model import (
-    KEPT,
-    MODE,
-    NOT_SHOWN,
-    Answered,
-    CaseResult,
-    Record,
-    Verdict,
-    compare,
-    find_run,
-    list_files,
-    read_suites,
-)
+from .model import NOT_SHOWN, Answered, CaseResult, Record, Verdict, compare, find_run, read_suites, write_record
 from .suite import Case, build_prompt, judge, read_cases
 
 REPEATS = 3
@@ -46,8 +34,8 @@ LIMIT_S = 3600.0
 LISTED = 20
 
 
-class OutOfTime(Exception):
-    """The suite took longer than it may, or nobody follows it any more. The text says which."""
+class OutOfTime(CommandRefused):
+    """The suite took longer than it may, or has to end. The text is a sentence that says why."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +66,11 @@ class Suite:
     def run(self, configs: Sequence[EngineConfig]) -> list[CaseResult]:
         return [result for group in call_in_parallel(self._ask_engine, configs) for result in group]
 
+    def check(self) -> None:
+        """Raise OutOfTime if the run has to end."""
+        if why := self.go_on():
+            raise OutOfTime(f"The suite was ended, because {why}. Nothing was recorded.")
+
     def _ask_engine(self, config: EngineConfig) -> list[CaseResult]:
         return [
             self._ask_case(config, case, name)
@@ -89,11 +82,9 @@ class Suite:
     def _ask_case(self, config: EngineConfig, case: Case, name: str) -> CaseResult:
         repeats: list[Answered] = []
         for number in range(1, self.options.repeats + 1):
-            why = self.go_on()
-            if not why and self.clock() - self._began > self.options.limit_s:
-                why = f"it did not finish within {self.options.limit_s:.0f} s"
-            if why:
-                raise OutOfTime(why)
+            self.check()
+            if self.clock() - self._began > self.options.limit_s:
+                raise OutOfTime(f"The suite did not finish within {self.options.limit_s:.0f} s. Nothing was recorded.")
             self.say(f"{config.engine}: {case.name}, answer {number} of {self.options.repeats}")
             repeats.append(self._ask_once(Client(config, name, self.options.timeout_s, self.ask), case))
         equal = len({one.text for one in repeats}) == 1
@@ -152,15 +143,6 @@ def build_record(generation: Generation, options: Options, results: Sequence[Cas
     )
 
 
-def write_record(record: Record, paths: HostPaths) -> Path:
-    """Write the record, remove the oldest ones, and return its path. Raises OSError."""
-    path = paths.quality / f"{record.run}.json"
-    paths.quality.mkdir(parents=True, exist_ok=True, mode=0o750)
-    write_durably(path, json.dumps(asdict(record), indent=1, ensure_ascii=False) + "\n", MODE)
-    prune(list_files(paths), KEPT, path)
-    return path
-
-
 def render(record: Record) -> list[str]:
     rows = [
         [result.case, result.source, result.served_name, result.engine, result.precision, result.verdict]
@@ -190,26 +172,14 @@ def run_quality(paths: HostPaths, options: Options, long_run: LongRun, *, output
     Returns:
         0: no case failed or is unsteady. 1: one did, or is. 2: it was refused, or did not end.
     """
-
-    try:
-        with long_run.alone():
-            began_at = stamp()
-            if trouble := long_run.find_trouble():
-                raise OutOfTime(trouble)
-            generation, engines = choose_engines(paths, options.engines)
-            results = Suite(options, go_on=long_run.find_trouble, say=long_run.say).run(
-                [one.config for one in engines.values()]
-            )
-            if trouble := long_run.find_trouble():  # an answer may have failed because of it
-                raise OutOfTime(trouble)
-            record = build_record(generation, options, results, began_at)
-            path = write_record(record, paths)
-    except OutOfTime as ended:
-        raise CommandRefused(f"The suite was ended: {ended}. Nothing was recorded.") from ended
-    except KeyboardInterrupt as asked:
-        raise CommandRefused("The suite was interrupted. Nothing was recorded.") from asked
-    except OSError as error:
-        raise CommandRefused(f"Progress or record of the suite cannot be written: {error}.") from error
+    with long_run.alone():
+        began_at = stamp()
+        generation, engines = choose_engines(paths, options.engines)
+        suite = Suite(options, go_on=long_run.find_trouble, say=long_run.say)
+        results = suite.run([one.config for one in engines.values()])
+        suite.check()  # an answer may have failed because of it
+        record = build_record(generation, options, results, began_at)
+        path = write_record(record, paths)
     lines = render(record)
     print_result(output, {"path": str(path), "lines": lines, **asdict(record)}, lines)
     return 1 if record.failed or record.unsteady else 0

@@ -8,7 +8,6 @@ import os
 import queue
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from ..paths import HostPaths
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, parse_stamp
 from ..system.files import remove_foreign
 from ..system.http import Answer, request
+from ..system.threads import Worker
 from . import compile_cache, launch
 from .config import EngineConfigError, load_engine
 from .container import LaunchFailed
@@ -171,7 +171,7 @@ class Supervisor(Launcher):
                 log_facts=life.progress.facts,
             )
             self._remember_load(life)
-            threading.Thread(target=self._discard_cache, daemon=True).start()
+            Worker(self._discard_cache)
             self.journal.write(f"{self.config.unit}: {life.status_text(time.monotonic())}")
         elif reaction.phase_changed:
             self.reporter.record(life.phase, log_facts=life.progress.facts)
@@ -195,7 +195,7 @@ class Supervisor(Launcher):
         if self.engine.cache is not None:
             try:
                 remove_foreign(compile_cache.find_aside(self.engine.cache), REMOVE_CACHE_S)
-            except OSError as error:
+            except Exception as error:  # nobody waits for this thread
                 self.journal.write(f"the compile cache that was set aside cannot be removed: {error}", 4)
 
     def _supervise(self, life: Supervision) -> int | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..system.docker import Container, ContainerGone, DockerAway, DockerRefused
 from ..system.http import Answer
+from ..system.threads import Worker
 from .api_socket import open_to_gateway
 from .config import EngineConfig
 from .container import ContainerControl
@@ -54,7 +55,7 @@ class Watchers:
     """Set once /health has answered."""
     last_stamp: str | None = None
     """Docker's time stamp of the newest log line."""
-    _follower: threading.Thread | None = None
+    _follower: Worker | None = None
     _log_ended: threading.Event = field(default_factory=threading.Event)
     """Set while no line is on its way: the log is at its end, or Docker broke it off."""
 
@@ -79,10 +80,22 @@ class Watchers:
         if not self.closing.is_set():
             self.events.put(event)
 
-    def _thread(self, target: Callable[..., None], *arguments: object) -> threading.Thread:
-        thread = threading.Thread(target=target, args=arguments, name=target.__name__, daemon=True)
-        thread.start()
-        return thread
+    def _thread(self, target: Callable[..., None], *arguments: object) -> Worker:
+        """Run a watcher. If it meets an error that nobody expected, the journal says so and it begins again."""
+
+        def watch() -> None:
+            while True:
+                try:
+                    return target(*arguments)
+                except Exception as error:
+                    text = (
+                        f"{target.__name__} met an unexpected error and begins again: {type(error).__name__}: {error}"
+                    )
+                    self.journal.write(text, 3)
+                if self.closing.wait(ASK_AGAIN_S):
+                    return None
+
+        return Worker(watch)
 
     def _follow_log(self, container_id: str) -> None:
         """Report log lines. After a restart of Docker each connection continues after the last time stamp."""

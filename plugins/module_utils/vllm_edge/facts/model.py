@@ -206,6 +206,8 @@ class Deep:
     weights: tuple[Weights, ...]
     canary: Mapping[str, Sequence[Result]]
     """Results of each engine that runs."""
+    moved: str = ""
+    """That engines stopped or started meanwhile, in words after `because`; empty if they did not."""
 
 
 @dataclass(frozen=True)

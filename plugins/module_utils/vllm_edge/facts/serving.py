@@ -43,6 +43,7 @@ from ..system.docker import (
     docker_unit,
     explain_unreachable_docker,
 )
+from ..system.long_run import watch_moves
 from ..system.nvml import NvmlFailure, open_nvml, pynvml_missing
 from ..system.space import STATE_BYTES, find_shortage, measure
 from ..system.systemd import ask_units
@@ -354,6 +355,7 @@ def read_deep(paths: HostPaths, expected: Expectation) -> Deep:
 
     Where the inventory expects no weights, those of the engines on the host are hashed.
     """
+    find_moves = watch_moves(paths.run)
     docker = DockerEngine(request_timeout_s=10)
     configs, _ = load_configs(paths)  # what is wrong with the others is in the status
     status = collect(paths, docker, gpus=partial(ask_gpus, foreign=expected.foreign), expected_profile=expected.profile)
@@ -374,4 +376,5 @@ def read_deep(paths: HostPaths, expected: Expectation) -> Deep:
             for config in configs
             if config.engine in active
         },
+        moved=find_moves(),
     )

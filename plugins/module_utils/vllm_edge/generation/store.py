@@ -275,7 +275,7 @@ def prune(paths: HostPaths, keep: int, verified: Sequence[int]) -> list[int]:
 
     `verified` is in the order of the last commits, of which the last two stay, as does the committed generation and
     what was before it. The newest stays as well: no number is given twice. With the removed ones go the files of
-    `engine.policy` that only they named.
+    `engine.policy`, and the states of engines, that only they named.
     """
     now = committed(paths)
     there = numbers(paths)
@@ -290,6 +290,10 @@ def prune(paths: HostPaths, keep: int, verified: Sequence[int]) -> list[int]:
             raise GenerationError(f"{paths.generation_dir(number)} could not be removed: {error}") from error
     try:
         policy.prune(paths)
+        named = {path.name for path in (paths.state / "generations").glob("*/engines/*")}
+        for path in paths.engine_state("*").parent.glob("*.json"):
+            if path.name.partition(".")[0] not in named:
+                path.unlink(missing_ok=True)
     except OSError as error:
         raise GenerationError(f"{error.filename} could not be removed: {error}") from error
     return old

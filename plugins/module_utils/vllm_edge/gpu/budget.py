@@ -4,8 +4,8 @@
 Meaning of the figures of a GPU:
 
   used_mib      what NVML says is allocated (v2), see system/nvml.py
-  foreign_mib   memory of processes that are not ours. None if it is unknown, because NVML does not report a process's
-                memory or the owner of a process is unknown. It never defaults to 0.
+  foreign_mib   memory of processes that are no engines of ours. None if it is unknown, because NVML does not report a
+                process's memory or the owner of a process is unknown. It never defaults to 0.
   engine_mib    used minus foreign: our engines, and memory that no process holds any more. The latter counts as ours
                 because a crashed engine may leave it behind. It is an upper bound (used_mib) if foreign_mib is None.
   headroom_mib  budget minus engine_mib; negative if the GPU is over budget
@@ -246,7 +246,7 @@ def judge_gpu(gpu: GpuReading, owners: Mapping[int, Owner], limits: Limits, slot
     memory_known = gpu.processes is not None and all(process.used_mib is not None for process in processes)
     foreign_known = memory_known and "unknown" not in kinds
 
-    foreign_mib = _sum_mib(process for process in processes if process.owner == "foreign") if foreign_known else None
+    foreign_mib = _sum_mib(process for process in processes if process.owner != "ours") if foreign_known else None
     unattributed_mib = max(0, gpu.used_mib - _sum_mib(processes)) if memory_known else None
     engine_mib = max(0, gpu.used_mib - (foreign_mib or 0))
 
@@ -318,7 +318,7 @@ def _name_in_inventory(engine: str) -> str:
 
 
 def _describe_foreign(gpu: GpuVerdict) -> str | None:
-    others = [process for process in gpu.processes if process.owner != "ours"]
+    others = [process for process in gpu.processes if process.owner not in ("ours", "sidecar")]
     if others:
         return f"{gpu.card} is also used by others: {'; '.join(str(process) for process in others)}."
     if gpu.reading.processes is None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ..names import unit_name
+from ..names import LABEL_SIDECAR, unit_name
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused
 from ..system.process import PROC
 
@@ -24,7 +24,7 @@ DOCKER_TIMEOUT_S = 10
 ENDED = "the process ended while it was being looked up"
 """Reason of an unknown owner; budget.py compares with it."""
 
-OwnerKind = Literal["ours", "foreign", "unknown"]
+OwnerKind = Literal["ours", "sidecar", "foreign", "unknown"]
 Runtime = Literal["docker", "podman", "other"]
 
 _ID = re.compile(r"(?:(?P<prefix>[a-z][a-z-]{0,60})-)?(?P<id>[0-9a-f]{64})(?:\.scope)?")
@@ -39,7 +39,8 @@ class ContainerRef:
 
 @dataclass(frozen=True)
 class Owner:
-    """Owner of a process: `ours` (an engine), `foreign` (somebody else) or `unknown`."""
+    """Owner of a process: `ours` (an engine), `sidecar` (our container beside them, which ends when a switch needs its
+    place), `foreign` (somebody else) or `unknown`."""
 
     kind: OwnerKind
     container: str | None = None
@@ -128,7 +129,7 @@ def decide_owner(
     if container is None:
         return Owner("foreign", container=short)
     if container.engine is None:
-        return Owner("foreign", container=container.name)
+        return Owner("sidecar" if LABEL_SIDECAR in container.labels else "foreign", container=container.name)
     return Owner("ours", container=container.name, unit=unit_name(container.engine))
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from ..engine.config import EngineConfig
 from ..engine.startup import Phase as EnginePhase
@@ -16,10 +16,14 @@ from ..gateway.sync import view_host
 from ..gateway.view import SwitchProgress, View
 from ..generation import live
 from ..generation.model import Generation, GenerationError, SeenEngine
-from ..names import TARGET, unit_name
-from ..system.docker import DockerAway, DockerRefused
+from ..names import LABEL_SIDECAR, TARGET, unit_name
+from ..system.docker import ContainerGone, DockerAway, DockerRefused
+from ..system.files import LockHeld
+from ..system.long_run import COMMANDS, begin_moving, list_running
 from ..system.systemd import SystemdError, Unit
+from ..system.threads import Worker
 from .model import Done, Moves, Phase, PhaseFailed, decide_moves
+from .render import capitalize
 from .steps.cleanup import clean_up
 from .steps.downtime import RoleWatch
 from .steps.gpu_memory import free, measure
@@ -57,6 +61,9 @@ class SwitchedHost(HostView):
     measure = measure
     clean_up = clean_up
 
+    _moving: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """What `begin_moving` holds, until the switch or this process ends."""
+
     def moves(self, wanted: Generation) -> Moves:
         """Compare what runs, the live files and the target with a generation, and return what has to change."""
         containers = [container for container in self.list_containers() if container.engine]
@@ -88,11 +95,12 @@ class SwitchedHost(HostView):
         patience = min(
             STOP_AT_MOST_S, max(unit.stop_timeout_s or STOP_AT_MOST_S for unit in units.values()) + STOP_MARGIN_S
         )
-        said = None
+        said, problems = None, list[str]()
         loaded = [name for name in names if units[name].loaded]
         if loaded:
-            with self._ending_idle(moves.stop):
+            with self._ending_idle(moves.stop) as watchers:
                 said = self.systemd.stop(loaded, patience)
+            problems = [str(one.problem) for one in watchers if one.problem is not None]
         outlived = self._remove_containers(moves.stop)
         left = [f"{name} is {unit.active_state}" for name, unit in self.show_units(names).items() if not unit.down]
         if left:
@@ -104,13 +112,16 @@ class SwitchedHost(HostView):
                 engines=moves.stop,
             )
         engines = f"{', '.join(moves.stop)} stopped in {self.clock() - began:.1f} s"
+        warnings = tuple(
+            f"Engines without requests were not ended before their shutdown timeout: {one}." for one in problems
+        )
         if not outlived:
-            return Done(engines)
+            return Done(engines, warnings=warnings)
         text = f"{', '.join(outlived)} outlived its unit and was removed"
-        return Done(f"{engines}; {text}", warnings=(f"Container {text}.",))
+        return Done(f"{engines}; {text}", warnings=(*warnings, f"Container {text}."))
 
     @contextlib.contextmanager
-    def _ending_idle(self, engines: Collection[str]) -> Iterator[None]:
+    def _ending_idle(self, engines: Collection[str]) -> Iterator[list[Worker]]:
         """While units stop, end containers that have no requests and only wait for their shutdown timeout."""
         over = threading.Event()
 
@@ -121,11 +132,9 @@ class SwitchedHost(HostView):
                         if container.engine == config.engine and container.running and not over.is_set():
                             self.docker.kill(container.id)
 
-        for config in self.load_configs(engines):
-            if config.shutdown_timeout_s is not None:
-                threading.Thread(target=watch, args=(config,), daemon=True).start()
+        configs = [config for config in self.load_configs(engines) if config.shutdown_timeout_s is not None]
         try:
-            yield
+            yield [Worker(watch, config) for config in configs]
         finally:
             over.set()
 
@@ -190,16 +199,43 @@ class SwitchedHost(HostView):
         return Done(f"{', '.join(moves.start)} were ordered to start")
 
     def away(self, wanted: Generation, serving: Generation | None, moves: Moves) -> Done:
-        """Let requests wait for the names of `serving` whose engines do not stay, or go to an engine that stands in."""
+        """Let requests wait for the names of `serving` whose engines do not stay, or go to an engine that stands in.
+
+        If engines move, the commands that measure them end, and containers beside the engines are removed.
+        """
+        warnings = self._end_long_runs() if moves.stop or moves.start else ()
         if serving is None:
-            return Done("nothing is known to serve")
+            return Done("nothing is known to serve", warnings=warnings)
         progress = SwitchProgress(Phase.AWAY, moves.keep, wanted)
-        return self._show_clients(lambda: view_host(self.paths, serving, progress))
+        done = self._show_clients(lambda: view_host(self.paths, serving, progress))
+        return replace(done, warnings=(*warnings, *done.warnings))
+
+    def _end_long_runs(self) -> tuple[str, ...]:
+        """Tell the commands of `system.long_run`, and remove their containers; return a warning for each."""
+        try:
+            running = list_running(self.paths.run)
+            self._moving.enter_context(begin_moving(self.paths.run))
+        except LockHeld:
+            running = []  # this process does already
+        except OSError as error:
+            return (f"Benchmarks and other commands that measure engines were not told to end: {error}.",)
+        ended = [f"`{COMMANDS[name]}`" for name in running]
+        # If Docker does not answer, or one stays, `free` waits for its memory and says what is in the way.
+        with contextlib.suppress(PhaseFailed, DockerAway, DockerRefused):
+            for container in self.list_containers(0):
+                purpose = container.labels.get(LABEL_SIDECAR)
+                if purpose is not None:
+                    with contextlib.suppress(ContainerGone):
+                        self.docker.remove(container.id)
+                    ended += [] if purpose in running else [f"container {container.name}"]
+        return tuple(f"{capitalize(one)} was ended, because engines stop and start." for one in ended)
 
     def back(self, generation: Generation) -> Done:
         return self._show_clients(lambda: view_host(self.paths, generation, SwitchProgress(Phase.BACK)))
 
     def publish(self, phase: Phase | None) -> None:
+        if phase is None:
+            self._moving.close()
         gateway.publish_phase(self.paths, phase)
 
     def _show_clients(self, look: Callable[[], View]) -> Done:

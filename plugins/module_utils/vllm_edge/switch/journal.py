@@ -251,13 +251,6 @@ def holder(paths: HostPaths) -> Journal | None:
         return None
 
 
-def find_switch(paths: HostPaths) -> str:
-    """Return that a switch has begun its first phase; empty if none has. Who holds the lock only to look, or finds
-    nothing to do, has not."""
-    journal = holder(paths)
-    return f"a switch began ({journal.asked_by})" if journal is not None and journal.phase is not None else ""
-
-
 def _read_running(paths: HostPaths) -> Journal:
     """Return the journal of the process that holds the lock, waiting a little if that has not written it yet."""
     deadline = time.monotonic() + LOCK_PATIENCE_S

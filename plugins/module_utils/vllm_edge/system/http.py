@@ -6,20 +6,16 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from ..text import printable
 from . import sockets
 from .records import parse_json
-
-Item = TypeVar("Item")
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -154,30 +150,3 @@ def takes_work(url: str, name: str, timeout_s: float, ask: Callable[..., Answer]
     answer = ask(url, "/tokenize", timeout_s, method="POST", payload=question)
     # An engine whose chat template rejects the question (4xx), or that has no such path, works nevertheless.
     return answer.status is not None and answer.status < 500
-
-
-def call_in_parallel(function: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
-    """Call `function` for every item, each in its own thread, and return the results in the order of the items.
-
-    If calls raised, the exception of the first such item is raised after all threads have ended. The threads are
-    daemons and are joined in short steps, so that a signal that ends the program does not wait for an engine's answer.
-    """
-    given = list(items)
-    values: dict[int, Value] = {}
-    problems: dict[int, BaseException] = {}
-
-    def run(at: int, item: Item) -> None:
-        try:
-            values[at] = function(item)
-        except BaseException as error:
-            problems[at] = error
-
-    threads = [threading.Thread(target=run, args=(at, item), daemon=True) for at, item in enumerate(given)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(0.2)
-    for at in sorted(problems):
-        raise problems[at]
-    return [values[at] for at in range(len(given))]

@@ -2,14 +2,19 @@
 """Commands that take minutes (benchmark, quality suite, reference answer): one at a time, followed, and bounded.
 
 A play that is cut off (Ctrl-C, a lost connection, a killed Ansible) leaves its command running on the host. Each poll
-for progress therefore touches a file, and a command that was started with `--attended` ends when nobody has polled for
-a while.
+for progress therefore marks a file, and a command that was started with `--attended` ends when nobody has polled for
+a while. Whoever is about to stop engines, a switch or `vllm-edge stop`, says so by `begin_moving`.
+
+Such a command does its work, and writes its record, in `with long_run.alone():`, which turns what cuts it off into a
+CommandRefused. Meanwhile it asks `find_trouble` every second or so, and ends when that has an answer; it asks once more
+before it writes its record.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import signal
 import sys
 import threading
@@ -20,11 +25,15 @@ from pathlib import Path
 from types import FrameType
 from typing import ParamSpec
 
-from .files import LockHeld, hold_lock, write_durably
+from .files import LockHeld, hold_lock, is_locked, write_durably
 
 AFTER_S = 90.0
 """Seconds without a poll. The action plugin `follow` polls every 10 s and may need a minute to connect again."""
 
+COMMANDS = {"bench": "vllm-edge bench", "quality": "vllm-edge quality", "reference": "vllm-edge quality reference"}
+"""By name of a LongRun."""
+MOVING = "moving.lock"
+"""A file beside their locks. It is locked while engines may stop and start, and changed each time that this begins."""
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -34,6 +43,44 @@ P = ParamSpec("P")
 def count_boot_seconds() -> float:
     """Return the seconds since the boot, with those of a suspension: no step of the wall clock changes them."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def list_running(directory: Path) -> list[str]:
+    """Return the names of the long commands that run now; `directory` is HostPaths.run. Raises OSError."""
+    return [name for name in COMMANDS if is_locked(directory / f"{name}.lock")]
+
+
+@contextlib.contextmanager
+def begin_moving(directory: Path) -> Iterator[None]:
+    """Tell long commands and checks, until the end of the `with` statement, that engines may stop and start.
+
+    `directory` is HostPaths.run. Raises LockHeld: another process does; OSError.
+    """
+    with hold_lock(directory / MOVING):
+        os.utime(directory / MOVING)
+        yield
+
+
+def watch_moves(directory: Path) -> Callable[[], str]:
+    """Return a function that says in words after `because` whether engines are moved, or were since now; else nothing.
+
+    `directory` is HostPaths.run. Somebody who may not look is told nothing.
+    """
+
+    def read() -> int:
+        try:
+            return (directory / MOVING).stat().st_mtime_ns
+        except OSError:
+            return 0  # nobody has moved engines since the boot
+
+    def find() -> str:
+        with contextlib.suppress(PermissionError):
+            if is_locked(directory / MOVING) or read() != before:
+                return "a switch began, or a stop of the engines (`vllm-edge progress` follows a switch)"
+        return ""
+
+    before = read()
+    return find
 
 
 class CommandRefused(Exception):
@@ -86,31 +133,40 @@ class LongRun:
     """Whether it ends when nobody follows it."""
     echo: bool = False
     """Whether its progress is printed, too."""
-    find_switch: Callable[[], str] = lambda: ""
-    """Returns that a switch began, which needs the engines and GPUs; empty if none did (switch.journal.find_switch)."""
     _began: float = field(default_factory=count_boot_seconds)
     _saying: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._find_moves = watch_moves(self.directory)
 
     def _path(self, suffix: str) -> Path:
         return self.directory / f"{self.name}.{suffix}"
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the lock of the command, and remove its line of progress in the end; a signal raises KeyboardInterrupt.
+        """Hold the lock of the command, and remove its line of progress in the end.
 
-        Raises CommandRefused, OSError.
+        A signal raises KeyboardInterrupt in the body. Raises CommandRefused: the command or a switch runs already, or
+        the body was interrupted or could not write.
         """
+        command = COMMANDS.get(self.name, self.name)
         try:
             with interruptible(), hold_lock(self._path("lock")):
+                if why := self._find_moves():
+                    raise CommandRefused(f"`{command}` does not run, because {why}. Run it when that has ended.")
                 try:
                     yield
                 finally:
                     self._path("progress").unlink(missing_ok=True)
         except LockHeld as error:
-            command = f"vllm-edge {'quality reference' if self.name == 'reference' else self.name}"
             raise CommandRefused(
                 f"`{command}` runs on this host already; `{command} --progress` follows it."
             ) from error
+        except KeyboardInterrupt as asked:
+            by = f" by {asked}" if str(asked) else ""
+            raise CommandRefused(f"`{command}` was interrupted{by}. Nothing was recorded.") from asked
+        except OSError as error:
+            raise CommandRefused(f"`{command}` ended, because a file could not be used: {error}.") from error
 
     def say(self, line: str) -> None:
         """Replace the line of progress; several threads may do so. Raises OSError."""
@@ -139,4 +195,4 @@ class LongRun:
 
     def find_trouble(self) -> str:
         """Return why the command has to end, in words after `because`; empty if it may go on."""
-        return "nobody follows it any more" if self.is_lost() else self.find_switch()
+        return "nobody follows it any more" if self.is_lost() else self._find_moves()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from ..paths import HostPaths
 from ..system.docker import ContainerGone, DockerAway, DockerEngine, DockerRefused
 from ..system.files import read_foreign
 from ..system.long_run import CommandRefused
+from ..system.threads import Worker
 
 MEMORY_MIB = 8192
 """vLLM with PyTorch imported takes about 2 GiB, each process of it; our choice."""
@@ -178,29 +178,22 @@ def run_sidecar(
         KeyboardInterrupt: Ctrl-C, or another signal inside `interruptible`
     """
     lines: list[str] = []
-    problems: list[Exception] = []
 
     def follow(container: str) -> None:
         """Read the log to its end; where Docker breaks it off, go on after the last time stamp."""
         last: str | None = None
-        try:
-            for attempt in range(FOLLOW_TRIES):
-                try:
-                    for record in docker.logs(container, after=last, follow=True, tail=None):
-                        last = record.at
-                        lines.append(record.line)
-                        del lines[:-KEPT_LINES]
-                        on_line(record.line)
-                    return
-                except DockerAway:
-                    if attempt == FOLLOW_TRIES - 1:
-                        raise
-                    time.sleep(POLL_S)
-        except Exception as error:
-            problems.append(error)
-
-    def find_any_trouble() -> str:
-        return f"its output was lost ({problems[0]})" if problems else find_trouble()
+        for attempt in range(FOLLOW_TRIES):
+            try:
+                for record in docker.logs(container, after=last, follow=True, tail=None):
+                    last = record.at
+                    lines.append(record.line)
+                    del lines[:-KEPT_LINES]
+                    on_line(record.line)
+                return
+            except DockerAway:
+                if attempt == FOLLOW_TRIES - 1:
+                    raise
+                time.sleep(POLL_S)
 
     try:
         remove_sidecars(docker, sidecar.purpose)
@@ -208,13 +201,15 @@ def run_sidecar(
             container = docker.create(build_create_arguments(sidecar, job, out))
             try:
                 docker.start(container)
-                reader = threading.Thread(target=follow, args=(container,), daemon=True)
-                reader.start()
+                reader = Worker(follow, container)
+
+                def find_any_trouble() -> str:
+                    return find_trouble() or (f"its output was lost ({reader.problem})" if reader.problem else "")
+
                 status = _wait(sidecar, docker, container, timeout_s, find_any_trouble)
                 reader.join(timeout=10)
-                if problems or reader.is_alive():
-                    why = problems[0] if problems else "it did not end"
-                    raise SidecarError(f"The output of container {sidecar.name} was lost: {why}.")
+                if why := find_any_trouble() or ("its output did not end" if reader.is_alive() else ""):
+                    raise SidecarError(f"Container {sidecar.name} ran to its end, but {why}.")
                 return Ended(status, tuple(lines), _read_output(out))
             finally:
                 with contextlib.suppress(ContainerGone):
@@ -233,7 +228,8 @@ def _wait(
     while True:
         found = docker.find(container)
         if found is None:
-            raise SidecarError(f"Somebody removed container {sidecar.name} while it ran.")
+            why = find_trouble() or "somebody removed it"
+            raise SidecarError(f"Container {sidecar.name} was ended: {why}.")
         if found.exit_code is not None:
             if found.oom_killed:
                 raise SidecarError(

@@ -18,7 +18,8 @@ from ansible.module_utils.vllm_edge.generation.model import Limits
 from ansible.module_utils.vllm_edge.switch.model import Done, Moves, PhaseFailed
 from ansible.module_utils.vllm_edge.switch.steps import page_cache
 from ansible.module_utils.vllm_edge.switch.steps.requests import count_words
-from ansible.module_utils.vllm_edge.system.http import Answer, call_in_parallel
+from ansible.module_utils.vllm_edge.system.http import Answer
+from ansible.module_utils.vllm_edge.system.threads import call_in_parallel
 from fake_host import Bench, failure, models, ok
 from generations import engine
 from test_preflight import recorded

@@ -16,11 +16,9 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.engine.metrics import Totals, read_totals
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.switch import journal
-from ansible.module_utils.vllm_edge.switch.journal import find_switch, take_lock
-from ansible.module_utils.vllm_edge.switch.model import Phase
+from ansible.module_utils.vllm_edge.switch.journal import take_lock
 from ansible.module_utils.vllm_edge.system.http import Answer
-from ansible.module_utils.vllm_edge.system.long_run import LongRun
+from ansible.module_utils.vllm_edge.system.long_run import LongRun, begin_moving
 from ansible.module_utils.vllm_edge.system.nvml import StateReading, open_nvml
 from ansible.module_utils.vllm_edge.trials.bench import command, model, program, run, sampling
 from ansible.module_utils.vllm_edge.trials.bench.cases import Options
@@ -109,17 +107,8 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BenchHost:
 
 def bench(host: BenchHost, output: str = "json", attended: bool = False, **options: Any) -> int:
     given = Options(**{"case": ("protocol",), "through": "engine", **options})
-    long_run = LongRun(host.paths.run, "bench", attended, find_switch=lambda: find_switch(host.paths))
+    long_run = LongRun(host.paths.run, "bench", attended)
     return command.run_bench(host.paths, given, long_run, output=output)
-
-
-@contextlib.contextmanager
-def switching(host: BenchHost, phase: Phase | None) -> Iterator[None]:
-    """A process that holds the lock of the switch, in a phase or only to look."""
-    with take_lock(host.paths):
-        one = replace(journal._build_unknown("1", "", asked_by="alice"), phase=phase)
-        host.paths.switch_journal.write_text(json.dumps(journal.to_json(one)))
-        yield
 
 
 def read_error(host: BenchHost) -> str:
@@ -205,9 +194,9 @@ def test_it_is_refused_while_clients_are_served(host: BenchHost, capsys: pytest.
 def test_a_switch_another_run_and_an_engine_that_does_not_serve_are_refused(
     host: BenchHost, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with switching(host, Phase.PREFLIGHT):
+    with begin_moving(host.paths.run):
         assert bench(host) == 2
-    assert "a switch began" in capsys.readouterr().err
+    assert "`vllm-edge bench` does not run, because a switch began" in capsys.readouterr().err
     with LongRun(host.paths.run, "bench").alone():
         assert bench(host) == 2
     assert "`vllm-edge bench` runs on this host already" in capsys.readouterr().err
@@ -234,12 +223,15 @@ def test_a_run_that_is_cut_off_says_so_in_its_record(host: BenchHost, error: Bas
     assert len(recorded.measurements) == 4, "what was measured before counts"
 
 
-def test_a_switch_that_begins_ends_the_run(host: BenchHost) -> None:
+def test_a_switch_that_stops_engines_ends_the_run(host: BenchHost) -> None:
+    """Also one that is over when it is looked for. Who holds the lock of the switch only to look disturbs nothing."""
+
     def play(tell: Callable[[str], None], trouble: Callable[[], str]) -> None:
-        with switching(host, None):
-            assert not trouble(), "who finds nothing to do disturbs nothing"
-        with switching(host, Phase.PREFLIGHT):
-            raise SidecarError(trouble())
+        with take_lock(host.paths):
+            assert not trouble()
+        with begin_moving(host.paths.run):
+            pass
+        raise SidecarError(trouble())
 
     host.play = play
     assert bench(host) == 1 and "a switch began" in read_error(host)

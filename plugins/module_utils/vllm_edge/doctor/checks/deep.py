@@ -22,7 +22,7 @@ def _judge(problems: Sequence[str], evidence: str, nothing: str = "") -> Verdict
 
 
 def check_status(deep: Deep) -> Verdict:
-    """Fail on every problem that `vllm-edge status` names, and while a switch runs, which changes what is looked at.
+    """Fail on every problem that `vllm-edge status` names; or if a switch runs or ran, which changes what is looked at.
 
     Drift is a warning of the status and no failure. A file that `check_files` names is not named again.
     """
@@ -32,6 +32,8 @@ def check_status(deep: Deep) -> Verdict:
     left = None if live is None else [file for file in live if file["path"] not in named]
     problems = [*status["problems"], *judge({**status, "live_files": left, "on_drift": "ignore"})]
     running = status["switch"]
+    if deep.moved and running is None:
+        return fail(f"Nothing can be said of what serves, because {deep.moved}. Check again when it has ended.")
     if running is not None:
         problems.append(
             f"{'A calibration of' if running.get('purpose') == 'calibration' else 'A switch to'} generation "
@@ -49,7 +51,14 @@ def check_status(deep: Deep) -> Verdict:
     )
 
 
+def _refuse_moved(deep: Deep) -> None:
+    """Raise NotKnown if engines stopped or started while they were looked at: `check_status` fails."""
+    if deep.moved:
+        raise NotKnown(f"not judged, because {deep.moved}")
+
+
 def check_images(deep: Deep) -> Verdict:
+    _refuse_moved(deep)
     problems = list(deep.images)
     for engine in deep.status["engines"]:
         running, wanted = engine["container_image_id"], engine["image_id"]
@@ -99,6 +108,7 @@ def check_files(deep: Deep) -> Verdict:
 
 
 def check_canary(deep: Deep) -> Verdict:
+    _refuse_moved(deep)
     results = [result for answers in deep.canary.values() for result in answers]
     failures: dict[tuple[str, str], list[str]] = {}
     for result in results:

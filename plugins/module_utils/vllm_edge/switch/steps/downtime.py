@@ -21,6 +21,7 @@ from ...answers.canary_command import parse_models
 from ...answers.checks import Ask
 from ...generation.model import Generation
 from ...system.http import takes_work
+from ...system.threads import Worker
 from ..model import Downtime, Gap, PhaseRecord
 
 EVERY_S = 0.5
@@ -109,12 +110,7 @@ class RoleWatch:
         groups: dict[tuple[str, ...], list[str]] = {}
         for role, urls in where.items():
             groups.setdefault(urls, []).append(role)
-        self._threads = [
-            threading.Thread(target=self._watch, args=(urls, roles), name="watch", daemon=True)
-            for urls, roles in groups.items()
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads = [Worker(self._watch, urls, roles) for urls, roles in groups.items()]
 
     def _find_up(self, url: str, roles: Sequence[str]) -> frozenset[str]:
         """Return the roles that are up at an address; `roles` are those that are looked for."""
@@ -151,11 +147,12 @@ class RoleWatch:
     def end(self, phases: Iterable[PhaseRecord]) -> dict[str, Downtime]:
         """Stop the threads and return the downtime of the roles that are served now, after a rollback those of before.
 
-        The times in `phases` and in the result are those of `clock`.
+        The times in `phases` and in the result are those of `clock`. Raises what has ended a thread early.
         """
         self._stop.set()
         for thread in self._threads:
             thread.join(JOIN_S)
+            thread.check()
         records = list(phases)
         end_s = self._clock()
         back = any(record.direction == "back" for record in records)

@@ -148,7 +148,7 @@ def look(gpu: GpuReading, owners: Mapping[int, Owner], keep: Collection[str]) ->
         exact = exact and process.used_mib is not None
         if owner.kind == "ours" and owner.unit in keep:
             kept += process.used_mib or 0
-        elif owner.kind == "ours" or is_orphan(owner, runs_as):
+        elif owner.kind in ("ours", "sidecar") or is_orphan(owner, runs_as):
             holders.append(holder)
         elif owner.reason != ENDED:
             # A process that is not known to be ours is never killed. If only Docker's answer is missing, the switch
@@ -206,7 +206,8 @@ class Release:
         owner = self.host.owners({pid}).get(pid)
         if owner is None:
             return False
-        return (owner.kind == "ours" and owner.unit not in self.keep) or is_orphan(owner, uid_of(pid))
+        ours = owner.kind in ("ours", "sidecar") and owner.unit not in self.keep
+        return ours or is_orphan(owner, uid_of(pid))
 
     def run(self, timeout_s: float) -> Done:
         """Wait until the GPUs are free; after the limit, kill the processes of ours that are left.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that run before a switch changes anything. Each problem is a sentence that says what to do.
 
-Memory of engines that will be stopped counts as free.
+Memory of engines that will be stopped counts as free, and that of our containers beside them, which `away` ends.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from ...engine.policy import find_problem
 from ...generation import secrets
 from ...generation.model import Generation, GenerationError, Limits
 from ...gpu.condition import explain_action, explain_mode, find_obstacle, read_action
-from ...names import LABEL_SIDECAR
 from ...paths import HostPaths
 from ...planning.load_time import expect_load
-from ...system.docker import ContainerGone, DockerAway, DockerEngine, DockerRefused
+from ...system.docker import DockerAway, DockerEngine, DockerRefused
 from ...system.nvml import NvmlFailure
 from ...system.space import STATE_BYTES, find_shortage, measure
 from ...weights.record import load_record
@@ -38,14 +37,13 @@ def check_host(host: HostView, wanted: Generation, moves: Moves) -> Done:
     began = host.clock()
     start = [wanted.engines[name].config for name in moves.start]
     problems: list[str] = []
-    ended: list[str] = []
     try:
-        ended = end_sidecars(host)  # waits for a Docker Engine that is being restarted
+        host.list_containers()  # waits for a Docker Engine that is being restarted
     except PhaseFailed as failed:
         problems.append(failed.text)
     else:
         problems += check_images(start, host.docker)
-    warnings = [*ended, *check_load_limit(host.paths, wanted, start)]
+    warnings = check_load_limit(host.paths, wanted, start)
     problems += check_weights(start, warnings)
     problems += check_disk(host.paths.state)
     problems += check_secrets(host.paths, wanted, moves)
@@ -56,24 +54,6 @@ def check_host(host: HostView, wanted: Generation, moves: Moves) -> Done:
         raise PhaseFailed(" ".join(problems), engines=moves.start)
     done = f"image, weights, GPUs and disk as they should be; {host.clock() - began:.1f} s"
     return Done(done, warnings=tuple(warnings))
-
-
-def end_sidecars(host: HostView) -> list[str]:
-    """Remove the containers of our benchmarks and reference answers, which are in the way; return a warning for each.
-
-    Their commands see that a switch began, and say so in their record. Raises PhaseFailed: Docker does not answer.
-    """
-    said = []
-    for one in host.list_containers():
-        if purpose := one.labels.get(LABEL_SIDECAR):
-            try:
-                host.docker.remove(one.id)
-            except ContainerGone:
-                continue
-            except (DockerAway, DockerRefused) as error:
-                raise PhaseFailed(f"Container {one.name}, which is ours, could not be removed: {error}.") from error
-            said.append(f"Container {one.name} ({purpose}) was ended, because a switch needs its GPUs and engines.")
-    return said
 
 
 def check_load_limit(paths: HostPaths, wanted: Generation, start: Iterable[EngineConfig]) -> list[str]:

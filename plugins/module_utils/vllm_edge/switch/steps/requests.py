@@ -9,14 +9,15 @@ from typing import Any
 
 from ...answers.canary_command import Result, full_canary
 from ...answers.checks import Ask, error_text
-from ...answers.model import NOT_SHOWN
-from ...answers.quality import Options, OutOfTime, Suite, build_record, write_record
+from ...answers.model import NOT_SHOWN, write_record
+from ...answers.quality import Options, OutOfTime, Suite, build_record
 from ...answers.suite import read_cases
 from ...engine.config import EngineConfig
 from ...engine.metrics import requests_in_work
 from ...engine.state import stamp
 from ...generation.model import Generation, Limits
-from ...system.http import call_in_parallel, takes_work
+from ...system.http import takes_work
+from ...system.threads import call_in_parallel
 from ..model import Done, Moves, PhaseFailed
 from ..view import HostView
 
@@ -207,7 +208,7 @@ def ask_suite(host: HostView, wanted: Generation, moves: Moves) -> Done:
     try:
         results = Suite(options, ask=host.ask, clock=host.clock).run(configs)
     except OutOfTime as error:
-        raise PhaseFailed(f"The quality suite was ended: {error}.", engines=moves.start) from error
+        raise PhaseFailed(str(error), engines=moves.start) from error
     record = build_record(wanted, options, results, began_at)
     try:
         kept = f" All answers are in {write_record(record, host.paths)}."

@@ -85,7 +85,7 @@ def start_relay(listen: Address, target: Address, context: ssl.SSLContext | None
                 server = await asyncio.start_unix_server(relay, listen)
             else:
                 server = await asyncio.start_server(relay, *listen)
-        except OSError as error:
+        except Exception as error:  # whatever it is: the caller waits for it
             started.set_exception(error)
             return
         loop, stop = asyncio.get_running_loop(), asyncio.Event()

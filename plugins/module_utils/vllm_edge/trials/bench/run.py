@@ -171,6 +171,8 @@ class Bench:
             error = f"The benchmark ended early: {str(failed).rstrip('.')}."
         except GatewayError as refused:
             error = f"The benchmark ended early: {refused}"
+        except OSError as failed:
+            error = f"The benchmark ended early: {failed}."
         except KeyboardInterrupt as asked:
             error = f"The benchmark was interrupted{f' by {asked}' if str(asked) else ''}."
         compared = (self.description, self.measurements, read_runs(former), self.reference)
@@ -283,6 +285,8 @@ class Measuring:
                     f"engine {name} no longer runs in the container that it began with; `vllm-edge explain {name}` "
                     "says why"
                 )
+        if problem := self.sampler.find_problem():
+            return f"engine {self._label} cannot be measured: {problem}"
         # Each step of an engine moves a figure, and its supervisor gives one as long.
         if (still := self.sampler.get_still_s()) >= max(IMPORT_S, *(one.progress_timeout_s for one in self.configs)):
             return f"engine {self._label} has made no progress with the benchmark's requests for {still:.0f} s"
@@ -396,8 +400,6 @@ def prepare(paths: HostPaths, options: Options, docker: DockerEngine, long_run: 
         )
     generation, engines = choose_engines(paths, options.engine)
     bench = Bench(paths, options, generation, engines, docker, long_run, reference)
-    if trouble := long_run.find_trouble():
-        raise CommandRefused(f"The benchmark does not run, because {trouble}. Wait until it has ended.")
     for name, engine in bench.list_measured().items():
         answer = request(engine.config.url, "/metrics", ASK_S)
         if not answer.ok:

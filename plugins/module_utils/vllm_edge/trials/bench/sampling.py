@@ -14,6 +14,7 @@ from ...engine.config import EngineConfig
 from ...engine.metrics import Totals, read_totals
 from ...system.http import request
 from ...system.nvml import NvmlFailure, NvmlSession, StateReading, open_nvml
+from ...system.threads import Worker
 from .model import GpuFigures
 
 EVERY_S = 0.5
@@ -42,15 +43,16 @@ class Sampler:
     _totals: Totals | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _thread: Worker | None = None
 
     def __enter__(self) -> Sampler:
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._thread = Worker(self._run)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(timeout=METRICS_S + self.every_s)
+        if self._thread is not None:
+            self._thread.join(timeout=METRICS_S + self.every_s)
 
     def _run(self) -> None:
         while not self._stop.wait(self.every_s):
@@ -75,6 +77,11 @@ class Sampler:
         with self._lock:
             self._moved_at = time.monotonic()
             return list(self.samples)
+
+    def find_problem(self) -> str:
+        """Return why there are no more samples; empty if there are."""
+        problem = self._thread.problem if self._thread is not None else None
+        return f"its figures are no longer sampled ({type(problem).__name__}: {problem})" if problem else ""
 
     def get_still_s(self) -> float:
         return time.monotonic() - self._moved_at
