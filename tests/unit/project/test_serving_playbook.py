@@ -78,6 +78,7 @@ PINNED = {
 WRONG: dict[str, dict[str, Any]] = {
     "misspelt": {
         **{"serving_profile": "e2b-olny", "gpu_count": "four", "vllm_engine_watchdog": 30, "vllm_image_keep": "many"},
+        "vllm_engine_shutdown_timeout_s": 20,
         **{"verify_weights": "ful", "alow_docker_restart": "true"},
     },
     "unpinned": PINNED,
@@ -139,7 +140,7 @@ def test_a_mistake_of_one_host_stops_all_before_any_is_touched(refused: Any) -> 
 
 def test_every_mistake_is_said_on_a_line_of_its_own(refused: Any) -> None:
     said = find_failures(refused[0], joined=False)["misspelt"]
-    assert "6 mistakes in the variables, see 'mistakes'; no host was touched." in " ".join(said.split())
+    assert "7 mistakes in the variables, see 'mistakes'; no host was touched." in " ".join(said.split())
     listed = [line.strip() for line in said.splitlines() if line.strip()[:1].isdigit()]
     for number, words in enumerate(
         [
@@ -148,6 +149,7 @@ def test_every_mistake_is_said_on_a_line_of_its_own(refused: Any) -> None:
             "verify_weights: 'ful' is not one of size, full; did you mean full?",
             "vllm_image_keep: 'many' is text, not a number; write a whole number of images, such as 3.",
             "alow_docker_restart: nothing reads a variable of this name",
+            "vllm_engine_shutdown_timeout_s: there is no such variable any more; set vllm_engine_drain_timeout_s",
             "vllm_engine_watchdog: nothing reads a variable of this name",
         ]
     ):
