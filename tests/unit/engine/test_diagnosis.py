@@ -197,7 +197,7 @@ SAYS = {
     "gpu_lost": "Xid",
     "kv_below_max_model_len": "262144 (24.0 GiB needed, 3.18 GiB left). Set max_model_len of the engine to 34736 or",
     "kv_below_max_model_len-without-estimate": "1048576 (24.00 GiB needed, 9.97 GiB left). Lower max_model_len",
-    "limit_refused": "LimitMEMLOCK",
+    "limit_refused": "LimitMEMLOCK=infinity in containerd.service",
     "max_model_len_too_long": "513 is longer than the model's own limit 512",
     "mount_missing": "The directory /app.",
     "name_taken": "container named geti-xpu",

@@ -380,8 +380,9 @@ DOCKER_SIGNATURES: tuple[Signature, ...] = (
         "limit_refused",
         r"error setting rlimit(?:s for ready process|.{0,300}?type (?P<type>\d+))",
         "the kernel refuses a limit that docker-create asks for with --ulimit",
-        "The Docker Engine itself must be allowed as much: LimitMEMLOCK=infinity in docker.service (see "
-        "`systemctl show docker.service --property=LimitMEMLOCK`)",
+        "Containers have their limits from containerd, which must be allowed as much: LimitMEMLOCK=infinity in "
+        "containerd.service, and in docker.service where that starts its own (see "
+        "`systemctl show containerd.service docker.service --property=LimitMEMLOCK`)",
     ),
     Signature(
         "docker_out_of_space",
