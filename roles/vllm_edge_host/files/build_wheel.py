@@ -60,7 +60,7 @@ def build(project: Path, wheel: Path) -> None:
 
 def find_commit_time(project: Path) -> int:
     """Return when the program was last changed by a commit, in seconds since the epoch; 0 without a git checkout."""
-    command = ["git", "-C", project, "log", "-1", "--format=%ct", "--", PACKAGE, "roles/vllm_edge_host"]
+    command = ["git", "-C", str(project), "log", "-1", "--format=%ct", "--", PACKAGE, "roles/vllm_edge_host"]
     try:
         return int(subprocess.run(command, check=False, capture_output=True, text=True).stdout or 0)
     except (OSError, ValueError):
