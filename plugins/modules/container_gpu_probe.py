@@ -88,6 +88,7 @@ from ..module_utils.vllm_edge.gpu import container_probe
 from ..module_utils.vllm_edge.gpu.cuda import TOO_OLD, describe_error
 from ..module_utils.vllm_edge.names import LABEL_SIDECAR
 from ..module_utils.vllm_edge.paths import RUN
+from ..module_utils.vllm_edge.system.host import SOCKET
 from ..module_utils.vllm_edge.system.long_run import watch_moves
 from ..module_utils.vllm_edge.text import printable
 
@@ -209,6 +210,7 @@ def main() -> None:
         mutually_exclusive=[("image", "container")],
         supports_check_mode=True,
     )
+    module.run_command_environ_update = {"LC_ALL": "C", "DOCKER_HOST": SOCKET}
     params = module.params
     running = params["container"]
     docker = module.get_bin_path("docker")
@@ -217,7 +219,7 @@ def main() -> None:
     code, out, err = 127, "", "Docker is not installed"
     if docker and running:
         command = ["timeout", str(params["timeout"]), docker, "exec", running, "python3", "-c", PROGRAM]
-        code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"})
+        code, out, err = module.run_command(command)
     elif docker:
         # If docker run is killed, the container keeps running. It can then be removed by its name.
         name = f"vllm-edge-probe-{module.tmpdir.rsplit('/', 1)[-1].lstrip('.')}"
@@ -225,7 +227,7 @@ def main() -> None:
         command.append(f"--label={LABEL_SIDECAR}=probe")  # a switch ends it
         command += [*params["flags"], *devices, "--entrypoint=python3", params["image"], "-c", PROGRAM]
         command += [] if find_moves() else find_free(module, docker, params["gpus"])
-        code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"})
+        code, out, err = module.run_command(command)
         if code == 124:
             module.run_command([docker, "rm", "--force", name])
     image, seconds = params["image"] or "", params["timeout"]

@@ -36,6 +36,23 @@ options:
       current: Mark the built release as complete, write it to disk, and make it current by a single rename.
       alone: Remove the other releases that no process uses, except for the previous one.
     default: known
+  source:
+    description: What the release is made of. With O(state=known) the module fails if the current release is newer.
+    type: dict
+    required: true
+    suboptions:
+      version:
+        description: Version of the program.
+        type: str
+        required: true
+      committed_s:
+        description: Time of the newest commit of the program, in seconds since the epoch. V(0) if it is not known.
+        type: int
+        required: true
+  allow_older:
+    description: Whether an older release may replace the current one.
+    type: bool
+    default: false
   state_directory:
     description: Directory that contains the lock of the switch. The release is not changed while a switch is running.
     type: path
@@ -47,6 +64,7 @@ EXAMPLES = r"""
   edge.vllm_edge.program_release:
     prefix: /opt/vllm-edge
     name: 0f3c5a7be1d2
+    source: {version: 0.1.0, committed_s: 1764201600}
     state: current
 """
 
@@ -82,7 +100,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.paths import STATE, HostPaths
-from ..module_utils.vllm_edge.releases import Releases, flush
+from ..module_utils.vllm_edge.releases import Releases, describe_source, flush
 from ..module_utils.vllm_edge.switch.journal import Busy, take_lock
 
 
@@ -92,7 +110,7 @@ def make_current(releases: Releases, module: AnsibleModule) -> dict[str, Any]:
     if not wanted.current and not module.check_mode:
         if not wanted.whole:
             flush(wanted.path)
-            releases.finish(wanted.path)
+            releases.finish(wanted.path, module.params["source"])
         with take_lock(HostPaths(state=Path(module.params["state_directory"]))):
             releases.make_current(wanted.path)
     before = {"path": str(releases.link), "src": former and os.path.relpath(former, releases.prefix)}
@@ -101,12 +119,37 @@ def make_current(releases: Releases, module: AnsibleModule) -> dict[str, Any]:
     return {"changed": not wanted.current, "path": str(wanted.path), "diff": diff}
 
 
+def refuse_older(releases: Releases, module: AnsibleModule) -> None:
+    """Fail if the current release is newer than what the controller has; warn if that is not known."""
+    newer, own = releases.find_newer(module.params["source"]), describe_source(module.params["source"])
+    if newer:
+        module.fail_json(
+            msg=f"The current release of the program below {releases.prefix} is newer ({newer}) than that of this "
+            f"controller ({own}), so another checkout installed it. Nothing was changed. Update this one, or go back "
+            "to its release with -e vllm_edge_host_allow_older=true."
+        )
+    if newer is None:
+        module.warn(
+            f"The current release of the program below {releases.prefix} is replaced by {own}, and whether that is "
+            "older is not known: the release, or this controller's copy of vllm-edge, has no time of a commit."
+        )
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "prefix": {"type": "path", "required": True},
             "name": {"type": "str", "required": True},
             "state": {"type": "str", "choices": ["known", "current", "alone"], "default": "known"},
+            "source": {
+                "type": "dict",
+                "required": True,
+                "options": {
+                    "version": {"type": "str", "required": True},
+                    "committed_s": {"type": "int", "required": True},
+                },
+            },
+            "allow_older": {"type": "bool", "default": False},
             "state_directory": {"type": "path", "default": STATE},
         },
         supports_check_mode=True,
@@ -119,6 +162,8 @@ def main() -> None:
         wanted = releases.wanted(module.params["name"])
         known = {"path": str(wanted.path), "whole": wanted.whole, "current": wanted.current, "why": wanted.why}
         only_known = module.params["state"] == "known"
+        if only_known and not wanted.current and not module.params["allow_older"]:
+            refuse_older(releases, module)
         removed = releases.remove_others(wanted.path, apply=not (only_known or module.check_mode))
         if only_known:
             module.exit_json(changed=False, removed=removed, **known)

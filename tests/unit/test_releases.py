@@ -15,6 +15,7 @@ from ansible.module_utils.vllm_edge.releases import Releases
 from ansible.module_utils.vllm_edge.switch import journal
 
 Run = Callable[..., dict[str, Any]]
+SOURCE = {"version": "0.1.0", "committed_s": 1_764_201_600}
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def build(releases: Releases, name: str) -> Path:
 
 def install(releases: Releases, name: str) -> Path:
     release = build(releases, name)
-    releases.finish(release)
+    releases.finish(release, SOURCE)
     releases.make_current(release)
     return release
 
@@ -84,7 +85,7 @@ def test_a_cut_within_the_swap_leaves_a_link_that_leads_to_a_whole_release(
 ) -> None:
     before = install(releases, "a")
     release = build(releases, "b")
-    releases.finish(release)
+    releases.finish(release, SOURCE)
 
     def killed(*args: object) -> None:
         raise KeyboardInterrupt
@@ -101,7 +102,7 @@ def test_a_cut_within_the_swap_leaves_a_link_that_leads_to_a_whole_release(
 def test_what_a_umask_keeps_for_root_is_built_again(releases: Releases) -> None:
     release = build(releases, "a")
     (release / "lib/vllm_edge/cli.py").chmod(0o640)
-    releases.finish(release)
+    releases.finish(release, SOURCE)
     wanted = releases.wanted("a")
     assert not wanted.whole and "cli.py was built with a umask that lets only root read it" in wanted.why
 
@@ -175,8 +176,8 @@ def test_a_module_goes_on_under_the_release_that_is_current_as_it_begins(release
 
 @pytest.fixture
 def run(releases: Releases, tmp_path: Path, run_module: Run) -> Run:
-    def go(state: str, name: str = "a", *, check: bool = False) -> dict[str, Any]:
-        place = {"prefix": str(releases.prefix), "state_directory": str(tmp_path / "state")}
+    def go(state: str, name: str = "a", *, check: bool = False, **more: Any) -> dict[str, Any]:
+        place = {"source": SOURCE, **more, "prefix": str(releases.prefix), "state_directory": str(tmp_path / "state")}
         return run_module("program_release", {**place, "name": name, "state": state}, check=check)
 
     return go
@@ -192,6 +193,32 @@ def test_what_was_built_becomes_current_once(releases: Releases, run: Run) -> No
     assert made["diff"] == foreseen["diff"] and made["diff"]["after"]["src"] == "releases/a"
     assert releases.current == release and releases.wanted("a").whole
     assert [run("current")["changed"], run("alone")["changed"]] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("changes", "older"),
+    [
+        ({"committed_s": SOURCE["committed_s"] - 60}, "0.1.0, committed 2025-11-26 23:59 UTC"),
+        ({"version": "0.0.9", "committed_s": SOURCE["committed_s"] + 60}, "0.0.9, committed 2025-11-27 00:01 UTC"),
+        ({"version": "0.0.9", "committed_s": 0}, "0.0.9"),
+        ({"committed_s": SOURCE["committed_s"] + 60}, ""),
+        ({"version": "0.10.0", "committed_s": 0}, ""),
+        ({"committed_s": 0}, "is not known"),
+    ],
+)
+def test_a_controller_with_an_older_program_does_not_replace_a_newer_one(
+    releases: Releases, run: Run, changes: dict[str, Any], older: str
+) -> None:
+    install(releases, "a")
+    known = run("known", "b", source={**SOURCE, **changes}, check=True)
+    if older == "is not known":
+        assert known["rc"] == 0 and older in known["warnings"][0]
+    else:
+        assert known["rc"] == bool(older)
+        assert f"than that of this controller (version {older})" in known.get("msg", "") or not older
+        assert not known.get("warnings")
+    assert run("known", "b", source={**SOURCE, **changes}, allow_older=True)["rc"] == 0
+    assert run("known", source={**SOURCE, **changes})["rc"] == 0, "what is current replaces nothing"
 
 
 def test_no_release_becomes_current_under_a_switch(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .options import add_options, read_options
+from .options import above_zero, add_options, read_options
 from .paths import ETC, STATE, HostPaths, host_paths
 from .system.long_run import LongRun, refusing
 from .text import OutputLost, make_printable
@@ -114,7 +114,7 @@ def _explain(options: Options, paths: HostPaths) -> int:
     FORMAT,
     option(
         "--timeout",
-        type=float,
+        type=above_zero(float),
         default=120.0,
         metavar="SECONDS",
         help="timeout of one request; the first one may compile kernels (default: %(default)g)",
@@ -269,9 +269,13 @@ def _run_reference(options: Options, paths: HostPaths) -> int:
     "ask the engines questions, and judge and record the answers",
     option("--suite", default="-", metavar="FILE", help="cases as JSON (default: standard input)"),
     option("--engine", action="append", default=[], metavar="NAME", help="may be repeated (default: all)"),
-    option("--repeats", type=int, default=3, metavar="N", help="of each case (default: %(default)s)"),
+    option("--repeats", type=above_zero(int), default=3, metavar="N", help="of each case (default: %(default)s)"),
     option(
-        "--timeout", type=float, default=300.0, metavar="SECONDS", help="most time of an answer (default: %(default)g)"
+        "--timeout",
+        type=above_zero(float),
+        default=300.0,
+        metavar="SECONDS",
+        help="most time of an answer (default: %(default)g)",
     ),
     option("--compare", nargs=2, metavar="RUN", help="only compare two runs, or the newest of two profiles"),
     *LONG_RUN,
@@ -319,8 +323,8 @@ SOURCE = (
 )
 GPUS = (
     option("--gpu", required=True, metavar="NAME", help="model of the GPUs, for example L4 or H100"),
-    option("--count", type=int, default=1, metavar="N", help="number of GPUs (default: 1)"),
-    option("--gpu-memory-mib", type=int, metavar="MIB", help="memory of a GPU as nvidia-smi prints it"),
+    option("--count", type=above_zero(int), default=1, metavar="N", help="number of GPUs (default: 1)"),
+    option("--gpu-memory-mib", type=above_zero(int), metavar="MIB", help="memory of a GPU as nvidia-smi prints it"),
     option("--vllm", default="0.32.0", metavar="RELEASE", help="release of vLLM (default: %(default)s)"),
     *SOURCE,
     FORMAT,
@@ -334,11 +338,11 @@ MODEL = option("--model", required=True, metavar="MODEL", help=_MODEL)
     "plan one model on some GPUs, anywhere",
     MODEL,
     *GPUS,
-    option("--context", type=int, metavar="TOKENS", help="max_model_len (default: the longest that fits)"),
-    option("--tensor-parallel-size", type=int, metavar="N", help="only this number of GPUs"),
-    option("--max-num-seqs", type=int, metavar="N", help="as vLLM's argument"),
+    option("--context", type=above_zero(int), metavar="TOKENS", help="max_model_len (default: the longest that fits)"),
+    option("--tensor-parallel-size", type=above_zero(int), metavar="N", help="only this number of GPUs"),
+    option("--max-num-seqs", type=above_zero(int), metavar="N", help="as vLLM's argument"),
     option("--kv-cache-dtype", metavar="DTYPE", help="as vLLM's argument"),
-    option("--gpu-memory-utilization", type=float, metavar="SHARE", help="as vLLM's argument"),
+    option("--gpu-memory-utilization", type=above_zero(float), metavar="SHARE", help="as vLLM's argument"),
     option("--enforce-eager", action="store_true", help="as vLLM's argument"),
     option("--text-only", action="store_true", help="limit_mm_per_prompt of 0 for images, video and audio"),
     option("--details", action="store_true", help="also print the memory of each GPU, and advice"),

@@ -11,11 +11,15 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import stat
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from .system import files as durable
 from .system.process import PROC
@@ -23,6 +27,9 @@ from .system.removal import remove
 
 MANIFEST = "release.json"
 """Of a release that is whole: mode and hash of every file. Written last."""
+SOURCE = "source.json"
+"""Of a release: `version` of the program, and `committed_s`, the time of its newest commit since the epoch, 0 if the
+controller has no git checkout."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,20 @@ class Releases:
         names = (name if count == 1 else f"{name}-{count}" for count in itertools.count(1))
         return next(path for path in map(self._path, names) if path != self.current and not self._is_used(path))
 
-    def finish(self, release: Path) -> None:
+    def find_newer(self, source: Mapping[str, Any]) -> str | None:
+        """Return what the current release is made of if it is newer than `source`, "" if not; None if nobody knows."""
+        try:
+            there = json.loads((self.link / SOURCE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None if self.link.is_symlink() else ""
+        versions = [tuple(map(int, re.findall(r"\d+", it["version"]))) for it in (there, source)]
+        times = [int(it["committed_s"]) for it in (there, source)]
+        if versions[0] == versions[1] and not all(times):
+            return None
+        return describe_source(there) if (versions[0], times[0]) > (versions[1], times[1]) else ""
+
+    def finish(self, release: Path, source: Mapping[str, Any]) -> None:
+        durable.write_durably(release / SOURCE, json.dumps(source) + "\n")
         durable.write_durably(release / MANIFEST, json.dumps(_contents(release), indent=0, sort_keys=True) + "\n")
 
     def make_current(self, release: Path) -> None:
@@ -103,6 +123,11 @@ class Releases:
             if any(argument.startswith(begin) for argument in arguments):
                 return True
         return False
+
+
+def describe_source(source: Mapping[str, Any]) -> str:
+    moment = f", committed {datetime.fromtimestamp(s, UTC):%Y-%m-%d %H:%M} UTC" if (s := source["committed_s"]) else ""
+    return f"version {source['version']}{moment}"
 
 
 def flush(release: Path) -> None:

@@ -4,8 +4,8 @@
 Usage: build_wheel.py PROJECT DIRECTORY
 
 PROJECT is a checkout or an installed collection, DIRECTORY is where the wheel lies. The same sources and the same
-setuptools always give the same bytes. Nothing is downloaded. Prints path, version, SHA-256 and hash of the sources as
-JSON.
+setuptools always give the same bytes. Nothing is downloaded. Prints path, version, SHA-256, hash of the sources and
+time of the newest commit as JSON.
 """
 
 from __future__ import annotations
@@ -58,6 +58,15 @@ def build(project: Path, wheel: Path) -> None:
             other.unlink()
 
 
+def find_commit_time(project: Path) -> int:
+    """Return when the program was last changed by a commit, in seconds since the epoch; 0 without a git checkout."""
+    command = ["git", "-C", str(project), "log", "-1", "--format=%ct", "--", PACKAGE, "roles/vllm_edge_host"]
+    try:
+        return int(subprocess.run(command, check=False, capture_output=True, text=True).stdout or 0)
+    except (OSError, ValueError):
+        return 0
+
+
 def main() -> None:
     """Build the wheel where it is absent or made of other sources, and print what is there."""
     project, directory = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
@@ -80,7 +89,8 @@ def main() -> None:
     if hash_wheel() != sources:
         sys.exit(f"{wheel} lacks files of {project / PACKAGE}: pyproject.toml does not name them all as package data.")
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    print(json.dumps({"path": str(wheel), "version": version.__version__, "sha256": sha256, "sources": sources}))
+    found = {"path": str(wheel), "version": version.__version__, "sha256": sha256, "sources": sources}
+    print(json.dumps({**found, "committed_s": find_commit_time(project)}))
 
 
 if __name__ == "__main__":

@@ -238,10 +238,6 @@ def test_no_value_becomes_another_argument(odd: str) -> None:
             "vllm_engine_cache_directory is '/etc/cron.d/one/0a0a0a0a0a0a': a directory",
         ),
         ({"idle_probe_s": "soon"}, "vllm_engine_idle_probe_s is 'soon': a whole number from 0"),
-        (
-            {"shutdown_timeout_s": 30},
-            "vllm_engine_shutdown_timeout_s is 30 and vllm_engine_stop_timeout_s is 30: SIGKILL",
-        ),
         ({"shm": "4g"}, "settings: shm is none of uid, image,"),
         ({"image_id": "sha256:12"}, "vllm_engine_image is 'sha256:12': a name such as"),
     ],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils.vllm_edge.engine import loads
 from ansible.module_utils.vllm_edge.engine.config import EngineConfig, parse_engine
 from ansible.module_utils.vllm_edge.engine.loads import Load, remember_load
 from ansible.module_utils.vllm_edge.engine.state import EngineState
@@ -68,6 +69,18 @@ def test_without_history_the_plan_counts_and_the_disk_narrows_it() -> None:
     assert expect(config(), [], 1e9) == Expected(32, 115, 534, "the plan, and 1.0 GB/s from the disk")
     slow = expect(config(), [], 0.1e9)
     assert slow is not None and (slow.low, slow.mid, slow.high) == (32, 243, 834)
+
+
+def test_history_that_this_user_may_not_read_is_not_taken_for_none(
+    paths: HostPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(loads, "read_foreign", refuse)
+    found = load_time.expect_load(paths, config())
+    assert found and found.basis == "the plan; only root can read earlier loads and the disk's read rate"
+    assert load_time.warn_of_load(paths, config(), None) is None
 
 
 def test_history_of_the_same_inputs_makes_it_narrow() -> None:

@@ -89,7 +89,7 @@ def test_without_a_context_the_longest_that_fits_is_planned(capsys: pytest.Captu
     ("more", "said"),
     [
         (["--gpu", "L5"], "--gpu: 'L5' is not a GPU that the planner knows"),
-        (["--count", "0"], "--count: 0 is not a number of GPUs"),
+        (["--count", "65"], "--count: 65 is not a number of GPUs"),
         (["--tensor-parallel-size", "2"], "needs more GPUs than --count 1"),
         (["--vllm", "0.1.0"], "0.1.0"),
         (["--model", "no-such-thing"], "write owner/name"),
@@ -100,6 +100,30 @@ def test_without_a_context_the_longest_that_fits_is_planned(capsys: pytest.Captu
 def test_what_cannot_be_said_is_status_2(capsys: pytest.CaptureFixture[str], more: list[str], said: str) -> None:
     status, printed = run(capsys, *E2B, *more)
     assert status == 2 and said in printed, printed
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *[(*E2B, f"--{name}") for name in ("context", "max-num-seqs", "tensor-parallel-size", "count")],
+        *[(*E2B, f"--{name}") for name in ("gpu-memory-mib", "gpu-memory-utilization")],
+        *[("bench", f"--{name}") for name in ("limit-minutes", "input-tokens", "requests", "tolerance-percent")],
+        *[
+            ("quality", "--repeats"),
+            ("quality", "--timeout"),
+            ("quality", "reference", "--tokens"),
+            ("canary", "e2b", "--timeout"),
+        ],
+    ],
+    ids=lambda words: f"{words[0]} {words[-1]}",
+)
+def test_zero_is_refused_and_not_taken_for_not_given(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in ("0", "-5", "nan"):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*words, number])
+        assert ended.value.code == 2 and f"argument {words[-1]}: '{number}' is not a " in capsys.readouterr().err
 
 
 def test_gpus_have_short_names_and_another_is_planned_by_its_memory_and_without_a_speed(

@@ -205,6 +205,16 @@ def test_what_the_playbook_plans_and_refuses(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_hosts_with_the_same_variables_are_planned_once(tmp_path: Path) -> None:
+    wrong = {"plan_profile": "e2b-only", "plan_drift_tolerances": {"x": 1}}
+    hosts = {"one": wrong, "two": wrong, "other": wrong | {"gpu_memory_mib": 24564}}
+    failures = find_failures(play(tmp_path, "plan", hosts))
+    assert failures.keys() == hosts.keys()
+    assert all("is none of weights_mib" in text for text in failures.values()), failures
+    assert [host for host, text in failures.items() if "(as of one)" in text] == ["two"]
+
+
+@pytest.mark.slow
 def test_site_refuses_a_profile_that_does_not_fit_before_a_host_is_asked(tmp_path: Path) -> None:
     """In its first stage. No host exists, and nobody notices."""
     nobody = {"ansible_host": "192.0.2.1", "ansible_port": 22, "ansible_user": "a", "ansible_ssh_private_key_file": "a"}

@@ -110,8 +110,8 @@ def test_a_chat_template_is_the_engines_own_or_that_of_all_or_none(cases: dict[s
 def test_settings_reach_the_container_as_numbers(cases: dict[str, Rendered]) -> None:
     texts, allowed = cases["texts"].engines["one"], cases["allowed"].engines["one"]
     assert {"--pids-limit=77", "--memory=96g", "--memory-swap=96g"} <= {*texts.container}
-    assert (texts.config["stop_timeout_s"], texts.config["shutdown_timeout_s"]) == (40, 20)
-    assert "--shutdown-timeout=20" in texts.container and allowed.config["shutdown_timeout_s"] is None
+    assert (texts.config["stop_timeout_s"], texts.config["shutdown_timeout_s"]) == (40, 30)
+    assert "--shutdown-timeout=30" in texts.container and allowed.config["shutdown_timeout_s"] is None
     assert not [word for word in allowed.container if "--shutdown" in word]
     assert "--gpu-memory-utilization=0.85" in allowed.container
     keyed = cases["texts"].engines["keyed"].container

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,39 @@ def test_no_folder_outgrows_its_limit() -> None:
     assert {folder: lines for folder, lines in found.items() if lines > LINES[folder]} == {}
 
 
-def test_plays_run_on_gpu_hosts() -> None:
-    plays = [(path, play) for path in PLAYBOOKS for play in load(path)]
+def test_plays_run_on_gpu_hosts_after_a_check_that_there_are_some() -> None:
+    plays = [(path, play) for path in PLAYBOOKS if path.name != "controller.yml" for play in load(path)]
+    assert [path.name for path in PLAYBOOKS if path.name != "controller.yml" and "hosts" in load(path)[0]] == []
     elsewhere = [(path, play) for path, play in plays if play.get("hosts") != "gpu_hosts"]
     imported = [path.parent / play.get("ansible.builtin.import_playbook", "") for path, play in elsewhere]
     assert set(imported) <= set(PLAYBOOKS), imported
+
+
+def list_tasks(tasks: Any, environment: Any) -> Iterator[tuple[Mapping[str, Any], Any]]:
+    for task in tasks if isinstance(tasks, list) else []:
+        applied = task.get("environment", environment)
+        yield task, applied
+        for key in ("block", "rescue", "always", "tasks", "pre_tasks"):
+            yield from list_tasks(task.get(key), applied)
+
+
+def test_docker_commands_ask_the_daemon_of_the_engines() -> None:
+    """`docker context use` of root leads them elsewhere, while the supervisors go on with the socket.
+
+    What roles/vllm_image does after its main.yml has its environment; staging takes the Docker of its user.
+    """
+    paths = [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/**/*.yml")]
+    inner = {path for path in ROOT.glob("roles/vllm_image/tasks/*.yml") if path.stem not in ("main", "uninstall")}
+    tasks = [(path.name, *found) for path in {*paths} - inner for found in list_tasks(load(path), None)]
+    wrong = [
+        (name, task["name"])
+        for name, task, environment in tasks
+        for what in (task.get("ansible.builtin.command"), task.get("ansible.builtin.shell"))
+        if re.search("'docker'|vllm_image_docker", str(what)) and not (environment or {}).get("DOCKER_HOST")
+    ]
+    assert wrong == []
+    (provide,) = (task for task in load(ROOT / "roles/vllm_image/tasks/main.yml") if "provide.yml" in str(task))
+    assert provide["ansible.builtin.include_tasks"]["apply"]["environment"]["DOCKER_HOST"]
 
 
 def test_every_option_of_a_role_is_required_or_has_a_default() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -78,6 +79,7 @@ PINNED = {
 WRONG: dict[str, dict[str, Any]] = {
     "misspelt": {
         **{"serving_profile": "e2b-olny", "gpu_count": "four", "vllm_engine_watchdog": 30, "vllm_image_keep": "many"},
+        "vllm_engine_shutdown_timeout_s": 20,
         **{"verify_weights": "ful", "alow_docker_restart": "true"},
     },
     "unpinned": PINNED,
@@ -116,7 +118,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Comple
 def test_a_mistake_of_one_host_stops_all_before_any_is_touched(refused: Any) -> None:
     done, token = refused
     assert done.returncode == 2 and find_failures(done).keys() == WRONG.keys(), done.stdout + done.stderr
-    assert done.stdout.count("PLAY [") == 1
+    assert done.stdout.count("PLAY [") == 2
     assert "hf_planted" not in done.stdout + done.stderr and "nted@proxy" not in done.stdout + done.stderr
     said = find_failures(done)
     for host, words in {
@@ -137,9 +139,32 @@ def test_a_mistake_of_one_host_stops_all_before_any_is_touched(refused: Any) -> 
     assert "31b-bf16" not in said["unpinned"], "models of other profiles are not used"
 
 
+@pytest.mark.parametrize(
+    ("group", "options", "told"),
+    [
+        ("gpus", [], "No host is in the group gpu_hosts of the inventory"),
+        ("gpu_hosts", ["--limit", "other"], "--limit other leaves no host of the group gpu_hosts. Its hosts are one."),
+        ("gpu_hosts", [], "and vllm-edge needs 99.1.0 or newer."),
+    ],
+)
+def test_a_run_that_would_do_nothing_or_has_an_old_ansible_fails(
+    tmp_path: Path, group: str, options: list[str], told: str
+) -> None:
+    """With a copy of the project's first play that says it needs a future release where nothing else is wrong."""
+    place = tmp_path / "playbooks" if not options and group == "gpu_hosts" else ROOT / "playbooks"
+    (tmp_path / "playbooks").mkdir()
+    shutil.copy(ROOT / "playbooks/controller.yml", tmp_path / "playbooks/verify.yml")
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta/runtime.yml").write_text('requires_ansible: ">=99.1.0"\n')
+    inventory = {"all": {"hosts": {"other": {}}, "children": {group: {"hosts": {"one": {}}}}}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
+    done = run_playbook("-i", tmp_path / "hosts.yml", place / "verify.yml", *options)
+    assert done.returncode != 0 and told in " ".join(done.stdout.split()), done.stdout + done.stderr
+
+
 def test_every_mistake_is_said_on_a_line_of_its_own(refused: Any) -> None:
     said = find_failures(refused[0], joined=False)["misspelt"]
-    assert "6 mistakes in the variables, see 'mistakes'; no host was touched." in " ".join(said.split())
+    assert "7 mistakes in the variables, see 'mistakes'; no host was touched." in " ".join(said.split())
     listed = [line.strip() for line in said.splitlines() if line.strip()[:1].isdigit()]
     for number, words in enumerate(
         [
@@ -148,6 +173,7 @@ def test_every_mistake_is_said_on_a_line_of_its_own(refused: Any) -> None:
             "verify_weights: 'ful' is not one of size, full; did you mean full?",
             "vllm_image_keep: 'many' is text, not a number; write a whole number of images, such as 3.",
             "alow_docker_restart: nothing reads a variable of this name",
+            "vllm_engine_shutdown_timeout_s: there is no such variable any more; set vllm_engine_drain_timeout_s",
             "vllm_engine_watchdog: nothing reads a variable of this name",
         ]
     ):
@@ -157,7 +183,7 @@ def test_every_mistake_is_said_on_a_line_of_its_own(refused: Any) -> None:
 def test_each_stage_validates_first_and_once(tmp_path: Path) -> None:
     """In site.yml the result of the first play keeps the stages from repeating it; a stage by itself validates too."""
     for stage in STAGES:
-        (first, *_) = yaml.safe_load((ROOT / "playbooks" / f"{stage}.yml").read_text())[0]["pre_tasks"]
+        (first, *_) = yaml.safe_load((ROOT / "playbooks" / f"{stage}.yml").read_text())[1]["pre_tasks"]
         if stage == "engines":
             assert first["ansible.builtin.include_tasks"] == "tasks/earlier_stages.yml"
             assert first["when"].startswith("serving_validated is not defined or ")
@@ -196,7 +222,7 @@ BUDGETS: dict[str, tuple[str, dict[str, Any], str, bool]] = {
 
 def test_a_gpu_over_its_budget_fails_the_play_after_its_report_and_containers_at_risk_are_named(tmp_path: Path) -> None:
     """Parts of playbooks/engines.yml with the wiring, where modules answer what this test says."""
-    (whole,) = yaml.safe_load((ROOT / "playbooks" / "engines.yml").read_text())
+    (_, whole) = yaml.safe_load((ROOT / "playbooks" / "engines.yml").read_text())
     first = next(at for at, task in enumerate(whole["tasks"]) if "vram_budget" in task)
     wiring = yaml.safe_load((ROOT / "group_vars" / "all" / "wiring.yml").read_text())
     variables = {name: wiring[name] for name in ("serving_over_budget", "serving_unmoved", "vram_foreign")}

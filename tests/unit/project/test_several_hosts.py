@@ -19,7 +19,7 @@ DOWN = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port"
 """A host on whose port nobody listens."""
 LATER = "Later"
 """Name of a task of a play that comes after the one that a test looks at."""
-STOP_EVERYWHERE = {"validate.yml", "choice.yml"}
+STOP_EVERYWHERE = {"controller.yml", "validate.yml", "choice.yml"}
 """Plays that look before any host is changed."""
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

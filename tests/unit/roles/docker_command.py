@@ -15,6 +15,8 @@ import tarfile
 from pathlib import Path
 from typing import Any, NoReturn
 
+if os.environ.get("DOCKER_HOST") != "unix:///var/run/docker.sock":
+    sys.exit("asks the daemon of the context that root has chosen")
 DIRECTORY = Path(os.environ["FAKE_DOCKER"])
 STATE = DIRECTORY / "state.json"
 

@@ -403,11 +403,11 @@ def test_remedy_fits_what_docker_says(said: str, remedy: str) -> None:
 def test_stages_by_themselves_know_the_driver_before_the_image(file: str, where: str) -> None:
     """Else an image whose CUDA is too new would be used, and its engines would end one after the other."""
     found = yaml.safe_load((ROOT / "playbooks" / file).read_text())
-    tasks = found[0]["pre_tasks"] if "hosts" in found[0] else found
+    tasks = found[-1].get("pre_tasks", found)
     files = [task.get("ansible.builtin.include_tasks") for task in tasks]
     roles = [task.get("ansible.builtin.include_role", {}).get("name") for task in tasks]
     # Roles of a play come after its pre_tasks.
-    roles += [role["role"] for role in found[0].get("roles", [])]
+    roles += [role["role"] for role in found[-1].get("roles", [])]
     asks = files.index(where)
     assert asks < roles.index("vllm_image")
     assert tasks[asks]["when"] == "nvidia_driver_result is not defined", "the host stage knows more of it"

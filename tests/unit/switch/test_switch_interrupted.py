@@ -144,6 +144,20 @@ def test_sigterm_goes_back(bench: SwitchHost, phase: Phase) -> None:
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "handlers are given back"
 
 
+def test_a_library_that_catches_every_error_does_not_catch_the_signal(bench: SwitchHost) -> None:
+    caught: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            terminate()
+        except Exception as error:
+            caught.append(error)
+
+    bench.at("canary", ask)
+    assert "SIGTERM asked the switch to end" in bench.ends(Result.ROLLED_BACK).message
+    assert caught == []
+
+
 def test_sigterm_between_phases_is_obeyed_before_the_commit(bench: SwitchHost) -> None:
     at_write(bench.monkeypatch, lambda journal: terminate() if journal["phase"] == Phase.COMMIT else None)
     assert "in phase commit" in bench.ends(Result.ROLLED_BACK).message

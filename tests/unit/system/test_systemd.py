@@ -133,8 +133,10 @@ def test_time_spans(text: str, seconds: float | None) -> None:
 
 
 def test_a_program_is_run_in_english() -> None:
-    script = "import os, sys; print(os.environ['LC_ALL']); print('why ', file=sys.stderr); sys.exit(3)"
-    assert host.run_in_english([sys.executable, "-c", script], 30) == Ran(3, "C\n", "why")
+    said = "print(os.environ['LC_ALL'], os.environ['DOCKER_HOST'])"
+    script = f"import os, sys; {said}; print('why ', file=sys.stderr); sys.exit(3)"
+    ran = host.run_in_english([sys.executable, "-c", script], 30)
+    assert ran == Ran(3, "C unix:///var/run/docker.sock\n", "why"), "the daemon of the engines, and no context"
 
 
 def test_output_that_is_no_utf_8_and_escapes_are_no_traceback() -> None:

@@ -6,6 +6,7 @@ def env_fallback(*args: str, **kwargs: Any) -> Any: ...
 
 class AnsibleModule:
     params: dict[str, Any]
+    run_command_environ_update: dict[str, str]
     check_mode: bool
     no_log: bool
     no_log_values: set[str]

@@ -89,9 +89,14 @@ def describe_load(
 
 
 def read_loads(path: Path) -> list[Load]:
-    """Return the loads in a file, the newest last; none if it cannot be read, and without entries that are damaged."""
+    """Return the loads in a file, the newest last; none if there is none, and without entries that are damaged.
+
+    Raises PermissionError: there may be loads, and this user may not read them.
+    """
     try:
         rows = parse_json(read_foreign(path, MOST_BYTES))["loads"]
+    except PermissionError:
+        raise
     except (OSError, ValueError, KeyError, TypeError):
         return []
     found = []

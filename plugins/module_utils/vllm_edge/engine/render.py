@@ -166,14 +166,7 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
     numbers = {
         name: int(_check(given[name], name)) for name, item in known.items() if item.type == "int" and name in given
     }
-    settings = Settings(**{**given, **numbers})
-    if settings.shutdown_timeout_s >= settings.stop_timeout_s:
-        raise EngineConfigError(
-            f"vllm_engine_shutdown_timeout_s is {settings.shutdown_timeout_s} and vllm_engine_stop_timeout_s is "
-            f"{settings.stop_timeout_s}: SIGKILL would come before vLLM has given up waiting for its requests. Make "
-            "vllm_engine_stop_timeout_s larger, by some seconds in which vLLM ends its processes"
-        )
-    return settings
+    return Settings(**{**given, **numbers})
 
 
 def list_create_arguments(

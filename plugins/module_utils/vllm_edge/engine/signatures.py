@@ -470,7 +470,7 @@ final docker_argument
 final limit_refused
 / error setting rlimit(?:s for ready process|.{0,300}?type (?P<type>\d+))
 = the kernel refuses a limit that docker-create asks for with --ulimit
-> The Docker Engine must be allowed as much: LimitMEMLOCK=infinity in docker.service (`systemctl show` tells it)
+> Set LimitMEMLOCK=infinity in containerd.service, whose limits containers have (`systemctl show` tells it)
 heals docker_out_of_space
 / no space left on device
 = Docker's disk is full

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..system.systemd import Run, Systemd, SystemdError, run_command
+from ..system.host import run_in_english
+from ..system.systemd import Run, Systemd, SystemdError
 from ..text import printable
 
 DOCKER = "docker.service"
@@ -102,7 +103,7 @@ def find_method(container: Mapping[str, Any]) -> str:
     return next((way for way in ("device", "hook") if way in ways), "")
 
 
-def look(run: Run = run_command, root: Path = Path("/")) -> Access:
+def look(run: Run = run_in_english, root: Path = Path("/")) -> Access:
     """Return which running containers have GPUs and which of them may lose them.
 
     Raises CannotAsk: systemd or Docker cannot be queried.

@@ -72,7 +72,7 @@ OURS: dict[str, str] = {
     "--download-dir": "weights are downloaded before the engine starts, to model_weights_root; remove it",
     "--hf-token": "engines reach no hub; for the download use model_weights_token_file",
     "--data-parallel-size": "one engine has tensor_parallel_size x pipeline_parallel_size GPUs; make a second engine",
-    "--shutdown-timeout": "a switch and systemd rely on it; set vllm_engine_shutdown_timeout_s, for all engines",
+    "--shutdown-timeout": "it follows from vllm_engine_stop_timeout_s; set that, for all engines",
     "--device-ids": "the key gpus says which GPUs the engine gets; use that one",
 }
 

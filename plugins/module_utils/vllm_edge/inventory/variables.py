@@ -22,6 +22,11 @@ from .rules import RULES
 PREFIXES = ("serving_", "vllm_", "gpu_", "vram_")
 """Beside the prefixes of the roles: a variable with such a name is meant for the project."""
 OWN = " A variable of your own needs a name that begins otherwise."
+REMOVED = {
+    "vllm_engine_shutdown_timeout_s": "set vllm_engine_drain_timeout_s for the time that running requests get; "
+    "vllm_engine_stop_timeout_s, less 10 s, is what is left for them after SIGTERM",
+}
+"""Variables of earlier releases, with what to set instead."""
 SIMPLE = ("int", "float", "bool")
 LIKE_ANOTHER = 0.9
 """Similarity from which a name without these prefixes counts as a typo of a known one."""
@@ -113,6 +118,9 @@ def find_unknown_variables(names: Collection[str], project: Project) -> Iterator
     ours = (*PREFIXES, *(f"{role}_" for role in project.roles))
     # A play with roles has their internal variables, whose names begin with two underscores.
     for name in sorted(name for name in set(names) - project.known - project.results if not name.startswith("__")):
+        if name in REMOVED:
+            yield f"{name}: there is no such variable any more; {REMOVED[name]}."
+            continue
         alike = difflib.get_close_matches(name, project.known, n=1, cutoff=LIKE_ANOTHER)
         if name.startswith(ours) or alike:
             yield (

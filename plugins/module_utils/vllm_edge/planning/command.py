@@ -105,7 +105,7 @@ def find_gpus(options: Namespace) -> list[Gpu]:
 def plan_layouts(model: Model, gpus: Sequence[Gpu], options: Namespace) -> dict[str, Plan]:
     """Plan a model as one engine over 1, 2, 4, ... GPUs, by the name of the layout; without --context each with the
     longest context that fits, as with vLLM's `max_model_len: auto`."""
-    sizes = [options.tensor_parallel_size] if options.tensor_parallel_size else list(TENSOR_PARALLEL_SIZES)
+    sizes = [options.tensor_parallel_size] if options.tensor_parallel_size is not None else list(TENSOR_PARALLEL_SIZES)
     plans = {}
     for size in sizes:
         if size > len(gpus):
@@ -115,7 +115,7 @@ def plan_layouts(model: Model, gpus: Sequence[Gpu], options: Namespace) -> dict[
             "model": "model",
             "tensor_parallel_size": size,
             "gpus": list(range(size)),
-            "max_model_len": options.context or model.max_position_embeddings,
+            "max_model_len": model.max_position_embeddings if options.context is None else options.context,
             "limit_mm_per_prompt": dict.fromkeys(("image", "video", "audio"), 0) if options.text_only else {},
         }
         for key in ("max_num_seqs", "kv_cache_dtype", "gpu_memory_utilization", "enforce_eager"):
@@ -126,7 +126,7 @@ def plan_layouts(model: Model, gpus: Sequence[Gpu], options: Namespace) -> dict[
         too_long = plan.verdict is Verdict.KV_BELOW_MAX_MODEL_LEN or (
             model.generic and plan.verdict is not Verdict.FITS
         )
-        if not options.context and too_long and 0 < longest < engine["max_model_len"]:
+        if options.context is None and too_long and 0 < longest < engine["max_model_len"]:
             shorter = {**engine, "max_model_len": longest}
             plan = planner.plan(engine["name"], [shorter], {"model": model}, gpus, options.vllm)
         plans[engine["name"]] = plan
@@ -149,7 +149,7 @@ def _plan(options: Namespace) -> int:
         f"{model.facts.repo} on {host.describe_gpus()}, vLLM {options.vllm}; facts {model.facts.source}"
     )
     why = {name: [said.split(": ", 1)[1] for said in render.refusals(plan)] for name, plan in plans.items()}
-    longest = "" if options.context else " The context is the longest that fits."
+    longest = " The context is the longest that fits." if options.context is None else ""
     lines += ["", *render.overview(plans, why, render.NOTE + longest)]
     if options.details:
         for plan in plans.values():

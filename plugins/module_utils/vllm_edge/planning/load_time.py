@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -176,18 +176,25 @@ def find_disk_rate(paths: HostPaths, config: EngineConfig, until: str = "9") -> 
 
 
 def expect_load(paths: HostPaths, config: EngineConfig) -> Expected | None:
-    return expect(config, read_loads(paths.engine_loads(config.engine)), find_disk_rate(paths, config))
+    try:
+        return expect(config, read_loads(paths.engine_loads(config.engine)), find_disk_rate(paths, config))
+    except PermissionError:
+        planned = expect(config, [], None)
+        return planned and replace(planned, basis="the plan; only root can read earlier loads and the disk's read rate")
 
 
 def warn_of_load(paths: HostPaths, config: EngineConfig, state: EngineState | None) -> str | None:
     """Return a sentence if the load of the container that runs took longer than was expected before it; else None."""
-    loads = read_loads(paths.engine_loads(config.engine))
-    if state is None or state.load_seconds is None or state.input_hash != config.input_hash or not loads:
+    try:
+        loads = read_loads(paths.engine_loads(config.engine))
+        if state is None or state.load_seconds is None or state.input_hash != config.input_hash or not loads:
+            return None
+        last = loads[-1]
+        if (last.input_hash, last.seconds) != (config.input_hash, state.load_seconds):
+            return None
+        return find_slow_load(config, last, loads[:-1], find_disk_rate(paths, config, last.at))
+    except PermissionError:
         return None
-    last = loads[-1]
-    if (last.input_hash, last.seconds) != (config.input_hash, state.load_seconds):
-        return None
-    return find_slow_load(config, last, loads[:-1], find_disk_rate(paths, config, last.at))
 
 
 def longest_load_s(paths: HostPaths, configs: Iterable[EngineConfig]) -> float:

@@ -7,6 +7,7 @@ a fault in a parser, then ends a process without rights instead of the module, w
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
@@ -67,7 +68,10 @@ def read_in_subprocess(what: str, read: Callable[[], Facts], drop_root: bool = T
 
 
 def _limit(drop_root: bool) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    with contextlib.suppress(
+        ValueError, OSError
+    ):  # macOS refuses this limit, whatever its value; the others hold there
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if drop_root and os.geteuid() == 0:

@@ -24,11 +24,11 @@ from typing import Any, TypeVar
 
 from ..names import LABEL_ENGINE, LABEL_INPUT_HASH
 from ..text import printable
+from .host import SOCKET
 from .systemd import Systemd, SystemdError, run_command
 
 T = TypeVar("T")
 
-SOCKET = "unix:///var/run/docker.sock"
 UNIT_S = 5.0
 """Seconds that systemd may take to show docker.service."""
 

@@ -16,6 +16,8 @@ from .systemd import Ran, Run, Systemd, SystemdError, Unit, run_command
 
 ASK_S = 30.0
 MEMINFO = Path("/proc/meminfo")
+SOCKET = "unix:///var/run/docker.sock"
+"""Docker's, where the engines run."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -27,8 +29,14 @@ class Unread:
 
 
 def run_in_english(command: Sequence[str], timeout_s: float) -> Ran:
-    """Run a program with English output, also from the sbin directories. Raises SystemdError."""
-    environment = {**os.environ, "LC_ALL": "C", "PATH": f"{os.environ.get('PATH', '')}:{PATH}"}
+    """Run a program with English output, also from the sbin directories. Raises SystemdError.
+
+    `docker` asks the daemon that `DockerEngine` asks, whatever context the user has chosen.
+    """
+    environment = {
+        **{"DOCKER_HOST": SOCKET, **os.environ},
+        **{"LC_ALL": "C", "PATH": f"{os.environ.get('PATH', '')}:{PATH}"},
+    }
     return run_command(command, timeout_s, environment)
 
 

@@ -184,6 +184,23 @@ def test_facts_come_back_whole_and_without_root(tmp_path: Path, monkeypatch: pyt
             separate_process.read_in_subprocess("x", lambda: model_facts.read(tmp_path))
 
 
+def test_a_checkpoint_is_read_where_the_system_refuses_a_limit_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As macOS does (python/cpython#84698)."""
+    write_sharded(tmp_path)
+    limit = resource.setrlimit
+
+    def refuse(which: int, limits: tuple[int, int]) -> None:
+        if which == resource.RLIMIT_AS:
+            raise ValueError("current limit exceeds maximum limit")
+        limit(which, limits)
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    read = separate_process.read_in_subprocess("x", lambda: model_facts.read(tmp_path, "o/n"), drop_root=False)
+    assert read == model_facts.read(tmp_path, "o/n")
+
+
 def test_code_of_a_repository_is_named() -> None:
     facts = Facts("o/n", "", {**CONFIG, "auto_map": {"AutoModel": "modeling_x.X"}}, ())
     assert "auto_map" in families.warn_of_code(facts)

@@ -47,10 +47,6 @@ class _Draining:
     note: str = ""
     """Why it is not waited for."""
 
-    def __post_init__(self) -> None:
-        if self.config.shutdown_timeout_s is not None:
-            self.note = f"finishes its requests itself when it is stopped ({self.config.shutdown_timeout_s:g} s)"
-
     @property
     def over(self) -> bool:
         return self.zeros >= 2 or bool(self.note)
@@ -71,8 +67,8 @@ class _Draining:
 def drain(host: HostView, moves: Moves, limits: Limits) -> Done:
     """Wait until no engine of `moves.stop` has a request, or `limits.drain_timeout_s` has passed.
 
-    An engine that does not report its requests, or finishes them itself when it is stopped, is not waited for. Requests
-    that are left after the limit are a warning.
+    An engine that does not report its requests is not waited for. Requests that are left after the limit are a warning;
+    vLLM lets them run for `shutdown_timeout_s` more when it is stopped.
     """
     engines = [_Draining(config) for config in host.load_configs(moves.stop)]
     began = host.clock()
@@ -84,8 +80,8 @@ def drain(host: HostView, moves: Moves, limits: Limits) -> Done:
         host.sleep(DRAIN_POLL_S)
     seconds = host.clock() - began
     warnings = tuple(
-        f"{engine.config.engine} still had {engine.left} requests after {seconds:.0f} s: they end with it. A larger "
-        "vllm_engine_drain_timeout_s waits longer."
+        f"{engine.config.engine} still had {engine.left} requests after {seconds:.0f} s: they end with it, at most "
+        f"{engine.config.shutdown_timeout_s or 0:g} s later. A larger vllm_engine_drain_timeout_s waits longer."
         for engine in waiting
         if engine.left
     )
