@@ -31,7 +31,7 @@ def list_rows(directory: Path, made_at: str, variables: Mapping[str, Any]) -> li
     """
     rows = read_rows(directory)
     every, hosts = variables.get("hostvars", {}), variables.get("groups", {}).get("gpu_hosts", [])
-    asked, active = (variables.get(f"ansible_play_hosts{which}", ()) for which in ("_all", ""))
+    asked, active = variables.get("ansible_play_hosts_all", ()), variables.get("ansible_play_hosts", ())
     for host in map(str, hosts):
         if str(every[host].get("serving_reports_directory", directory)).rstrip("/") != str(directory):
             continue
