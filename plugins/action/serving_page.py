@@ -32,7 +32,7 @@ def list_rows(directory: Path, made_at: str, variables: Mapping[str, Any]) -> li
     """
     rows = read_rows(directory)
     every = variables.get("hostvars", {})
-    asked, active = (variables.get(f"ansible_play_hosts{which}", ()) for which in ("_all", ""))
+    asked, active = variables.get("ansible_play_hosts_all", ()), variables.get("ansible_play_hosts", ())
     for host in list_hosts(str(directory), variables.get("groups", {}), every):
         row = rows.setdefault(host, {"host": host, "missed": "not reached"})
         if host in asked and "row" not in (every[host].get("serving_page_result") or {}):

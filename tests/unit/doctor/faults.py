@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.vllm_edge.facts.model import TOOLKIT
+from ansible.module_utils.vllm_edge.facts.reader import GPU_FIELDS
 from ansible.module_utils.vllm_edge.system.systemd import Ran
 from doctor_host import BUSES, DRIVER, DROP_IN, GPUS, KERNEL, LOADED, NEW_GPU, NODES, FakeHost, card, specification
 
@@ -165,7 +166,7 @@ def no_module(host: FakeHost) -> None:
 
 
 def lose_gpu(host: FakeHost) -> None:
-    alive = ", ".join(host.gpus[0][key] for key in list(host.gpus[0])[:12])
+    alive = ", ".join(host.gpus[0][field] for field in GPU_FIELDS)
     said = "Unable to determine the device handle for GPU0000:31:00.0: GPU is lost. Reboot the system"
     host.answers["nvidia-smi --query-gpu=uuid,name"] = Ran(15, f"{alive}\n{said}\n")
 

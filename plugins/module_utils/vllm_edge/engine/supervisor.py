@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 
 from ..paths import HostPaths
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, parse_stamp
@@ -171,7 +172,8 @@ class Supervisor(Launcher):
                 log_facts=life.progress.facts,
             )
             self._remember_load(life)
-            Worker(self._discard_cache)
+            if self.engine.cache is not None and os.path.lexists(aside := compile_cache.find_aside(self.engine.cache)):
+                Worker(self._discard_cache, aside)
             self.journal.write(f"{self.config.unit}: {life.status_text(time.monotonic())}")
         elif reaction.phase_changed:
             self.reporter.record(life.phase, log_facts=life.progress.facts)
@@ -190,13 +192,12 @@ class Supervisor(Launcher):
         except OSError as error:
             self.journal.write(f"the load cannot be recorded: {error}", 4)
 
-    def _discard_cache(self) -> None:
+    def _discard_cache(self, aside: Path) -> None:
         """Remove a compile cache that was set aside: the engine has started with another one."""
-        if self.engine.cache is not None:
-            try:
-                remove_foreign(compile_cache.find_aside(self.engine.cache), REMOVE_CACHE_S)
-            except Exception as error:  # nobody waits for this thread
-                self.journal.write(f"the compile cache that was set aside cannot be removed: {error}", 4)
+        try:
+            remove_foreign(aside, REMOVE_CACHE_S)
+        except Exception as error:  # nobody waits for this thread
+            self.journal.write(f"the compile cache that was set aside cannot be removed: {error}", 4)
 
     def _supervise(self, life: Supervision) -> int | None:
         """Process events until the engine ends; return the exit status, None to start it again at once."""

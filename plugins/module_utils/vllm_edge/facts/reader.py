@@ -130,6 +130,8 @@ CARD_FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "generation_possible": ("pcie.link.gen.max", number),
     "width": ("pcie.link.width.current", number),
     "width_possible": ("pcie.link.width.max", number),
+    "compute_mode": ("compute_mode", said),
+    "mig": ("mig.mode.current", switch),
 }
 """Fields of a Card, each with that of nvidia-smi and its parser."""
 GPU_FIELDS = ("uuid", "name", "pci.bus_id", "persistence_mode", "pstate", *(name for name, _ in CARD_FIELDS.values()))
@@ -328,21 +330,18 @@ class Reader(RuntimeReader):
         # A driver that does not answer may take its time to say so: it is asked once.
         ecc = self.by_uuid(ECC_FIELDS) if rows else {}
         reasons = (self.by_uuid(REASONS_FIELDS[:1]) or self.by_uuid(REASONS_FIELDS[1:])) if rows else {}
-        modes = self.by_uuid(["compute_mode", "mig.mode.current"]) if rows else {}
+        # Drivers before branch 565 refuse a query with it.
         recovery = self.by_uuid(["gpu_recovery_action"]) if rows else {}
         cards = []
         for card, value in zip(bus.cards, values, strict=True):
             errors = ecc.get(card.uuid, ("", "", ""))
             active = reasons.get(card.uuid, ("",))[0]
-            mode, mig = modes.get(card.uuid, ("", ""))
             slow = int(active, 16) if re.fullmatch(r"0x[0-9a-fA-F]+", active) else None
             cards.append(
                 replace(
                     card,
                     **{name: parse(value[field]) for name, (field, parse) in CARD_FIELDS.items()},
                     idle=value["pstate"] not in ("P0", "P1", "P2"),
-                    compute_mode=said(mode),
-                    mig=switch(mig),
                     recovery=said(recovery.get(card.uuid, ("",))[0]),
                     uncorrected=number(errors[0]),
                     remap_failed=switch(errors[1]),

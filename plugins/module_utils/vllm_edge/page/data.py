@@ -109,11 +109,10 @@ class PageData:
     def answers(self) -> dict[tuple[str, str], Row]:
         """What the canary says of each engine and served name: in this run, or in the switch to this generation."""
         asked = list_of(self.report.get("completions"))
-        for journal in self.history if not asked else ():
-            if journal.get("result") == "committed":
-                same = journal.get("generation") == self.report.get("generation")
-                asked = list_of(journal.get("canary")) if same else []
-                break
+        if not asked:
+            last = next((journal for journal in self.history if journal.get("result") == "committed"), {})
+            same = last.get("generation") == self.report.get("generation")
+            asked = list_of(last.get("canary")) if same else []
         return {(str(row.get("engine")), str(row.get("served_name"))): row for row in asked}
 
     def name_role(self, engine: str, name: str) -> str:

@@ -97,7 +97,8 @@ def check_mode(facts: Facts) -> Verdict:
     ours = [card for card in topology.cards if card.bus not in topology.unassigned]
     users = Counter(uuid for engine in (() if isinstance(engines, Unread) else engines) for uuid in engine.gpus)
     wrong = {card: why for card in ours if (why := find_obstacle(card.compute_mode, card.mig, users[card.uuid]))}
-    for card in wrong:
+    if wrong:
+        card = next(iter(wrong))
         told = "; ".join(f"{card.uuid} at {card.bus} {why}" for card, why in wrong.items())
         return fail(told, explain_mode(card.uuid, card.mig))
     if any(card.compute_mode is None for card in ours):
