@@ -323,7 +323,6 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
             ({"hosts": ["fd://", "tcp://0.0.0.0:2375"]}, SETTINGS, "'tcp://0.0.0.0:2375' is root", "tlsverify"),
             ({"hosts": "tcp://127.0.0.1:2375", "tlsverify": "yes"}, SETTINGS, "is root on this host", "ssh://"),
             ({"hosts": ["tcp://\x1b[2J"]}, SETTINGS, "'tcp://\\x1b[2J' is root", "tlsverify"),
-            ({"userns-remap": "default"}, SETTINGS, "neither their weights nor their caches", "userns-remap"),
             ({"seccomp-profile": "unconfined"}, SETTINGS, "every system call", "seccomp-profile"),
         )
     ),

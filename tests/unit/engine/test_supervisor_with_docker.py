@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.engine import container, launch
+from ansible.module_utils.vllm_edge.engine import container, launch, watchers
 from ansible.module_utils.vllm_edge.engine.config import load_engine
 from ansible.module_utils.vllm_edge.engine.journal import Journal
 from ansible.module_utils.vllm_edge.engine.loads import read_loads
 from ansible.module_utils.vllm_edge.engine.sd_notify import Notifier
 from ansible.module_utils.vllm_edge.engine.supervisor import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, Supervisor
+from ansible.module_utils.vllm_edge.engine.usage import Usage
 from ansible.module_utils.vllm_edge.gpu.driver import DriverVersions, find_missing_access
 from ansible.module_utils.vllm_edge.switch.journal import take_lock
 from ansible.module_utils.vllm_edge.system.docker import DockerAway, DockerRefused, DockerUnit
@@ -368,20 +369,41 @@ def test_a_removal_in_progress_is_waited_for(begin: Begin, docker: FakeDocker) -
     assert "made from other inputs" in case.output.getvalue()
 
 
-@pytest.mark.parametrize("command", [("sh", "-c", "while :; do :; done"), ("sleep", "120")], ids=["works", "idle"])
+@pytest.fixture(autouse=True)
+def cores(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    """How many cores the container uses; None where its control group cannot be read."""
+    used: list[float | None] = [0.0]
+
+    def read(_container_id: str) -> Usage | None:
+        return None if used[0] is None else Usage(0, 0, used[0] * time.monotonic())
+
+    for module in (launch, watchers):
+        monkeypatch.setattr(module, "read_usage", read)
+    return used
+
+
+@pytest.mark.parametrize(
+    ("used", "told"),
+    [(1.0, "its log is silent, and it computes"), (0.0, "neither reads nor computes"), (None, "it does what cannot")],
+    ids=["works", "idle", "unseen"],
+)
 def test_a_silent_load_is_kept_by_the_next_supervisor(
-    begin: Begin, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+    begin: Begin,
+    docker: FakeDocker,
+    monkeypatch: pytest.MonkeyPatch,
+    cores: list[float | None],
+    used: float | None,
+    told: str,
 ) -> None:
     """Its supervisor was killed, and the last line is older than the stall limit."""
-    works = command[0] == "sh"
-    # Work is seen as soon as it gets a processor, which takes long on a machine that has much else to do.
-    monkeypatch.setattr(launch, "WORK_S", 60.0 if works else 1.5)
-    left = docker.run_container(LABELS, command)
+    monkeypatch.setattr(launch, "WORK_S", 1.5)
+    cores[0] = used
+    left = docker.run_container(LABELS)
     docker.container = replace(left, started_at="2020-01-01T00:00:00.000000000Z")
     case = begin().start()
     case.until(lambda: "create" in docker.calls or "attaching" in case.output.getvalue())
-    assert ("create" not in docker.calls) is works
-    assert ("its log is silent, and it computes" if works else "neither reads nor computes") in case.output.getvalue()
+    assert ("create" not in docker.calls) is (used != 0.0)
+    assert told in case.output.getvalue()
 
 
 def test_a_container_that_died_unwatched_is_explained(begin: Begin, docker: FakeDocker) -> None:

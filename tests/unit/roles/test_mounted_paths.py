@@ -19,6 +19,7 @@ def make_root(tmp_path: Path) -> Path:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/mountinfo").write_text(
         f"22 1 0:5 / / rw - ext4 /dev/sda1 rw\n30 22 0:9 / {tmp_path}/mnt/my\\040disk rw - ext4 /dev/sdb1 rw\n"
+        f"31 30 0:10 / {tmp_path}/mnt/my\\040disk/closed rw,nosuid,noexec - ext4 /dev/sdc1 rw\n"
     )
     wanted = tmp_path / "etc/systemd/system/multi-user.target.wants"
     wanted.mkdir(parents=True)
@@ -80,6 +81,16 @@ def test_a_directory_below_a_mount_point(
     result = run_module("mounted_paths", given, check=check)
     assert bool(result.get("failed")) is bool(told), result
     assert [words for words in told if words.format(root=root) not in result["msg"]] == []
+
+
+def test_a_mount_where_nothing_is_executed(tmp_path: Path, run_module: RunModule) -> None:
+    root = make_root(tmp_path)
+    disk = f"{root}/mnt/my disk"
+    given = {"paths": {"a": f"{disk}/closed/cache"}, "root": str(root)}
+    assert not run_module("mounted_paths", given).get("failed")
+    refused = run_module("mounted_paths", {**given, "executed": {"a": "libraries"}})
+    assert f"a is {disk}/closed/cache, and {disk}/closed is mounted with noexec" in refused["msg"]
+    assert not run_module("mounted_paths", {**given, "paths": {"a": disk}, "executed": {"a": "it"}}).get("failed")
 
 
 def test_a_host_without_fstab(tmp_path: Path, run_module: RunModule) -> None:

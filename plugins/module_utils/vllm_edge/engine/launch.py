@@ -23,6 +23,7 @@ from .events import Events
 from .journal import Journal, Reporter
 from .lifecycle import (
     EXTEND_BY_S,
+    UNSEEN,
     Decision,
     Existing,
     Found,
@@ -259,16 +260,18 @@ class Launcher:
         age = None if seconds is None else max(0.0, time.time() - seconds)
         was_ready = had_been_ready(container, self.reporter.previous, [record.line for record in records])
         loads = not (answer.ok or was_ready or (age is not None and age < self.config.stall_timeout_s))
-        return Found(answer, was_ready, age, self._watch_work(container.pid) if loads else "")
+        return Found(answer, was_ready, age, self._watch_work(container.id) if loads else "")
 
-    def _watch_work(self, pid: int) -> str:
-        """Return what a container's processes do within WORK_S seconds; empty if nothing or if it cannot be read."""
-        begin, first = time.monotonic(), read_usage(pid)
+    def _watch_work(self, container_id: str) -> str:
+        """Return what a container's processes do within WORK_S seconds; empty if they do nothing."""
+        begin, first = time.monotonic(), read_usage(container_id)
         doing = ""
-        while first is not None and not doing and (span := time.monotonic() - begin) < WORK_S:
+        while not doing and (span := time.monotonic() - begin) < WORK_S:
             self.events.pause(min(1.0, WORK_S - span))
-            usage = read_usage(pid)
-            doing = describe_work(first, usage, time.monotonic() - begin)[0] if usage is not None else ""
+            usage = read_usage(container_id)
+            if first is None or usage is None:
+                return UNSEEN
+            doing = describe_work(first, usage, time.monotonic() - begin)[0]
         return doing
 
     def _report_corpse(self, container: Container) -> None:

@@ -95,7 +95,7 @@ def build_create_arguments(sidecar: Sidecar, job: Path, out: Path) -> list[str]:
         f"--name={sidecar.name}",
         f"--label={LABEL_SIDECAR}={sidecar.purpose}",
         f"--user={sidecar.uid}:{sidecar.uid}",
-        *("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none"),
+        *("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none", "--userns=host"),
         *(f"--device=nvidia.com/gpu={uuid}" for uuid in sidecar.gpus),
         *(f"--memory={sidecar.memory_mib}m", f"--memory-swap={sidecar.memory_mib}m", "--oom-score-adj=1000"),
         *("--pids-limit=2048", "--shm-size=1g", "--tmpfs=/tmp:exec,mode=1777,size=4g"),
