@@ -188,7 +188,12 @@ def models(image: str) -> Path:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
             run = ["run", "--rm", "--network=none", f"--user={os.getuid()}:{os.getgid()}", "--env=HOME=/tmp"]
-            run += ["--tmpfs=/tmp:exec,mode=1777", "--workdir=/tmp", f"--volume={LAB / 'models'}:/models:ro"]
+            run += [
+                "--env=USER=lab",
+                "--tmpfs=/tmp:exec,mode=1777",
+                "--workdir=/tmp",
+                f"--volume={LAB / 'models'}:/models:ro",
+            ]
             run += [f"--volume={partial}:/out", "--entrypoint=python3", image]
             docker(*run, "/models/make.py", "/models/chat_template.jinja")
             partial.rename(target)

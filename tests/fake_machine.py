@@ -19,6 +19,7 @@ from ansible.module_utils.vllm_edge.generation import committed, live, store
 from ansible.module_utils.vllm_edge.generation.build import Rendered
 from ansible.module_utils.vllm_edge.generation.model import Generation, GenerationError, Limits, SeenEngine
 from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.switch.history import list_verified
 from ansible.module_utils.vllm_edge.switch.model import (
     Done,
     Downtime,
@@ -335,7 +336,10 @@ class FakeMachine:
                 over.append(f"GPU {index}: {used} MiB, budget {wanted.budgets_mib[uuid]} MiB.")
         if wrong or (over and not accept):
             raise PhaseFailed(" ".join([*wrong, *over]), data={"gpus": rows})
-        return Done("over budget" if over else "within budget", data={"gpus": rows, "over_budget": over})
+        data: dict[str, Any] = {"gpus": rows, "over_budget": over}
+        if wanted.purpose == "calibration":
+            data["measured"] = {"engines": [{"engine": name} for name in wanted.engines], "gpus": rows}
+        return Done("over budget" if over else "within budget", data=data)
 
     @action
     def clean_up(self, state: State, wanted: Generation) -> Done:
@@ -344,7 +348,7 @@ class FakeMachine:
             if state["units"].get(name, {}).get("active") not in ("inactive", "failed", None):
                 raise PhaseFailed(f"{name} runs and is no engine of generation {wanted.number}.")
             live.remove_engine(name, self.paths)
-        store.prune(self.paths, wanted.limits.keep_generations)
+        store.prune(self.paths, wanted.limits.keep_generations, list_verified(self.paths))
         state["target"] = {"enabled": True, "active": True}
         return Done("clean")
 

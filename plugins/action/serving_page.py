@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ansible.plugins.action import ActionBase
 
-from ..module_utils.vllm_edge.page.data import PageData, complete, read_bench, read_quality
+from ..module_utils.vllm_edge.page.data import ROW, PageData, complete, read_bench, read_quality, read_rows
 from ..module_utils.vllm_edge.page.render import render_host, render_index
 
 
@@ -21,6 +22,24 @@ def write(path: Path, text: str) -> None:
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
     fresh.replace(path)
+
+
+def list_rows(directory: Path, made_at: str, variables: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a row for each host: those of all runs, and hosts of the inventory without one.
+
+    A host of this run that wrote no page is `missed`, which its row keeps until it writes one. Raises OSError.
+    """
+    rows = read_rows(directory)
+    every, hosts = variables.get("hostvars", {}), variables.get("groups", {}).get("gpu_hosts", [])
+    asked, active = (variables.get(f"ansible_play_hosts{which}", ()) for which in ("_all", ""))
+    for host in map(str, hosts):
+        if str(every[host].get("serving_reports_directory", directory)).rstrip("/") != str(directory):
+            continue
+        row = rows.setdefault(host, {"host": host, "missed": "not reached"})
+        if host in asked and "row" not in (every[host].get("serving_page_result") or {}):
+            row |= {"missed": "nothing serves" if host in active else "not reached", "missed_at": made_at}
+            write(directory / f"{host}{ROW}", json.dumps(row))
+    return [rows[host] for host in sorted(rows)]
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -34,7 +53,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         _spec, options = self.validate_argument_spec(
             argument_spec={
                 "report": {"type": "dict"},
-                "index": {"type": "list", "elements": "dict"},
+                "index": {"type": "bool"},
                 "status": {"type": "dict", "default": {}},
                 "history": listed,
                 "saved": {"type": "dict", "default": {}},
@@ -49,8 +68,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         given = json.loads(json.dumps(options, default=str))
         directory = Path(given["directory"])
         result: dict[str, Any] = {"changed": False}
-        if given["index"] is not None:
-            name, text = "index", render_index(given["index"])
+        if given["index"]:
+            files = {
+                "index.html": render_index(list_rows(directory, given["made_at"], task_vars or {}), given["made_at"])
+            }
         else:
             report = complete(given["report"], given["saved"])
             name = str(report["host"])
@@ -58,12 +79,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             data = PageData(
                 report, given["made_at"], given["status"], given["history"], bench, quality, given["reference"]
             )
-            text = render_host(data)
             result["row"] = data.index_row
-        path = directory / f"{name}.html"
+            files = {f"{name}.html": render_host(data), f"{name}{ROW}": json.dumps(result["row"])}
         try:
-            write(path, text)
+            for name, text in files.items():
+                write(directory / name, text)
         except OSError as error:
             remedy = "Set serving_reports_directory to another place."
             return {"failed": True, "msg": f"The report page cannot be written: {error}. {remedy}"}
-        return {**result, "path": str(path)}
+        return {**result, "path": str(directory / next(iter(files)))}

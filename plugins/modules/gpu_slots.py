@@ -82,6 +82,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.respawn import has_respawned, respawn_module
 
 from ..module_utils.vllm_edge.gpu import slots
+from ..module_utils.vllm_edge.gpu.condition import explain_mode, find_obstacle
 from ..module_utils.vllm_edge.paths import find_interpreter
 from ..module_utils.vllm_edge.system.files import write_durably
 from ..module_utils.vllm_edge.system.nvml import GpuIdentity, NvmlFailure, PynvmlMissing, open_nvml, require_pynvml
@@ -120,6 +121,10 @@ def see(module: AnsibleModule) -> tuple[tuple[GpuIdentity, ...], dict[str, dict[
     with open_nvml() as session:
         for failure in slots.list_lost(session, remembered(module)) if session.lost else ():
             raise failure
+        for gpu in session.identities:
+            mode = session.read_mode(gpu)
+            if why := find_obstacle(mode.compute_mode, mode.mig, 1):
+                module.warn(f"{gpu.card} {why}, so no engine can start there. {explain_mode(gpu.uuid, mode.mig)}")
         memory = {
             gpu.uuid: {"total_mib": gpu.total_mib, "reserved_mib": gpu.reserved_mib} for gpu in session.read().gpus
         }

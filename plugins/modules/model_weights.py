@@ -362,7 +362,8 @@ class ModelWeights:
         for path in find_ownership_faults(self.wanted.path, files, owner):
             owner.apply(path)
         # The record keeps a requested branch if its commit is later pasted into the inventory.
-        if plan.record is None or plan.record.files != files or plan.record.revision != plan.commit:
+        written = plan.record and (plan.record.files, plan.record.revision, plan.record.path)
+        if plan.record is None or written != (files, plan.commit, str(self.wanted.path)):
             kind = plan.source.kind if plan.source is not None else plan.record.source if plan.record else ""
             wanted = self.wanted
             record = Record(wanted.model, wanted.repo, wanted.revision, plan.commit, str(wanted.path), kind, files)

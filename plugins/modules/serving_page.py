@@ -8,7 +8,8 @@ module: serving_page
 short_description: Write the report page of a host
 version_added: "0.1.0"
 description:
-  - Writes C(<host>.html), one file without addresses and without scripts, with mode V(0600), on the controller.
+  - Writes C(<host>.html) and its row of the index, C(<host>.row.json), with mode V(0600), on the controller. The page
+    is one file without addresses and without scripts.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
@@ -25,9 +26,10 @@ options:
         with C(plan), the C(engines) of M(edge.vllm_edge.serving_plan), and C(note), a sentence about the host.
     type: dict
   index:
-    description: The values of RV(row) of several hosts, for which C(index.html) is written, and nothing else.
-    type: list
-    elements: dict
+    description:
+      - Write C(index.html) and no page, with the C(<host>.row.json) of all pages and hosts of C(gpu_hosts) without one.
+        A host of the play that has written no page is shown, and recorded in its row, as not reached.
+    type: bool
   status:
     description: What C(vllm-edge status --format json) prints.
     type: dict

@@ -77,6 +77,14 @@ options:
       V(warn) or V(fail), C(cases) is the suite as C(quality_suite) has it, C(repeats) how often each case is asked,
       C(timeout_s) the seconds of one answer.
     type: dict
+  purpose:
+    description: What the generation is for.
+    type: str
+    choices:
+      serving: It is committed after the switch to it has verified it.
+      calibration: It is started, verified and measured, and the host's program goes back to the committed generation by
+        itself, whether Ansible is there or not. RV(journal) has what was measured.
+    default: serving
   origin:
     description: Where the profile was chosen.
     type: str
@@ -148,9 +156,10 @@ files:
   returned: success
 result:
   description: >-
-    V(committed), or V(unchanged) if no switch was necessary. On failure V(refused), V(rolled_back) or V(failed), or
-    V(over_budget) if the first generation of the host is committed and serves with more memory than its budgets, or
-    V(busy) while another switch is running. Absent in check mode if a switch would be necessary.
+    V(committed), V(measured) of a calibration, or V(unchanged) if no switch was necessary. On failure V(refused),
+    V(rolled_back) or V(failed), or V(over_budget) if the first generation of the host is committed and serves with more
+    memory than its budgets, or V(busy) while another switch is running. Absent in check mode if a switch would be
+    necessary.
   type: str
   returned: when known
 journal:
@@ -201,6 +210,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "foreign": {"type": "str", "choices": ["ignore", "warn", "fail"], "default": "warn"},
     "limits": {"type": "dict", "default": {}},
     "quality": {"type": "dict"},
+    "purpose": {"type": "str", "choices": ["serving", "calibration"], "default": "serving"},
     "origin": {"type": "str", "choices": ["inventory", "-e", "host"], "default": "inventory"},
     "inventory_profile": {"type": "str"},
     "asked_by": {"type": "str", "default": "Ansible"},
@@ -314,7 +324,7 @@ class Switch:
             # An engine that was still loading before serves by now. The journal contains no answers of engines.
             self.done(" ".join([message, *news]), changed=bool(news))
         self.result["journal"] = journal
-        if result is not Result.COMMITTED:
+        if result not in (Result.COMMITTED, Result.MEASURED):
             self.module.fail_json(msg=message, **{**self.result, "changed": result is not Result.REFUSED})
         self.done(message, changed=True)
 
@@ -343,6 +353,7 @@ class Switch:
                 self.switch(generation, news)
             words = {"stop": "stop", "start": "start", "wait": "wait for", "keep": "keep"}
             moves = describe_moves(self.result["moves"], words) or "no engine moves"
+            moves += ", and back" if generation.purpose == "calibration" else ""
             self.done("; ".join([f"would go to {name_generation(generation)}: {moves}", *self.restarts]), changed=True)
         what = f"generation {generation.number} ({generation.profile}) runs as rendered"
         self.done("; ".join([what, *news]) + ".", changed=bool(news), result=Result.UNCHANGED)
@@ -371,7 +382,9 @@ class Switch:
             if not self.module.check_mode:
                 choice = Choice(origin, self.module.params["inventory_profile"])
                 committed.commit(generation, self.paths, choice, now.chosen_at, over_budget=now.over_budget)
-        record = live.record_difference(now, generation, origin, self.paths, defect if same else None)
+        record = None
+        if generation.purpose == "serving":
+            record = live.record_difference(now, generation, origin, self.paths, defect if same else None)
         self.result |= {
             "generation": number,
             "engines": generation.marks,

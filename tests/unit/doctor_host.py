@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import generations
 from ansible.module_utils.vllm_edge.doctor import registry
-from ansible.module_utils.vllm_edge.facts.model import TOOLKIT, Expectation, Space
+from ansible.module_utils.vllm_edge.facts.model import TOOLKIT, Expectation
 from ansible.module_utils.vllm_edge.facts.reader import Reader
 from ansible.module_utils.vllm_edge.gateway.admin import GatewayDown, HAProxy, Server
 from ansible.module_utils.vllm_edge.gateway.command import synchronize
@@ -22,6 +22,7 @@ from ansible.module_utils.vllm_edge.gateway.view import parse_text
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.system.http import Answer
+from ansible.module_utils.vllm_edge.system.space import Space
 from ansible.module_utils.vllm_edge.system.systemd import Ran, SystemdError
 from engine_files import CAGE, CONFIG
 from generations import activate, rendered
@@ -43,6 +44,8 @@ PACKAGES = {
     **dict.fromkeys(DRIVER_PACKAGES, ("hi", f"{DRIVER}-1")),
     **dict.fromkeys(TOOLKIT, ("hi", "1.18.2-1")),
 }
+LOADED = "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.173.02  Release Build  (root@debian)\n"
+"""What the kernel module writes to the kernel's log when it is loaded."""
 SOURCES = """Package files:
  100 /var/lib/dpkg/status
      release a=now
@@ -320,5 +323,6 @@ def card(uuid: str, bus: str) -> dict[str, str]:
         **{"pcie.link.gen.current": "1", "pcie.link.gen.max": "4", "pcie.link.width.current": "16"},
         **{"pcie.link.width.max": "16", "ecc.errors.uncorrected.volatile.total": "0", "remapped_rows.failure": "No"},
         **{"remapped_rows.pending": "No", "clocks_event_reasons.active": "0x0000000000000001"},
+        **{"compute_mode": "Default", "mig.mode.current": "[N/A]", "gpu_recovery_action": "None"},
         "driver_version": DRIVER,
     }

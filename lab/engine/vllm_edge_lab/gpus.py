@@ -70,7 +70,8 @@ def read_board(path: Path) -> Gpu:
 def visible_gpus(root: Path | None = None) -> list[Gpu]:
     """The GPUs in CUDA's order, here by index; inside a container only those given to it exist."""
     folder = (root or lab_root()) / "gpus"
-    gpus = [read_board(path) for path in folder.iterdir() if (path / "board").is_file()] if folder.is_dir() else []
+    paths = [path for path in folder.iterdir() if (path / "board").is_file()] if folder.is_dir() else []
+    gpus = [read_board(path) for path in paths if not (path / "faults" / "mig").exists()]
     return select_visible(sorted(gpus, key=lambda gpu: gpu.index), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 

@@ -69,6 +69,7 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
         self.visible = visible
         self.grown = False
         self._fail_if_lost()
+        self._fail_if_refused()
         self.repository = command.repository_of(self.model_config.model)
         parallel = self.parallel_config.tensor_parallel_size * self.parallel_config.pipeline_parallel_size
         scheduler = self.scheduler_config
@@ -116,6 +117,11 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
     def _fail_if_lost(self) -> None:
         if gpus.fault(self.gpu, "gpu-lost") is not None:
             raise RuntimeError(GPU_LOST)
+
+    def _fail_if_refused(self) -> None:
+        mode = gpus.fault(self.gpu, "compute-mode")
+        if mode is not None and (mode == "Prohibited" or gpus.used_mib(self.gpu)):
+            raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
 
     def _allocate(self, amount: int) -> None:
         try:

@@ -89,6 +89,13 @@ static int fault(const Gpu *gpu, const char *name, char *value, size_t size) {
     return 1;
 }
 
+/* The fault compute-mode as nvml.h numbers it: 0 Default, 2 Prohibited, 3 Exclusive_Process. */
+static unsigned compute_mode(const Gpu *gpu) {
+    char value[64];
+    if (!fault(gpu, "compute-mode", value, sizeof value)) return 0;
+    return !strcmp(value, "Prohibited") ? 2 : 3;
+}
+
 /* ---- boards --------------------------------------------------------------------------------------------------- */
 
 static int read_board(const char *dir, Gpu *gpu) {

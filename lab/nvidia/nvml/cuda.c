@@ -30,10 +30,9 @@
     E(804, COMPAT_NOT_SUPPORTED_ON_DEVICE, "forward compatibility was attempted on non supported HW") \
     E(999, UNKNOWN, "unknown error")
 #define CODE(code, name, text) name = code,
-#define ROW(code, name, text) {code, "CUDA_ERROR_" #name, text},
+#define ROW(code, name, text) {code, text},
 enum { SUCCESS = 0, CUDA_ERRORS(CODE) };
-static const struct { int code; const char *name; const char *text; } ERRORS[] = {
-    {SUCCESS, "CUDA_SUCCESS", "no error"}, CUDA_ERRORS(ROW)};
+static const struct { int code; const char *text; } ERRORS[] = {{SUCCESS, "no error"}, CUDA_ERRORS(ROW)};
 
 typedef struct { Gpu *gpu; int claim; unsigned users; unsigned long long held; char path[700]; } Context;
 static Context contexts[MAX_GPUS];
@@ -66,6 +65,10 @@ EXPORT int cuInit(unsigned flags) {
     make_gpu_nodes();
     make_uvm_nodes();
     find_gpus(1);
+    unsigned whole = 0; /* of a GPU in MIG mode CUDA sees instances, and there is none */
+    for (unsigned i = 0; i < gpu_count; i++)
+        if (!fault(&gpus[i], "mig", NULL, 0)) gpus[whole++] = gpus[i];
+    gpu_count = whole;
     if (!gpu_count || !node_usable("nvidiactl")) return NO_DEVICE;
     if (!node_usable("nvidia-uvm")) return UNKNOWN;
     for (unsigned i = 0; i < gpu_count; i++) {
@@ -85,17 +88,15 @@ EXPORT int cuDriverGetVersion(int *out) {
     return SUCCESS;
 }
 
-static int told(int code, const char **out, int name) {
+EXPORT int cuGetErrorString(int code, const char **out) {
     for (size_t i = 0; out && i < sizeof ERRORS / sizeof *ERRORS; i++)
         if (ERRORS[i].code == code) {
-            *out = name ? ERRORS[i].name : ERRORS[i].text;
+            *out = ERRORS[i].text;
             return SUCCESS;
         }
     if (out) *out = NULL;
     return INVALID_VALUE;
 }
-EXPORT int cuGetErrorString(int code, const char **out) { return told(code, out, 0); }
-EXPORT int cuGetErrorName(int code, const char **out) { return told(code, out, 1); }
 
 /* ---- devices -------------------------------------------------------------------------------------------------- */
 
@@ -115,11 +116,6 @@ EXPORT int cuDeviceGetCount(int *out) {
 EXPORT int cuDeviceGet(int *out, int ordinal) {
     NEED(ordinal, out);
     *out = ordinal;
-    return SUCCESS;
-}
-EXPORT int cuDeviceGetName(char *out, int size, int device) {
-    NEED(device, out && size > 0);
-    copy(out, (size_t)size, gpus[device].name);
     return SUCCESS;
 }
 EXPORT int cuDeviceGetUuid(unsigned char *out, int device) {
@@ -190,7 +186,12 @@ EXPORT int cuDevicePrimaryCtxRetain(void **out, int device) {
     if (fault(context->gpu, "gpu-lost", NULL, 0)) return UNKNOWN;
     if (fault(context->gpu, "cuda-context-fails", value, sizeof value))
         return *value ? (int)number(value) : DEVICE_UNAVAILABLE;
+    if (compute_mode(context->gpu) == 2) return DEVICE_UNAVAILABLE;
     if (!context->users) {
+        unsigned long long used_mib;
+        Claim others[MAX_CLAIMS];
+        read_claims(context->gpu, others, MAX_CLAIMS, &used_mib);
+        if (compute_mode(context->gpu) == 3 && used_mib) return DEVICE_UNAVAILABLE;
         gethostname(host, sizeof host - 1);
         snprintf(context->path, sizeof context->path, "%s/claims/cuda-%.60s-%d", context->gpu->dir, host, (int)getpid());
         context->claim = open(context->path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
@@ -211,7 +212,6 @@ EXPORT int cuDevicePrimaryCtxRelease_v2(int device) {
     if (--contexts[device].users == 0) let_go(&contexts[device]);
     return SUCCESS;
 }
-EXPORT int cuDevicePrimaryCtxRelease(int device) { return cuDevicePrimaryCtxRelease_v2(device); }
 EXPORT int cuCtxSetCurrent(void *context) {
     if (!initialized) return NOT_INITIALIZED;
     current = context;

@@ -29,6 +29,8 @@ typedef struct { unsigned version; unsigned long long total, reserved, free, use
 typedef struct { unsigned pid; unsigned long long used; unsigned gi, ci; } Process;
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } Pci;
 
+typedef struct { unsigned field, scope; long long timestamp, latency; unsigned type, result, number, rest; } FieldValue;
+
 static void *library;
 
 /* One pointer per NVML function, called with the arguments of nvml.h; a missing one answers FUNCTION_NOT_FOUND. */
@@ -84,10 +86,12 @@ static void cuda_version(char *out, size_t size) {
 /* ---- values of a query ----------------------------------------------------------------------------------------- */
 
 /* How a value is asked for. NUMBER, TYPED (of the Field's type) and PAIR are the arguments of its function. */
-typedef enum { TEXT, NUMBER, TYPED, PAIR, MEMORY, DRIVER, BUS, PID, PROCESS, USED } Call;
-/* format prints one or two numbers; ENABLED and WATTS (of mW) have words of their own; without one it is a text. */
+typedef enum { TEXT, NUMBER, WHOLE, TYPED, PAIR, MEMORY, DRIVER, BUS, PID, PROCESS, USED, RECOVERY } Call;
+/* format prints one or two numbers; the named ones have words of their own, WATTS is of mW; without one it is a text. */
 #define ENABLED "Enabled"
 #define WATTS "%u.%02u"
+#define MODE "compute mode"
+#define ACTION "recovery action"
 typedef struct {
     const char *name, *unit, *format;
     Call call;
@@ -107,6 +111,10 @@ static const Field FIELDS[] = {
     {"memory.free", "MiB", "%u", MEMORY, NULL, offsetof(Memory, free)},
     {"compute_cap", NULL, "%u.%u", PAIR, "nvmlDeviceGetCudaComputeCapability"},
     {"persistence_mode", NULL, ENABLED, NUMBER, "nvmlDeviceGetPersistenceMode"},
+    {"compute_mode", NULL, MODE, NUMBER, "nvmlDeviceGetComputeMode"},
+    {"mig.mode.current", NULL, ENABLED, PAIR, "nvmlDeviceGetMigMode"},
+    {"gpu_recovery_action", NULL, ACTION, RECOVERY},
+    {"clocks_event_reasons.active", NULL, "0x%016x", WHOLE, "nvmlDeviceGetCurrentClocksEventReasons"},
     {"ecc.mode.current", NULL, ENABLED, PAIR, "nvmlDeviceGetEccMode"},
     {"pstate", NULL, "P%u", NUMBER, "nvmlDeviceGetPerformanceState"},
     {"temperature.gpu", NULL, "%u", TYPED, "nvmlDeviceGetTemperature", 0},
@@ -126,17 +134,27 @@ static const Field APP_FIELDS[] = {
     {"gpu_uuid", NULL, NULL, TEXT, "nvmlDeviceGetUUID"},
 };
 
+/* nvmlComputeMode_t and nvmlDeviceGpuRecoveryAction_t, and nvmlGpuP2PStatus_t as the legend of `topo` has it. */
+static const char *const MODES[] = {"Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process"};
+static const char *const ACTIONS[] = {"None", "Reset", "Reboot", "Drain P2P", "Drain and Reset"};
+static const char *const PEERS[] = {"OK", "CNS", "GNS", "TNS", "DR", "NS", "U"};
+#define WORD(words, number) ((number) < sizeof words / sizeof *words ? words[number] : "Unknown")
+
 static unsigned visible;
 static int nounits;
 
 static void value_of(const Field *field, Device device, const Process *process, char *out, size_t size) {
     unsigned first = 0, second = 0;
+    unsigned long long whole = 0;
+    FieldValue recovery = {.field = 230};
     Memory memory;
     Result result = SUCCESS;
     *out = '\0';
     switch (field->call) {
     case TEXT: result = text_of(field->function, device, out, (unsigned)size); break;
     case NUMBER: result = nvml(field->function)(device, &first); break;
+    case WHOLE: result = nvml(field->function)(device, &whole); break;
+    case RECOVERY: result = nvml("nvmlDeviceGetFieldValues")(device, 1, &recovery); break;
     case TYPED: result = nvml(field->function)(device, field->type, &first); break;
     case PAIR: result = nvml(field->function)(device, &first, &second); break;
     case MEMORY:
@@ -153,10 +171,14 @@ static void value_of(const Field *field, Device device, const Process *process, 
         break;
     }
     const char *format = field->format;
+    if (field->call == WHOLE) first = (unsigned)whole;
+    if (field->call == RECOVERY) first = recovery.number;
     if (result == NOT_SUPPORTED || result == FUNCTION_NOT_FOUND) snprintf(out, size, "[N/A]");
     else if (result != SUCCESS) snprintf(out, size, "[%s]", error_text(result));
     else if (format) {
         if (!strcmp(format, ENABLED)) format = first ? ENABLED : "Disabled";
+        if (!strcmp(format, MODE)) format = WORD(MODES, first);
+        if (!strcmp(format, ACTION)) format = WORD(ACTIONS, first);
         if (!strcmp(format, WATTS)) second = first % 1000 / 10, first /= 1000;
         int n = snprintf(out, size, format, first, second);
         if (field->unit && !nounits) snprintf(out + n, size - (size_t)n, " %s", field->unit);
@@ -381,6 +403,23 @@ static int details(void) {
     return 0;
 }
 
+static int peers(void) {
+    for (unsigned i = 0; i < chosen; i++) printf("%s\tGPU%u", i ? "" : " ", indices[i]);
+    printf("\t\n");
+    for (unsigned i = 0; i < chosen; i++) {
+        printf(" GPU%u", indices[i]);
+        for (unsigned j = 0; j < chosen; j++) {
+            unsigned status = 6;
+            if (i != j) nvml("nvmlDeviceGetP2PStatus")(devices[i], devices[j], 0u, &status);
+            printf("\t%s", i == j ? "X" : WORD(PEERS, status));
+        }
+        printf("\t\n");
+    }
+    printf("\nLegend:\n\n  X    = Self\n  OK   = Status Ok\n  CNS  = Chipset not supported\n  GNS  = GPU not supported\n"
+           "  TNS  = Topology not supported\n  NS   = Not supported\n  U    = Unknown\n");
+    return 0;
+}
+
 static int open_driver(void) {
     library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
     if (!library) {
@@ -412,8 +451,8 @@ static const char *value_after(const char *argument, const char *option) {
 
 int main(int argc, char **argv) {
     const char *gpu_fields = NULL, *app_fields = NULL, *format = NULL, *choice = NULL, *value;
-    int listing = 0, detailed = 0;
-    for (int i = 1; i < argc; i++) {
+    int listing = 0, detailed = 0, topology = argc == 4 && !strcmp(argv[1], "topo") && !strcmp(argv[2], "-p2p");
+    for (int i = topology ? argc : 1; i < argc; i++) {
         const char *argument = argv[i];
         if (!strcmp(argument, "-L")) listing = 1;
         else if (!strcmp(argument, "-q")) detailed = 1;
@@ -430,6 +469,7 @@ int main(int argc, char **argv) {
     int failed = open_driver();
     if (!failed) failed = find_devices(choice);
     if (failed) return failed;
+    if (topology) return peers();
     if (listing) return list_gpus();
     if (gpu_fields) return query(gpu_fields, format, 0);
     if (app_fields) return query(app_fields, format, 1);

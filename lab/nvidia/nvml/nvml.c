@@ -168,24 +168,13 @@ EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *out) {
     return SUCCESS;
 }
 
-static nvmlReturn_t handle(unsigned i, nvmlDevice_t *out) {
-    if (fault(&gpus[i], "gpu-lost", NULL, 0)) return GPU_IS_LOST;
-    *out = &gpus[i];
-    return SUCCESS;
-}
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *out) {
     if (!refcount) return UNINITIALIZED;
     if (!out || index >= gpu_count) return INVALID_ARGUMENT;
-    return handle(index, out);
+    if (fault(&gpus[index], "gpu-lost", NULL, 0)) return GPU_IS_LOST;
+    *out = &gpus[index];
+    return SUCCESS;
 }
-EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out) {
-    if (!refcount) return UNINITIALIZED;
-    if (!out || !uuid) return INVALID_ARGUMENT;
-    for (unsigned i = 0; i < gpu_count; i++)
-        if (!strcasecmp(gpus[i].uuid, uuid)) return handle(i, out);
-    return NOT_FOUND;
-}
-
 /* Not NVML: the lab's nvidia-smi names the bus id of a card that it can get no handle for, as the real one does. */
 EXPORT const char *labNvmlBusIdByIndex(unsigned index) { return index < gpu_count ? gpus[index].bus_id : ""; }
 
@@ -335,6 +324,31 @@ EXPORT nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t gpu, unsigned *current, un
     *current = *pending = 1;
     return SUCCESS;
 }
+NUMBER_QUERY(nvmlDeviceGetComputeMode, compute_mode(gpu))
+/* No card of the lab has MIG of its own, so it is only there as a fault. */
+EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t gpu, unsigned *current, unsigned *pending) {
+    ENTER(gpu, current && pending);
+    if (!fault(gpu, "mig", NULL, 0)) return NOT_SUPPORTED;
+    *current = *pending = 1;
+    return SUCCESS;
+}
+typedef struct { unsigned field, scope; long long time, latency; unsigned type, result; unsigned long long value; } nvmlFieldValue_t;
+EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t gpu, int count, nvmlFieldValue_t *out) {
+    char value[64];
+    ENTER(gpu, out);
+    for (int i = 0; i < count; i++) {
+        out[i].result = out[i].field == 230 ? SUCCESS : NOT_SUPPORTED; /* NVML_FI_DEV_GET_GPU_RECOVERY_ACTION */
+        out[i].value = fault(gpu, "recovery-action", value, sizeof value) ? number(value) : 0;
+    }
+    return SUCCESS;
+}
+/* Reads, and all else between peers: every pair may, or none with a card that has the fault no-peers. */
+EXPORT nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t gpu, nvmlDevice_t other, unsigned index, unsigned *out) {
+    ENTER(gpu, out && enter(other) == SUCCESS);
+    (void)index;
+    *out = fault(gpu, "no-peers", NULL, 0) || fault(other, "no-peers", NULL, 0);
+    return SUCCESS;
+}
 EXPORT nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t gpu, unsigned sensor, unsigned *out) {
     ENTER(gpu, out);
     if (sensor != 0) return INVALID_ARGUMENT;
@@ -383,9 +397,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t gpu, uns
             if (strcmp(value, reasons[i].name) == 0) *out = reasons[i].bit;
     }
     return SUCCESS;
-}
-EXPORT nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t gpu, unsigned long long *out) {
-    return nvmlDeviceGetCurrentClocksEventReasons(gpu, out);
 }
 NUMBER_QUERY(nvmlDeviceGetEnforcedPowerLimit, gpu->power_limit_mw)
 NUMBER_QUERY(nvmlDeviceGetPerformanceState, busy(gpu) ? 0 : 8)

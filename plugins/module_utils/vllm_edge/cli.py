@@ -145,7 +145,9 @@ CHOICE = (
     "switch",
     "switch to a generation or profile; does nothing if it is active",
     option(
-        "to", metavar="generation|profile", help="number of a generation, or name of a profile (its newest generation)"
+        "to",
+        metavar="generation|profile",
+        help="number of a generation, or a profile (its verified generation that served last)",
     ),
     option("--check", action="store_true", help="only print what the switch would do"),
     FORMAT,
@@ -161,7 +163,7 @@ def _run_switch_to(options: Options, paths: HostPaths) -> int:
     return run_switch_to(options.to, paths, choice, output=options.format)
 
 
-@command("rollback", "switch to the previously committed generation", FORMAT)
+@command("rollback", "switch to the previously committed generation that was verified", FORMAT)
 def _run_rollback(options: Options, paths: HostPaths) -> int:
     from .generation.model import Choice
     from .switch.command import run_switch_to
@@ -236,7 +238,10 @@ LONG_RUN = (
 
 
 def _describe_long_run(name: str, options: Options, paths: HostPaths) -> LongRun:
-    return LongRun(paths.run, name, options.attended, echo=options.format == "text")
+    from .switch.journal import find_switch
+
+    echo = options.format == "text"
+    return LongRun(paths.run, name, options.attended, echo, lambda: find_switch(paths))
 
 
 def _add_reference(parser: argparse.ArgumentParser) -> None:

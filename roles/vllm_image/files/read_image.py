@@ -21,14 +21,20 @@ packages = {}
 libraries = set()
 
 
+OTHER = " (ask for another transformers by vllm_image_requirement)"
+
+
 def last_line():
     return traceback.format_exc().strip().splitlines()[-1]
 
 
 def explain():
     line = last_line()
+    files = [frame.filename for frame in traceback.extract_tb(sys.exc_info()[2])]
     if "getpwuid" in line:
         line += " (its torch asks for the name of the user, whom no image knows: set USER or LOGNAME for the container)"
+    elif "transformers" in line or any(os.path.join("", "transformers", "") in file for file in files):
+        line += OTHER
     return line
 
 
@@ -65,9 +71,10 @@ def test_imports():
             except Exception:
                 failures.append(
                     f"transformers {packages['transformers']} does not know the model type {model_type}: {last_line()}"
+                    + OTHER
                 )
     except Exception:
-        failures.append(f"transformers cannot be imported: {last_line()}")
+        failures.append(f"transformers cannot be imported: {last_line()}{OTHER}")
 
     try:
         import vllm

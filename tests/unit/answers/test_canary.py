@@ -173,7 +173,7 @@ def test_a_model_that_cannot_be_asked_not_to_think_gets_more_tokens(
         asked for asked in server.asked if "max_tokens" in asked and ("response_format" in asked or "tools" in asked)
     ]
     tokens = [asked["max_tokens"] for asked in guided if kind("/v1/chat/completions", asked) == question]
-    assert tokens == [64, 512]
+    assert tokens == [64, 576]
 
 
 def test_a_call_is_enforced_by_name_or_in_the_parsers_own_syntax(server: Server) -> None:

@@ -27,6 +27,7 @@ from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch.model import Moves, PhaseFailed
 from ansible.module_utils.vllm_edge.switch.steps.requests import ask_suite
 from ansible.module_utils.vllm_edge.switch.view import HostView
+from ansible.module_utils.vllm_edge.system.http import Answer
 from ansible.module_utils.vllm_edge.system.long_run import LongRun
 from engine_files import CONFIG
 from fake_engine import chat
@@ -299,7 +300,7 @@ def test_the_command_runs_once_and_ends_when_nobody_follows_it(
     with LongRun(paths.run, "quality").alone():
         assert ask(paths) == 2
     assert "runs on this host already" in capsys.readouterr().err
-    assert ask(paths, LongRun(paths.run, "quality", attended=True, _began=1.0)) == 2
+    assert ask(paths, LongRun(paths.run, "quality", attended=True, _began=-100.0)) == 2
     assert "nobody follows it any more. Nothing was recorded" in capsys.readouterr().err
     assert model.list_files(paths) == []
 
@@ -339,3 +340,40 @@ def test_the_gate_rolls_back_warns_or_asks_nothing(paths: HostPaths, stand_in: A
     good = stand_in(answer_well)
     assert ask_suite(host, gated(paths, "fail", good), Moves(start=("e2b",))).warnings == ()
     assert ask_suite(host, gated(paths, "fail", bad), Moves()).detail == "", "engines that run on are not asked"
+
+
+@pytest.mark.parametrize(("thinks", "verdict"), [(300, "passed"), (9000, "not_shown")])
+def test_a_model_that_always_thinks_is_judged_by_its_answer_or_not_at_all(
+    paths: HostPaths, stand_in: Any, thinks: int, verdict: str
+) -> None:
+    def ask(*_: Any, payload: Any, **__: Any) -> Answer:
+        most = payload["max_tokens"]
+        cut = most <= thinks
+        message = {"role": "assistant", "content": None if cut else "Berlin", "reasoning": "Let me think"}
+        choice = {"message": message, "finish_reason": "length" if cut else "stop"}
+        return Answer(200, json.dumps({"choices": [choice], "usage": {"completion_tokens": most}}).encode())
+
+    config = replace(stand_in(answer_well), reasoning_parser="openai_gptoss", max_model_len=131072)
+    cases = read_cases([{"name": "capital", "prompt": "Capital of Germany?", "exact": "Berlin", "max_tokens": 64}])
+    (result,) = Suite(Options(cases), ask=ask).run([config])
+    assert result.verdict == verdict, result.describe()
+
+
+def test_an_interrupted_suite_says_so(
+    paths: HostPaths,
+    stand_in: Any,
+    serve: Callable[[EngineConfig], None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt("SIGTERM")
+
+    serve(stand_in(answer_well))
+    switches = iter(["", "a switch began (alice)"])
+    assert ask(paths, LongRun(paths.run, "quality", find_switch=lambda: next(switches))) == 2
+    monkeypatch.setattr(Suite, "run", interrupt)
+    assert ask(paths) == 2
+    said = capsys.readouterr().err
+    assert "a switch began (alice). Nothing was recorded" in said and "The suite was interrupted" in said
+    assert model.list_files(paths) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from ansible.module_utils.vllm_edge.system.systemd import Ran
-from doctor_host import BUSES, DRIVER, DROP_IN, GPUS, KERNEL, FakeHost, card, specification
+from doctor_host import BUSES, DRIVER, DROP_IN, GPUS, KERNEL, LOADED, FakeHost, card, specification
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def host(tmp_path: Path) -> FakeHost:
         "dockerd --version": Ran(0, "Docker version 28.1.1, build 01f442b\n"),
         "nvidia-smi --query-compute-apps": Ran(0, ""),
         "nvidia-smi topo": Ran(0, " \tGPU0\tGPU1\t\n GPU0\tX\tOK\t\n GPU1\tOK\tX\t\n\nLegend:\n  X    = Self\n"),
-        "journalctl --dmesg": Ran(1, "-- No entries --\n"),
+        "journalctl --dmesg": Ran(0, LOADED),
     }
     found.image(cuda="13.0.2", driver_branch="580")
     found.gateway()

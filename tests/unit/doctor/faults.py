@@ -13,7 +13,7 @@ from typing import Any
 
 from ansible.module_utils.vllm_edge.facts.model import TOOLKIT
 from ansible.module_utils.vllm_edge.system.systemd import Ran
-from doctor_host import BUSES, DRIVER, DROP_IN, GPUS, KERNEL, NEW_GPU, NODES, FakeHost, card, specification
+from doctor_host import BUSES, DRIVER, DROP_IN, GPUS, KERNEL, LOADED, NEW_GPU, NODES, FakeHost, card, specification
 
 Change = Callable[[FakeHost], Any]
 ENGINE, TARGET = "vllm-e2b.service", "vllm-edge.target"
@@ -140,8 +140,21 @@ def cdi(*devices: str, path: str = "var/run/cdi/nvidia.yaml", **more: Any) -> Ch
     return write(path, specification(*devices, **more))
 
 
+def logged(*xids: str) -> Change:
+    return answer("journalctl --dmesg", LOADED + "".join(f"NVRM: Xid (PCI:0000:31:00): {xid}\n" for xid in xids))
+
+
 def kernel_log(*xids: str) -> Change:
-    return answer("journalctl --dmesg", "".join(f"NVRM: Xid (PCI:0000:31:00): {xid}\n" for xid in xids))
+    """What the driver does not say is what the GPUs need now."""
+    return several(logged(*xids), *[gpu(number, gpu_recovery_action="[N/A]") for number in range(len(GPUS))])
+
+
+CHANGED = "154, GPU recovery action changed from 0x0 (None) to {}"
+
+
+def twice(host: FakeHost) -> None:
+    """Two engines on one GPU."""
+    host.engine("e4b", 8071, GPUS[:1])
 
 
 def no_module(host: FakeHost) -> None:
@@ -219,6 +232,14 @@ def accept_risk(host: FakeHost) -> None:
     host.write(f"{FILES}/engine.json", json.dumps({**config, "accept_risk": ["--trust-remote-code"]}))
 
 
+def cache_aside(host: FakeHost) -> None:
+    path = host.root / FILES / "container.json"
+    document = json.loads(path.read_text())
+    document["arguments"].insert(0, "--mount=type=bind,source=/data/vllm/cache/e2b/0a,target=/cache")
+    host.write(f"{FILES}/container.json", json.dumps(document))
+    (host.root / "data/vllm/cache/e2b/0a.set-aside").mkdir(parents=True)
+
+
 def without_policy(host: FakeHost) -> None:
     path = host.root / FILES / "container.json"
     mount = f"--mount=type=bind,source={host.root}/etc/vllm-edge/policy/{'0' * 64},target=/policy,readonly"
@@ -253,7 +274,7 @@ SETTINGS = "runtime.docker-settings"
 OLD, NEWER = "570.211.01", "6.12.63+deb13-amd64"
 WITHOUT_MODULE = (
     "; unknown driver.versions gpus.answer gpus.expected gpus.holders runtime.cdi-devices topology.pcie topology.numa "
-    "topology.iommu topology.peer-to-peer topology.ecc topology.power"
+    "topology.iommu topology.peer-to-peer topology.ecc topology.power topology.recovery gpus.mode"
 )
 WITHOUT_DRIVER = (
     f"fail driver.installed{WITHOUT_MODULE} driver.one-source driver.held driver.module-loaded driver.cuda "
@@ -376,8 +397,31 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (gpu(1, pcie__link__gen__current="3", pstate="P0"), "warn topology.pcie", "generation 3 of 4", "Reseat"),
     (gpu(0, ecc__errors__uncorrected__volatile__total="3"), "warn topology.ecc", "3 uncorrected", "--gpu-reset"),
     (gpu(0, remapped_rows__failure="Yes"), "fail topology.ecc", "remapping a row failed", "replaced"),
-    (kernel_log("79, GPU is gone."), "fail topology.xid", "Xid 79 (fallen off the bus) of 0000:31:00", "reboot"),
-    (kernel_log(*["31, pid=7, MMU Fault"] * 2), "warn topology.xid", "Xid 31 of 0000:31:00, 2 times", "crashed"),
+    *(
+        (kernel_log(*xids), f"{state} topology.xid; unknown topology.recovery", told, remedy)
+        for xids, state, told, remedy in (
+            (["79, GPU is gone."], "fail", "Xid 79 (fallen off the bus) of 0000:31:00", "a reboot of the host"),
+            (["119, Timeout"], "fail", "Xid 119 (GSP does not answer)", f"--gpu-reset -i {GPUS[1]}"),
+            (["158, GPU", "31, pid=7"], "fail", "Xid 158 of", "systemctl stop nvidia-persistenced"),
+            # The driver's own words count more than the table.
+            (["79, GPU is gone.", CHANGED.format("0x1 (GPU Reset Required)")], "fail", "Reset Required", "--gpu-reset"),
+            (["119, Timeout", CHANGED.format("0x2 (Node Reboot Required)")], "fail", "Node Reboot", "a reboot of the"),
+            ([CHANGED.format("0x4 (Drain and Reset)")], "fail", "asks for Drain and Reset", "At a good time: stop"),
+            ([CHANGED.format("0x3 (Drain P2P)")], "fail", "asks for Drain P2P", "engines over several GPUs"),
+            ([CHANGED.format("0x1 (PF FLR)")], "fail", "asks for PF FLR", "--gpu-reset"),
+            ([CHANGED.format("0x9 (Pray)")], "fail", "asks for Pray", "documentation"),
+            (["119, Timeout", CHANGED.format("0x0 (None)")], "warn", "asks for None", "asks for no recovery"),
+            ([CHANGED.format("0x0 (None)"), "119, Timeout"], "fail", "Xid 119", "--gpu-reset"),
+            (["31, pid=7, MMU Fault"] * 2, "warn", "Xid 31 of 0000:31:00, 2 times", "crashed"),
+        )
+    ),
+    (logged("119, Timeout"), "warn topology.xid", "Xid 119", "asks for no recovery of that GPU now"),
+    (gpu(1, gpu_recovery_action="Reboot"), "fail topology.recovery", "recovery action Reboot", "a reboot of the host"),
+    (gpu(1, gpu_recovery_action="Reset"), "fail topology.recovery", f"{GPUS[1]} at", "stop nvidia-persistenced"),
+    (gpu(0, compute_mode="Prohibited"), "fail gpus.mode", "CUDA refuses every process", f"-i {GPUS[0]} -c DEFAULT"),
+    (gpu(0, compute_mode="Exclusive_Process"), "warn gpus.mode", "allows one process", f"-i {GPUS[0]} -c DEFAULT"),
+    (several(gpu(0, compute_mode="Exclusive_Process"), twice), "fail gpus.mode", "and has 2 users", "-c DEFAULT"),
+    (gpu(1, mig__mode__current="Enabled"), "fail gpus.mode", "is in MIG mode", f"'nvidia-smi -i {GPUS[1]} -mig 0'"),
     (gpu(0, clocks_event_reasons__active="0x40"), "warn topology.power", "hardware thermal slowdown", "air flow"),
     (lambda host: host.engine("31b", 8050, GPUS, shm=""), "warn topology.shared-memory", "31b", "vllm_engine_shm_size"),
     # The configuration, and containers.
@@ -386,6 +430,7 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (measured, "warn runtime.leftovers", "vllm-edge-bench: left by a", "'docker rm --force vllm-edge-bench'"),
     (with_maps, "warn serving.libraries", f"{ENGINE} runs with a former libssl.so.3, python3.13", f"restart {ENGINE}'"),
     (without_policy, "fail serving.configuration", "edge_policy.py: No such file", "site.yml"),
+    (cache_aside, "warn serving.units", "/data/vllm/cache/e2b/0a.set-aside", "'vllm-edge explain e2b'"),
     (accept_risk, "warn serving.risks", "e2b runs with --trust-remote-code", "accept_risk"),
     (write(f"{FILES}/container.json"), NO_ENGINE, "container.json", "site.yml"),
 )
@@ -438,6 +483,12 @@ GATEWAY_FAULTS: tuple[tuple[Change, str, str, str], ...] = (
 )
 
 
+def slots(uuid: str, *more: Change) -> Change:
+    """The host has one slot."""
+    record = {"version": 1, "gpus": [{"uuid": uuid}]}
+    return several(write("var/lib/vllm-edge/gpu-slots.json", json.dumps(record)), *more)
+
+
 def parse_states(text: str) -> dict[str, str]:
     """`fail a b; warn c` as a state by check."""
     parts = [part.split() for part in text.split(";")]
@@ -473,6 +524,9 @@ FINE: tuple[tuple[Change, str, str], ...] = (
     (several(), "driver.cuda", f"vllm-edge:1 is made with CUDA 13.0.2, and driver {DRIVER} is new enough for it"),
     (several(), "runtime.gpu-access", "a daemon-reload takes no GPU from trainer, vllm-e2b"),
     (lambda host: host.containers.clear(), "runtime.gpu-access", "no running container has a GPU"),
+    # The last word counts, that of the driver before all.
+    (answer("journalctl --dmesg", f"NVRM: Xid (PCI:0000:31:00): 79, x\n{LOADED}"), "topology.xid", "no Xid since"),
+    (slots(GPUS[0], gpu(1, compute_mode="Prohibited")), "gpus.mode", "every GPU is whole"),
     # Advice: somebody else on a GPU.
     (
         several(answer("nvidia-smi --query-compute-apps", f"{GPUS[1]}, 4242\n"), write("proc/4242/comm", "python3\n")),

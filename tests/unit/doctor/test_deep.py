@@ -148,6 +148,7 @@ def test_files_that_could_not_be_compared(expected: str | None, told: str) -> No
 def test_an_empty_host() -> None:
     empty = STATUS | {"active_profile": None, "engines": [], "gpus": [], "expected_profile": None}
     found = find(Deep(Expectation(), empty, (), (), {}))
+    assert [name for name, (state, _) in found.items() if state == "ok"] == ["deep.status"], "the rest had no evidence"
     assert {state for state, _ in found.values()} == {"ok", "unknown"}
 
 

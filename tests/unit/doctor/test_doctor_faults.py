@@ -10,12 +10,26 @@ import pytest
 from ansible.module_utils.vllm_edge.doctor import registry
 from ansible.module_utils.vllm_edge.doctor.contract import STATES
 from ansible.module_utils.vllm_edge.facts import reader
-from ansible.module_utils.vllm_edge.facts.model import Expectation, Space
+from ansible.module_utils.vllm_edge.facts.model import Expectation
 from ansible.module_utils.vllm_edge.facts.reader import read_free_space
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
+from ansible.module_utils.vllm_edge.system.space import Space
 from ansible.module_utils.vllm_edge.system.systemd import Ran
 from doctor_host import BUSES, ENGINES, GPUS, NEW_GPU, FakeHost, specification
-from faults import BROKEN, FINE, Change, secure_boot, silent_gpu
+from faults import (
+    BROKEN,
+    FINE,
+    Change,
+    answer,
+    gpu,
+    held_kernel,
+    kernel_log,
+    secure_boot,
+    several,
+    silent_gpu,
+    slots,
+    write,
+)
 
 
 @pytest.mark.parametrize(("changes", "check", "evidence"), FINE, ids=[check for _, check, _ in FINE])
@@ -51,7 +65,7 @@ def test_each_fault_is_named(
 def test_faults_cover_every_check_that_can_fail_and_checks_of_a_group_stand_together() -> None:
     told = {name for _, states, *_ in BROKEN for name, state in states.items() if state in ("warn", "fail")}
     elsewhere = {"topology.numa", "topology.iommu", "serving.switch"} | {
-        f"storage.{place}" for place in ("root", "images", "data")
+        f"storage.{place}" for place in ("root", "images", "data", "state", "boot")
     }
     advice = {"gpus.holders", "topology.peer-to-peer"}
     assert told | elsewhere | advice == set(registry.CHECKS)
@@ -86,6 +100,46 @@ def test_what_may_not_be_read_is_unknown_and_no_fault(host: FakeHost) -> None:
     assert host.not_ok() == dict.fromkeys(unread, "unknown")
     assert (found["exit_status"], found["summary"]["unknown"]) == (0, 4)
     assert "docker ps: permission denied" in host.checks()["runtime.gpu-access"]["evidence"]
+
+
+SMI = "nvidia-smi --query-compute-apps"
+
+
+@pytest.mark.parametrize(
+    ("hides", "check", "why"),
+    [
+        (answer("journalctl --dmesg", "-- No entries --\n", 1), "topology.xid", "does not have the message"),
+        (answer("journalctl --dmesg", ""), "topology.xid", "an older Xid may be gone"),
+        (gpu(1, gpu_recovery_action="[N/A]"), "topology.recovery", "does not name a GPU recovery action"),
+        (lambda host: [one.pop("gpu_recovery_action") for one in host.gpus], "topology.recovery", "before 565"),
+        (gpu(1, compute_mode="[N/A]"), "gpus.mode", "which compute mode"),
+        (gpu(1, ecc__errors__uncorrected__volatile__total="[N/A]"), "topology.ecc", GPUS[1]),
+        (gpu(0, clocks_event_reasons__active="[N/A]"), "topology.power", GPUS[0]),
+        (gpu(1, pcie__link__width__current="[N/A]"), "topology.pcie", GPUS[1]),
+        (answer("nvidia-smi topo", " \tGPU0\tGPU1\n GPU0\tX\tU\n GPU1\tU\tX\n"), "topology.peer-to-peer", "(U)"),
+        (answer(SMI, "Failed to initialize NVML", 18), "gpus.holders", "Failed to initialize NVML"),
+        (answer(SMI, f"{GPUS[0]}, [N/A]\n"), "gpus.holders", "does not list the processes"),
+        (write("var/lib/vllm-edge/gpu-slots.json", "{"), "gpus.expected", "is not a record of GPU slots"),
+        (
+            several(held_kernel("1"), answer("apt-cache show --no-all-versions linux-image-generic", "")),
+            "driver.kernel-updates",
+            "apt does not know linux-image-generic",
+        ),
+        (write("sys/firmware/efi/config_table"), "driver.secure-boot", "efivars is not mounted"),
+    ],
+)
+def test_nothing_to_look_into_is_unknown(host: FakeHost, hides: Change, check: str, why: str) -> None:
+    hides(host)
+    assert host.not_ok() == {check: "unknown"}
+    assert why in host.checks()[check]["evidence"]
+
+
+def test_an_xid_of_a_gpu_without_a_slot_is_a_warning(host: FakeHost) -> None:
+    slots(GPUS[0], kernel_log("79, GPU is gone."))(host)
+    assert host.checks()["topology.xid"]["state"] == "warn"
+    assert "No slot of this host has that GPU" in host.checks()["topology.xid"]["remedy"]
+    slots(GPUS[1])(host)
+    assert host.checks()["topology.xid"]["state"] == "fail"
 
 
 def test_the_inventory_adds_what_it_expects(host: FakeHost) -> None:
@@ -211,3 +265,16 @@ def test_a_card_that_refuses_a_field(host: FakeHost) -> None:
     check = host.checks()["gpus.answer"]
     assert check["state"] == "fail" and "--gpu-reset" in check["remedy"]
     assert host.gpus[1]["uuid"] in check["evidence"] and "N/A" not in check["evidence"]
+
+
+def test_small_file_systems_and_the_store_of_containerd(host: FakeHost) -> None:
+    host.answers["docker info --format {{json .DriverStatus}}"] = Ran(
+        0, '[["driver-type","io.containerd.snapshotter.v1"]]\n'
+    )
+    host.write("etc/containerd/config.toml", 'root = "/data/containerd"\n')
+    host.free_bytes = 2 * 1024**2
+    checks = host.checks()
+    assert "/data/containerd" in checks["storage.images"]["evidence"]
+    found = {name: checks[f"storage.{name}"] for name in ("state", "boot")}
+    assert {name: check["state"] for name, check in found.items()} == {"state": "fail", "boot": "fail"}
+    assert "/var/lib/vllm-edge has 2 MiB free" in found["state"]["evidence"]

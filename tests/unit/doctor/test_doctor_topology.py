@@ -159,6 +159,8 @@ def test_xids() -> None:
     found = topology.parse_xids(text)
     assert [(xid.bus, xid.number) for xid in found] == [("0000:17:00", 79), ("0000:b1:00", 31)]
     assert "fallen off the bus" in found[0].line
+    (instance,) = topology.parse_xids("NVRM: Xid (PCI:0009:01:00.0 GPU-I:05): 43, pid=7")
+    assert (instance.bus, instance.number) == ("0009:01:00", 43)
     grave_first = Topology((ONE,), {}, (Xid("0000:17:00", 48, "48"), Xid("0000:17:00", 31, "31")))
     assert check(checks_of.check_xid, grave_first).state == "fail", "it is not hidden by others"
 
@@ -172,7 +174,11 @@ def test_gpus_of_one_engine_on_two_nodes(host: FakeHost) -> None:
     assert (check["state"], "GPUs of 31b are on more than one node" in check["evidence"]) == ("warn", True)
     for bus in BUSES:
         (host.root / "sys/bus/pci/devices" / bus / "numa_node").write_text("-1\n")
-    assert host.checks()["topology.numa"]["state"] == "ok"
+    assert host.checks()["topology.numa"]["evidence"] == "the host has one NUMA node"
+    for node in (0, 1):
+        host.write(f"sys/devices/system/node/node{node}/cpulist", "0\n")
+    check = host.checks()["topology.numa"]
+    assert check["state"] == "unknown" and f"on which are {BUSES[0]}, {BUSES[1]}" in check["evidence"]
 
 
 def test_a_driver_with_the_older_name_of_the_clocks_that_counts_no_errors(host: FakeHost) -> None:

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Causes from vLLM's and Docker's own texts. The lines are what the programs print, not what we would like.
 
-A file of tests/fixtures/explain is a real log: lines `# name: value` (where it comes from, which cause it has, whether
-another attempt can heal it), an empty line, the log. Lines are as they were printed; names of people are masked.
+logs.txt of tests/fixtures/explain has real logs, shortened. Before each there is a line with its cause, whether another
+attempt can heal it, and its source (an issue of GitHub); lines `# name: value` may follow, such as what the explanation
+takes from it (`says`). Lines are as they were printed; names of people are masked. Other files are logs of healthy
+engines, with such lines, one of which is the source, and an empty line before them.
 """
 
 from __future__ import annotations
 
 import re
 import string
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,13 +40,33 @@ class Log:
         return Death(lines=self.lines, exit_code=1)
 
 
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "explain"
+
+
+def read_head(lines: list[str]) -> dict[str, str]:
+    return dict(line.removeprefix("# ").split(": ", 1) for line in lines)
+
+
 def read(path: Path) -> Log:
     head, _, log = path.read_text().partition("\n\n")
-    facts = dict(line.removeprefix("# ").split(": ", 1) for line in head.splitlines())
-    return Log(path.stem, facts, log.splitlines())
+    return Log(path.stem, read_head(head.splitlines()), log.splitlines())
 
 
-LOGS = [read(path) for path in sorted((Path(__file__).parents[2] / "fixtures" / "explain").glob("*.log"))]
+def read_logs() -> Iterator[Log]:
+    for text in re.split(r"^(?=# [\w-]+ (?:heals|final|-) )", (FIXTURES / "logs.txt").read_text(), flags=re.MULTILINE)[
+        1:
+    ]:
+        head, *lines = text.splitlines()
+        _, cause, heals, source = head.split(" ", 3)
+        more = [line for line in lines if re.match(r"# [\w ]+: ", line)]
+        place = (
+            "https://github.com/" if re.match(r"\S+/\S+/(?:issues|pull|discussions)/\d+$|\S+/\S+/blob/", source) else ""
+        )
+        facts = {"source": place + source, "cause": cause, "heals": heals} | read_head(more)
+        yield Log(f"{cause}-{re.sub(r'.*/', '', source)}", facts, [line for line in lines if line not in more])
+
+
+LOGS = [*read_logs(), *map(read, sorted(FIXTURES.glob("healthy-*.log")))]
 FAILED = [log for log in LOGS if log.cause != HEALTHY]
 WELL = [log for log in LOGS if log.cause == HEALTHY]
 LINE = {
@@ -69,8 +92,7 @@ def assert_told(why: Explanation, *words: str) -> None:
 
 def test_texts_name_only_groups_of_their_pattern() -> None:
     for signature in SIGNATURES:
-        texts = signature.reason + (signature.remedy if isinstance(signature.remedy, str) else "")
-        named = {name for _, name, _, _ in string.Formatter().parse(texts) if name}
+        named = {name for _, name, _, _ in string.Formatter().parse(signature.reason + signature.remedy) if name}
         assert named <= set(re.compile(signature.pattern).groupindex), signature.cause
 
 
@@ -165,7 +187,7 @@ def test_what_clients_and_local_directories_make_it_say_is_no_cause() -> None:
 
 
 def test_the_last_exception_is_neither_the_summary_nor_a_warning() -> None:
-    assert find_last_exception(["KeyError: 'a'", "  File x", SUMMARY]) == "KeyError: 'a'"
+    assert find_last_exception(["KeyError: 'a'", "  File x", SUMMARY]) == ("KeyError: 'a'", "")
     assert find_last_exception(["INFO nothing"]) is None
     warning = (
         "(APIServer pid=1) WARNING 11-21 03:36:35 [system_utils.py:255] Found ulimit of 20000 and failed. This can "
@@ -173,62 +195,20 @@ def test_the_last_exception_is_neither_the_summary_nor_a_warning() -> None:
     )
     assert match_lines([warning]) is None
     assert find_last_exception([warning]) is None
-    assert find_last_exception([warning, "    raise ValueError", "AssertionError", SUMMARY]) == "AssertionError"
+    assert find_last_exception([warning, "    raise ValueError", "AssertionError", SUMMARY]) == ("AssertionError", "")
 
 
 healthy = pytest.mark.parametrize("log", WELL, ids=lambda log: log.name)
 
 
-# By name of the log: what its explanation takes from it, or advises.
-SAYS = {
-    "bad_argument": "the argument --limit-mm-per-prompt: Value image=5 cannot be converted",
-    "bad_argument-choice": "the argument --quantization/-q: invalid choice: 'ascend'",
-    "bad_shape": "attention heads (64) must be divisible by tensor parallel size (3)",
-    "cache_damaged-race": "removed while it was in use: /root/.triton/cache/76c543c0",
-    "cdi_disabled": '{"features": {"cdi": true}}',
-    "cdi_unresolvable": "no CDI device nvidia.com/gpu=all. ",
-    "cdi_unresolvable-by-the-nvidia-runtime": "no CDI device runtime.nvidia.com/gpu=all. ",
-    "cuda_compat_mismatch": "remove LD_LIBRARY_PATH",
-    "docker_argument": "unknown shorthand flag: 'o'",
-    "driver_mismatch": "Reboot",
-    "driver_too_old": "Upgrade the driver branch",
-    "entrypoint_missing": "no program vllm. ",
-    "gpu_error": "error: an illegal memory access",
-    "gpu_lost": "Xid",
-    "kv_below_max_model_len": "262144 (24.0 GiB needed, 3.18 GiB left). Set max_model_len of the engine to 34736 or",
-    "kv_below_max_model_len-without-estimate": "1048576 (24.00 GiB needed, 9.97 GiB left). Lower max_model_len",
-    "limit_refused": "LimitMEMLOCK",
-    "max_model_len_too_long": "513 is longer than the model's own limit 512",
-    "mount_missing": "The directory /app.",
-    "name_taken": "container named geti-xpu",
-    "nccl": "(ncclSystemError)",
-    "nccl-by-vllm": "(unhandled system error)",
-    "not_free": "19.77 of 22.05 GiB free, 19.84 GiB are wanted (gpu_memory_utilization 0.9)",
-    "not_free-0.10": "7.34 of 139.72 GiB free, 125.75 GiB are wanted (gpu_memory_utilization 0.9)",
-    "not_permitted": "may not use /cache/vllm. ",
-    "nvml": "(InvalidArgument)",
-    "oom_gpu": "tried to allocate 1.74 GiB",
-    "oom_warmup": "with 256 requests",
-    "read_only": "wants to write /model-cache/models--meta-llama--Llama-3.1-8B-Instruct, ",
-    "too_few_gpus": "asks for 16 GPUs, the container has 8",
-    "too_few_gpus-by-the-configuration": "asks for 4 GPUs, the container has 2",
-    "transformers_too_old": "the architecture gemma3",
-    "unknown_argument": "the argument --omni",
-    "weights_damaged": "cut short: SafetensorError: Error while deserializing header: MetadataIncompleteBuffer",
-    "weights_missing": "of the model are missing. ",
-    "weights_missing-no-configuration": "missing: neuralmagic/Meta-Llama-3-8B-Instruct-FP8-dynamic",
-    "weights_missing-one-file": "missing: /models/Qwen1.5-7B/model-00001-of-00004.safetensors",
-}
-
-
 def test_logs_say_where_they_come_from() -> None:
     for log in LOGS:
         assert log.facts["source"].startswith(SOURCES) and log.lines, log.name
-        assert set(log.facts) <= {"source", "version", "cause", "heals", "said by", "note"}, log.name
+        assert set(log.facts) <= {"source", "version", "cause", "heals", "said by", "says", "note"}, log.name
 
 
 def test_every_signature_has_a_log() -> None:
-    """Otherwise add a real log of it to tests/fixtures/explain."""
+    """Otherwise add a real log of it."""
     known = {(log.cause, line) for log in FAILED for line in log.lines}
     for signature in SIGNATURES:
         assert any(cause == signature.cause and re.search(signature.pattern, line) for cause, line in known), signature
@@ -237,8 +217,8 @@ def test_every_signature_has_a_log() -> None:
 @pytest.mark.parametrize("log", FAILED, ids=lambda log: log.name)
 def test_a_failure_is_told_as_its_cause(log: Log) -> None:
     why = explain(log.death)
-    assert (why.cause, "yes" if why.heals else "no") == (log.cause, log.facts["heals"])
-    assert_told(why, SAYS.get(log.name, ""))
+    assert (why.cause, "heals" if why.heals else "final") == (log.cause, log.facts["heals"])
+    assert_told(why, log.facts.get("says", ""))
     # A start goes before it, with all that vLLM says then.
     after = replace(log.death, lines=[*(line for well in WELL for line in well.lines), *log.death.lines])
     assert explain(after) == why

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.engine import container, launch, watchers
+from ansible.module_utils.vllm_edge.engine import compile_cache, container, launch, watchers
 from ansible.module_utils.vllm_edge.engine.config import load_engine
 from ansible.module_utils.vllm_edge.engine.journal import Journal
 from ansible.module_utils.vllm_edge.engine.loads import read_loads
@@ -188,6 +188,65 @@ def begin(tmp_path: Path, docker: FakeDocker) -> Iterator[Callable[..., Case]]:
 
 
 Begin = Callable[..., Case]
+
+
+DAMAGED = (
+    "(EngineCore pid=7) torch._dynamo.exc.BackendCompilerFailed: backend='<VllmBackend object>' raised:",
+    "(EngineCore pid=7) UnpicklingError: pickle data was truncated",
+)
+
+
+def fail_with_cache(begin: Begin, docker: FakeDocker, root: Path, *names: str) -> tuple[Case, Path, Path]:
+    """An engine whose cache has these files has failed once; the case, its cache, and where that is set aside."""
+    cache = root / "cache/e2b/0a0a"
+    cache.mkdir(parents=True)
+    for name in names:
+        (cache / name).write_text("cut off")
+    mount = f"--mount=type=bind,source={cache},target=/cache"
+    case = begin(create=[*CREATE[:2], mount, *CREATE[2:]]).start()
+    case.until(lambda: docker.calls.count("follow") == 1)
+    for line in DAMAGED:
+        docker.log(line)
+    docker.kill_container(signal.SIGHUP)
+    return case, cache, cache.with_name("0a0a.set-aside")
+
+
+def test_a_compile_cache_that_breaks_a_start_is_set_aside(begin: Begin, docker: FakeDocker, tmp_path: Path) -> None:
+    case, cache, aside = fail_with_cache(begin, docker, tmp_path, "graph")
+    case.until(lambda: docker.calls.count("start") == 2)
+    assert (aside / "graph").read_text() == "cut off" and list(cache.iterdir()) == []
+    assert (cache.stat().st_mode & 0o777, cache.stat().st_uid) == (0o750, 8050 if os.geteuid() == 0 else os.geteuid())
+    failure = case.state()["last_failure"]
+    assert failure["cause"] == "cache_damaged" and f"set aside as {aside}" in failure["remedy"]
+    assert f"set aside as {aside}" in case.output.getvalue()
+    case.until_ready().until(lambda: not aside.exists())
+    case.stop()
+    assert case.ends() == EXIT_OK
+
+
+def test_a_second_failure_is_not_blamed_on_the_cache(begin: Begin, docker: FakeDocker, tmp_path: Path) -> None:
+    case, cache, aside = fail_with_cache(begin, docker, tmp_path, "graph")
+    case.until(lambda: docker.calls.count("follow") == 2)
+    (cache / "new").touch()
+    docker.kill_container(signal.SIGHUP)
+    assert "the compile cache was new" in case.fails_with("compile_failed", EXIT_CONFIG)["reason"]
+    assert aside.exists() and (cache / "new").exists() and docker.calls.count("create") == 2
+
+
+def test_an_empty_cache_is_not_blamed(begin: Begin, docker: FakeDocker, tmp_path: Path) -> None:
+    case, _, aside = fail_with_cache(begin, docker, tmp_path)
+    case.fails_with("compile_failed", EXIT_CONFIG)
+    assert not aside.exists() and docker.calls.count("create") == 1
+
+
+def test_setting_aside_follows_no_link_and_is_completed_if_it_was_cut_off(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("elsewhere")
+    with pytest.raises(OSError, match="is a link"):
+        compile_cache.set_aside(link, os.geteuid())
+    (tmp_path / "0a.set-aside").mkdir()
+    assert compile_cache.prepare(tmp_path / "0a", os.geteuid()) is False and (tmp_path / "0a").is_dir()
 
 
 def leave_corpse(docker: FakeDocker, **changes: Any) -> None:

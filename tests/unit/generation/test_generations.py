@@ -185,11 +185,25 @@ def test_pruning_keeps_the_committed_and_the_one_before(paths: HostPaths) -> Non
         put(paths, rendered(engine(), profile=profile))
     activate(paths, rendered(engine(), profile="a"))
     activate(paths, rendered(engine(), profile="b"))
-    assert store.prune(paths, 5) == []
-    assert store.prune(paths, 2) == [3]
-    assert store.prune(paths, 1) == [4]
-    assert store.prune(paths, 0) == [5]
-    assert store.numbers(paths) == [1, 2]
+    assert store.prune(paths, 5, (4, 1, 2)) == []
+    assert store.prune(paths, 4, (4, 1, 2)) == [3], "what was never verified goes first"
+    assert store.prune(paths, 1, (4, 1, 2)) == [4]
+    assert store.prune(paths, 0, (4, 1, 2)) == []
+    assert store.numbers(paths) == [1, 2, 5], "the number of the newest is not given again"
+
+
+def test_a_calibration_is_never_committed_and_what_was_is_remembered(paths: HostPaths) -> None:
+    for profile in "aba":
+        activate(paths, rendered(engine(), profile=profile))
+    generation = store.load(paths, put(paths, rendered(engine(), profile="a", purpose="calibration")))
+    assert (generation.number, generation.purpose) == (3, "calibration"), "another one than the same for serving"
+    with pytest.raises(GenerationError, match="generation 3 is a calibration"):
+        committed.commit(generation, paths, model.Choice(), "")
+    now = committed.committed(paths)
+    assert now is not None and now.verified == (2, 1)
+    committed.commit(store.load(paths, 1), paths, model.Choice(), "", over_budget=True)
+    over = committed.committed(paths)
+    assert over is not None and over.verified == (2,)
 
 
 FILES = ["engine.json", "container.json", "docker-create"]

@@ -139,6 +139,8 @@ def test_too_few_cards_fail_and_a_new_one_is_a_warning(gpus: LabRoot, settle_slo
     result = settle_slots(gpu_uuids=list(UUIDS[:3]), minimum=3)
     assert (result["rc"], result["uuids"]) == (0, list(UUIDS[:3]))
     assert f"{UUIDS[3]} (NVIDIA L4 at 00000000:CA:00.0) has no slot and stays unused" in result["warnings"][0]
+    gpus.set_fault(0, "compute-mode", "Prohibited")
+    assert f"'nvidia-smi -i {UUIDS[0]} -c DEFAULT'" in settle_slots(check=True)["warnings"][0]
 
 
 @pytest.mark.parametrize(("check", "rc"), [(True, 0), (False, 1)])

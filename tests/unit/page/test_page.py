@@ -62,7 +62,7 @@ def test_hostile_texts_stay_texts(hostile: PageData, page: str) -> None:
     assert {one.tag for one in root.iter()} <= {one.tag for one in parse(page).iter()}
     assert not [key for one in root.iter() for key in one.attrib if key.startswith("on")]
     assert "<script>alert(1)" in "".join(root.itertext())
-    assert parse(render_index([hostile.index_row])).find(".//script") is None
+    assert parse(render_index([hostile.index_row], "x")).find(".//script") is None
 
 
 @pytest.mark.parametrize("name", ["host.html.j2", "index.html.j2", "macros.html.j2"])
@@ -71,7 +71,7 @@ def test_templates_use_what_they_are_given(name: str) -> None:
     place = Path(figures.__file__).parent
     macros = re.findall(r"macro (\w+)", "".join(path.read_text() for path in place.glob("*.j2")))
     used = meta.find_undeclared_variables(make_environment().parse((place / name).read_text()))
-    assert used <= {"data", "report", "figures", "hosts", "caller", *macros}
+    assert used <= {"data", "report", "figures", "hosts", "made_at", "caller", *macros}
 
 
 def test_everything_recorded_is_on_the_page(page: str) -> None:
@@ -137,9 +137,24 @@ def test_a_saved_report_completes_only_its_own_generation() -> None:
     assert complete({"generation": 2, "completions": []}, saved)["completions"] == []
 
 
+def test_each_engine_of_a_served_name_has_its_own_answer(full: PageData) -> None:
+    """Whatever the order. The canary of a switch that did not come to this generation is none of it."""
+    good, bad = {"ok": True, "checks": []}, {"ok": False, "error": "no answer", "checks": []}
+    engines = [{**full.engines[0], "engine": f"e2b-{k}", "served_names": ["sentry"]} for k in (0, 1)]
+    for first, second in ((good, bad), (bad, good)):
+        asked = [{"engine": f"e2b-{k}", "served_name": "sentry", **one} for k, one in enumerate((first, second))]
+        page = replace(full, report={**full.report, "engines": engines, "completions": asked}, status={})
+        assert [page.answers[f"e2b-{k}", "sentry"]["ok"] for k in (0, 1)] == [first["ok"], second["ok"]]
+        assert f"sentry (e2b-{(first, second).index(bad)}): no answer" in read_text(render_host(page))
+    failed = {"generation": 2, "result": "rolled_back", "canary": asked}
+    other = [failed, {"generation": 2, "result": "committed", "canary": asked}]
+    for history in ([failed], other):
+        assert not replace(full, report={**full.report, "completions": []}, history=history).answers
+
+
 def test_the_index_has_a_link_for_each_host() -> None:
     row = {"profile": "p", "verdict": "2 problems", "good": False, "made_at": "x"}
-    root = parse(render_index([{**row, "host": name} for name in ("a/../b", "c")]))
+    root = parse(render_index([{**row, "host": name} for name in ("a/../b", "c")], "x"))
     assert [link.get("href") for link in root.iter("a")] == ["#content", "a/../b.html", "c.html"]
 
 

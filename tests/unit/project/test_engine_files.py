@@ -34,13 +34,14 @@ CASES: dict[str, dict[str, Any]] = {
     "forbidden": {"vllm_engine_peer_to_peer": "forbidden", "vllm_engine_chat_template": "all.jinja"},
     # As operators give numbers with -e.
     "texts": {"vllm_engine_pids_limit": "77", "vllm_engine_stop_timeout_s": "40", "vllm_engine_memory": "96g"},
-    "link": {"vllm_engine_models": {"m": {**MODEL, "real_path": "/mnt/nvme-1/m"}}},
+    "link": {"vllm_engine_models": {"m": "{{ vllm_engine_models_given | combine(model_weights_result.m) }}"}},
 }
 ROLE = [str(ROOT / "roles/vllm_engine" / part) for part in ("defaults/main.yml", "vars/main.yml")]
 MARKED = "marked-secret-value"
 GIVEN = {
     "vllm_engine_engines": ENGINES,
     "vllm_engine_models": {"m": MODEL},
+    "vllm_engine_models_given": MODEL,
     "vllm_engine_gpu_uuids": UUIDS,
     "vllm_engine_image": "image",
     "vllm_engine_image_id": f"sha256:{'0a' * 32}",
@@ -69,7 +70,12 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rendered]:
     for name in ("own", "all"):
         (root / f"{name}.jinja").write_text(f"{name}\n")
     (root / "templates").symlink_to(ROOT / "roles/vllm_engine/templates")
-    tasks: list[dict[str, Any]] = []
+    # The weights are behind a link, as the role model_weights has recorded.
+    record = {"path": "/mnt/nvme-1/m", "revision": "main", "manifest_sha256": "0", "bytes": 1, "files": {}}
+    (root / "m.json").write_text(json.dumps(record))
+    weights = {"model_weights_root": "/data", "model_weights_models": [{"name": "m", "dir": "m", "repo": "o/n"}]}
+    recorded = {"ansible.builtin.include_tasks": str(ROOT / "roles/model_weights/tasks/recorded.yml")}
+    tasks: list[dict[str, Any]] = [{**recorded, "vars": {**weights, "model_weights_state_directory": str(root)}}]
     for name, case in CASES.items():
         bus = case.get("bus")
         looks = {"ansible.builtin.include_tasks": str(ROOT / "roles/vllm_engine/tasks/topology.yml"), "vars": case}
@@ -119,11 +125,14 @@ def test_an_engine_starts_after_the_mounts_of_its_disks_whether_they_succeed_or_
         mounts = f"data.mount data-m.mount{disk} data-vllm.mount data-vllm-cache.mount"
         assert f"After={mounts}" in head and f"Wants={mounts}" in head
         assert not [line for line in head if line.startswith(("Requires", "BindsTo"))], "one failed mount is the end"
-        assert "ReadWritePaths=/var/lib/vllm-edge -/run/vllm-edge" in unit and "RestrictAddressFamilies=AF_UNIX" in unit
+        assert (
+            "ReadWritePaths=/var/lib/vllm-edge -/run/vllm-edge -/data/vllm/cache/one\n" in unit
+            and "RestrictAddressFamilies=AF_UNIX" in unit
+        )
 
 
 ODD = ["a\n--rm", "50%n${X}", "x --rm", "a\r--x", "a\0b", "a\u2028b", "a\x1b[2K", "a\"b'c", "a\\", ""]
-WORDS = ("program", "state_directory")
+WORDS = ("program", "state_directory", "cache_directory")
 NUMBERS = ("start_timeout_s", "watchdog_s", "stop_timeout_s")
 
 

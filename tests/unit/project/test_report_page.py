@@ -13,7 +13,12 @@ import pytest
 from helpers import ROOT, get_words, run_playbook, write_program
 from page_example import BENCH, HISTORY, REPORT, STATUS, write_records
 
+BROKEN = {**REPORT, "host": "a", "problems": ["bad"]}
 TASKS: list[dict[str, Any]] = [
+    {
+        "ansible.builtin.fail": {"msg": "an earlier stage"},
+        "when": "inventory_hostname in [fails | default(''), 'never']",
+    },
     {"ansible.builtin.include_tasks": str(ROOT / "playbooks" / "tasks" / "page.yml")},
     {"show": {"text": "{{ serving_note }}", "color": "red"}},
 ]
@@ -34,6 +39,7 @@ def pages(tmp_path: Path) -> Any:
     write_records(tmp_path / "a" / "state")
     (tmp_path / "a" / "state" / "report.json").write_text(json.dumps(REPORT))
     (tmp_path / "history.json").write_text(json.dumps(HISTORY))
+    hosts["never"] = common
     (tmp_path / "hosts.yml").write_text(json.dumps({"gpu_hosts": {"hosts": hosts}}))
     (tmp_path / "play.yml").write_text(json.dumps(PLAY))
     write_program(tmp_path / "bin" / "vllm-edge", f"cat {tmp_path}/history.json")
@@ -49,7 +55,7 @@ def pages(tmp_path: Path) -> Any:
 def test_pages_records_and_index(pages: Any, tmp_path: Path) -> None:
     """Nothing counts as a change, nobody else may read the files, and a second run fetches what became complete."""
     done = pages("-e", "serving_note=Borrowed")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert "failed=1" in done.stdout, done.stdout + done.stderr
     assert "changed=0" in done.stdout and "a: Borrowed" in get_words(done)
     reports = tmp_path / "reports"
     assert f"The page is {reports}/a.html." in get_words(done)
@@ -60,7 +66,13 @@ def test_pages_records_and_index(pages: Any, tmp_path: Path) -> None:
     assert "On loan &lt;b&gt;" in page and "580.178.04" in page and "order-as-json" in page
     other = (reports / "b.html").read_text()
     assert "No benchmark is recorded" in other and "The versions are recorded by" in other
-    assert re.findall(r'href="(\w+\.html)"', (reports / "index.html").read_text()) == ["a.html", "b.html"]
+    index = reports / "index.html"
+    assert re.findall(r'href="(\w+\.html)"', index.read_text()) == ["a.html", "b.html"]
+    assert "never" in index.read_text() and "not reached" in index.read_text()
     fetched.write_text("")
-    assert pages("--limit", "a").returncode == 0
+    assert pages("--limit", "a", "-e", json.dumps({"serving_report": BROKEN})).returncode == 0
+    assert re.findall(r'href="(\w+\.html)"', index.read_text()) == ["a.html", "b.html"]
+    assert index.read_text().count("1 problem") == 1, "the index has the verdict of the newest page"
+    assert pages("-e", "fails=b").returncode != 0 and "not reached at" in index.read_text()
+    assert pages("--limit", "a").returncode == 0 and "not reached at" in index.read_text()
     assert len(fetched.read_text().splitlines()) == len(BENCH[fetched.name])

@@ -15,7 +15,7 @@ import yaml
 from helpers import ROOT, list_files
 
 LINES = {
-    "plugins": 42_600,
+    "plugins": 43_000,
     "roles": 8_200,
     "playbooks": 2_100,
     "group_vars": 680,
@@ -28,7 +28,7 @@ LINES = {
 }
 """The most lines of each folder, a little above what is there. It is a reminder to take away what a change replaces; a
 commit that raises a number says why."""
-NOT_COUNTED = re.compile(r"requirements|recorded_facts|docs/reference/|docs/evidence")
+NOT_COUNTED = re.compile(r"requirements|recorded_facts|fixtures/explain/|docs/reference/|docs/evidence")
 PLAYBOOKS = sorted((ROOT / "playbooks").glob("*.yml"))
 LOWEST = {"names", "paths", "text", "version", "system", "gpu", "weights"}
 OF_A_BARE_HOST = {"facts.dpkg", "facts.driver", "facts.driver_state", "facts.docker_daemon", "facts.runtime"}
@@ -152,3 +152,10 @@ def test_files_on_the_controller_are_their_owners_alone() -> None:
     assert len(found) >= 10, found
     open_to_others = {name: mode for name, mode in found.items() if mode not in PRIVATE}
     assert open_to_others.keys() == OF_THE_REPOSITORY, open_to_others
+
+
+def test_no_play_keeps_facts_or_believes_those_of_another_run() -> None:
+    """A cache of facts outlives a run: a medium for another distribution, or a host that was installed again."""
+    files = (*(ROOT / "playbooks").rglob("*.yml"), *(ROOT / "roles").glob("*/tasks/*.yml"))
+    kept = r"cacheable:|when:.*ansible_facts\S* is (not )?defined"
+    assert [str(file) for file in files if re.search(kept, file.read_text())] == []

@@ -104,6 +104,14 @@ def test_room() -> None:
     assert apt.refuse(told, [], df.format("/var", 10**9, "/", 3 * 10**9)).startswith(apart)
     assert "it takes 2861 MiB of the file system /," in apt.refuse(told, [], df.format("/", 3 * 10**9, "/", 3 * 10**9))
     assert apt.refuse("After this operation, 3 MB disk space will be freed.\n", [], df.format("/", 0, "/", 0)) == ""
+    boot = df.format("/", 9 * 10**9, "/", 9 * 10**9) + "/boot 9000000\n"
+    assert apt.refuse("Inst dkms\n", [], boot).endswith("frees some.") and " /boot, and 8 MiB are" in apt.refuse(
+        "dkms", [], boot
+    )
+    assert apt.refuse("Inst curl\n", [], boot) == ""
+    full = "zstd: error 70 : cannot write block : No space left on device\n"
+    full += "E: Sub-process /usr/bin/dpkg returned an error code (1)\n"
+    assert "No space left on device" in apt.explain(full, REQUEST) and "'df -h /boot" in apt.explain(full, REQUEST)
 
 
 def test_branches_and_releases_that_there_are() -> None:

@@ -21,7 +21,7 @@ class Host:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for cache in (OLD, KEPT, LIVE, "notes-of-me", f"{OLD}-mine", f"../former/{OLD}"):
+        for cache in (OLD, KEPT, LIVE, f"{LIVE}.set-aside", "notes-of-me", f"{OLD}-mine", f"../former/{OLD}"):
             (root / "disk/cache/e2b" / cache / "vllm").mkdir(parents=True)
         (root / "cache").symlink_to("disk/cache")
         for place, image in (("state/generations/4", KEPT), ("state/generations/5", LIVE), ("etc", LIVE)):

@@ -99,10 +99,11 @@ def test_what_cannot_be_imported_and_a_vllm_without_its_compiled_part_are_named(
     (image.root / "vllm/_C.abi3.so").unlink()
     transformers, vllm, compiled = image.test()
     assert "transformers cannot be imported: ModuleNotFoundError" in transformers
-    assert "vllm cannot be imported: AttributeError: ambiguous" in vllm
+    assert "vllm cannot be imported: AttributeError: ambiguous" in vllm and "another transformers" not in vllm
+    assert "another transformers by vllm_image_requirement" in transformers
     assert "no compiled library" in compiled
     (image.root / "vllm/transformers_utils/config.py").write_text("raise KeyError('getpwuid(): uid not found: 8050')\n")
-    assert "set USER or LOGNAME" in image.test()[1]
+    assert "set USER or LOGNAME" in image.test()[1] and "another transformers" not in image.test()[1]
 
 
 def test_package_that_the_layer_changed(image: Image) -> None:

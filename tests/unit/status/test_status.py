@@ -344,7 +344,7 @@ def test_the_running_switch(switching: Host) -> None:
     assert status["switch"].pop("seconds") >= 0
     assert status["switch"] == {
         **{"generation": 4, "profile": "bf16-tp4", "phase": "healthy", "direction": "forward"},
-        **{"asked_by": "site.yml by alice", "started_at": "2026-11-21T16:40:00Z"},
+        **{"purpose": "serving", "asked_by": "site.yml by alice", "started_at": "2026-11-21T16:40:00Z"},
     }
     assert status["unfinished_switch"] is None
     status["switch"]["seconds"] = 12.3
@@ -352,6 +352,9 @@ def test_the_running_switch(switching: Host) -> None:
     assert lines[2].startswith("switching to generation 4 (bf16-tp4) for 12 s, phase healthy, asked by site.yml by ali")
     assert max(map(len, lines)) <= WIDTH
     json.dumps(status)
+    status["switch"]["purpose"] = "calibration"
+    told = " ".join(" ".join(render_status(status)[2:5]).split())
+    assert told.startswith("calibration of generation 4") and "goes back to the committed generation by itself" in told
 
 
 def test_a_switch_that_was_killed(serving: Host) -> None:

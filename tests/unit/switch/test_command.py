@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,7 +79,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostPaths:
         return Generation(number, generations[number], "d", "t", paths.generation_dir(number), {}, {})
 
     monkeypatch.setattr(switch_unit, "load", load)
-    monkeypatch.setattr(switch_unit, "committed", lambda paths: COMMITTED)
+    found.active_profile.write_text(json.dumps(asdict(COMMITTED)))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(switch_unit, "POLL_S", 0.0)
     monkeypatch.setattr(switch_unit, "ASK_SYSTEMD_S", 0.0)
@@ -287,10 +287,39 @@ def test_a_generation_that_is_not_there(command: Command, wanted: str, told: str
     assert told in command.refused(command.switch(wanted))
 
 
-def test_a_profile_is_its_newest_generation_and_one_damaged_hides_no_other(command: Command) -> None:
+def write_history(paths: HostPaths, *journals: Journal) -> None:
+    paths.history.mkdir()
+    for journal in journals:
+        (paths.history / f"{journal.id}.json").write_text(json.dumps(to_json(journal)))
+
+
+def test_a_profile_is_what_was_verified_and_served_last_and_one_damaged_hides_no_other(command: Command) -> None:
     command.paths.generation_dir(6).mkdir()
-    assert command.switch("nvfp4-tp2", ended(generation=5)) == Exit.OK
+    assert command.switch("nvfp4-tp2", ended(generation=3)) == Exit.OK
+    assert command.unit.started[command.unit.started.index("run-switch") + 1] == "3"
+    assert "Generation 5 (nvfp4-tp2) is passed over, it was never switched to; 'vllm-edge switch 5'" in command.err
+    failed = ended(Result.ROLLED_BACK, id="20261123T000000Z-5", started_at="2026-11-23T00:00:00Z", generation=5)
+    write_history(command.paths, failed)
+    assert switch_unit.find_generation("nvfp4-tp2", command.paths).number == 3
+    assert (
+        "never verified: the switch to it at 2026-11-23T00:00:00Z ended rolled back" in command.capsys.readouterr().err
+    )
+    assert switch_unit.find_generation("5", command.paths).number == 5, "its number goes there"
+    command.paths.active_profile.write_text(json.dumps(asdict(replace(COMMITTED, previous_generation=None))))
+    command.unit.started = []
+    assert "No generation of profile 'nvfp4-tp2' on this host was verified" in command.refused(
+        command.switch("nvfp4-tp2")
+    )
+
+
+def test_a_rollback_passes_over_what_was_committed_over_its_budget(command: Command) -> None:
+    first = ended(Result.OVER_BUDGET, id="20261119T000000Z-3", started_at="2026-11-19T00:00:00Z", generation=3)
+    write_history(command.paths, first)
+    assert "ended over budget. 'vllm-edge switch 3' tries it" in command.refused(command.switch(None))
+    command.paths.active_profile.write_text(json.dumps(asdict(replace(COMMITTED, verified=(5, 4)))))
+    assert command.switch(None, ended(generation=5)) == Exit.OK
     assert command.unit.started[command.unit.started.index("run-switch") + 1] == "5"
+    assert "Generation 3 (nvfp4-tp2) is passed over" in command.err
 
 
 @pytest.mark.parametrize(
@@ -301,8 +330,10 @@ def test_a_profile_is_its_newest_generation_and_one_damaged_hides_no_other(comma
         (replace(COMMITTED, previous_generation=2), "generations/2 does not exist"),
     ],
 )
-def test_no_way_back(command: Command, now: Committed | None, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(switch_unit, "committed", lambda paths: now)
+def test_no_way_back(command: Command, now: Committed | None, told: str) -> None:
+    command.paths.active_profile.unlink()
+    if now:
+        command.paths.active_profile.write_text(json.dumps(asdict(now)))
     assert told in command.refused(command.switch(None))
 
 

@@ -293,10 +293,10 @@ def test_the_policy_of_engines_is_there_before_they_start(host: Host, monkeypatc
     monkeypatch.setattr(policy, "TEXT", "else")
     monkeypatch.setattr(policy, "HASH", hashlib.sha256(b"else").hexdigest())
     host.settle(engine())
-    store.prune(host.paths, 1)
+    store.prune(host.paths, 1, ())
     assert file.exists() and "else" in [path.read_text() for path in host.paths.policies.glob("*/*")]
     shutil.rmtree(host.paths.generation_dir(1))
-    store.prune(host.paths, 1)
+    store.prune(host.paths, 1, ())
     assert [path.name for path in host.paths.policies.iterdir()] == [policy.HASH]
 
 

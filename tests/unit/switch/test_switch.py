@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -10,6 +11,7 @@ import pytest
 from ansible.module_utils.vllm_edge.generation import committed, store
 from ansible.module_utils.vllm_edge.generation.model import Committed, GenerationError
 from ansible.module_utils.vllm_edge.switch import run as switch_run
+from ansible.module_utils.vllm_edge.switch.history import list_verified
 from ansible.module_utils.vllm_edge.switch.model import (
     BACK_PHASES,
     HARMLESS,
@@ -319,6 +321,44 @@ def test_a_recovered_first_switch_over_its_budget_says_so(first: SwitchHost) -> 
     first.kill("clean_up")
     assert first.recover() == Exit.OK
     assert (first.journal.result, len(first.journal.over_budget)) == (Result.OVER_BUDGET, 1)
+
+
+@pytest.fixture
+def calibration(bench: SwitchHost) -> SwitchHost:
+    """A host whose new generation is a calibration."""
+    value = replace(NEW, purpose="calibration")
+    bench.new = store.load(bench.paths, put(bench.paths, value))
+    return bench
+
+
+def test_a_calibration_is_measured_and_goes_back_by_itself(calibration: SwitchHost) -> None:
+    journal = calibration.ends(Result.MEASURED, whole=False)
+    assert calibration.unlike(calibration.old) == []
+    assert [row["engine"] for row in journal.measured["engines"]] == [*NEW.engines]
+    assert Phase.COMMIT not in [record.phase for record in journal.phases]
+    assert "is a calibration and was measured. Generation 1 (nvfp4-tp2) serves again" in journal.message
+    assert recorded(calibration).generation == 1 and list_verified(calibration.paths) == [1]
+
+
+@pytest.mark.parametrize("phase", ["healthy", "measure"])
+def test_a_calibration_that_is_cut_off_leaves_the_committed_generation(calibration: SwitchHost, phase: str) -> None:
+    calibration.kill(phase)
+    assert calibration.recover() == Exit.OK and calibration.journal.result is Result.ROLLED_BACK
+    assert recorded(calibration).generation == 1 and calibration.unlike(calibration.old) == []
+
+
+def test_a_calibration_of_a_bare_host_stops_what_it_started(first: SwitchHost) -> None:
+    value = replace(OLD, purpose="calibration")
+    first.new = store.load(first.paths, put(first.paths, value))
+    journal = first.ends(Result.MEASURED, whole=False)
+    assert committed.committed(first.paths) is None and first.unlike(None) == []
+    assert journal.measured and "site.yml starts the engines as planned" in journal.message
+
+
+def test_a_calibration_without_a_way_back_is_refused(calibration: SwitchHost) -> None:
+    calibration.paths.active_profile.unlink()
+    journal = calibration.ends(Result.REFUSED, whole=False)
+    assert "which this host does not have" in journal.message and "Nothing was touched" in journal.message
 
 
 def test_a_repair_of_a_generation_over_its_budget_measures_it_again(over: SwitchHost) -> None:

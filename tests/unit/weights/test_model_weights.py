@@ -335,14 +335,14 @@ def test_damage_on_the_disk_is_said_where_the_hub_is_away(weights: Run, first: R
 
 def test_disk_that_became_full(weights: Run, first: Result, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", "part")
+        raise OSError(errno.ENOSPC, "No space left on device", str(target / "part"))
 
     damage(target / "model.safetensors")
     with monkeypatch.context() as patch:
         patch.setattr("huggingface_hub.utils.http_stream_backoff", full)
         failed = weights()
-    full_text = "became full while files arrived (No space left on device, part;"
-    check_refusal(failed, full_text, "model_weights_root", "nothing deleted")
+    full_text = f"{target / 'part'} could not be written (No space left on device): the file system "
+    check_refusal(failed, full_text, "is full, or a quota holds", "nothing deleted")
     assert tree(target.parent) == sorted(f"{target.name}/{path}" for path in FILES), "a part would fill the disk"
     assert weights()["downloaded"] == ["model.safetensors"]
 

@@ -206,9 +206,8 @@ class Client:
                 f"{what} of {self.name!r} is no chat completion ({type(error).__name__}: {error})"
             ) from error
 
-    def chat_structured(self, what: str, user: str, **payload: Any) -> Reply:
-        """Request a completion with a structure that vLLM enforces, which it does only after the model has stopped
-        thinking.
+    def chat_patiently(self, what: str, user: str, max_tokens: int, **payload: Any) -> Reply:
+        """Request a completion, or a structure that vLLM enforces only after the model has stopped thinking.
 
         Some models can be told not to think. The templates of others (Qwen3-Thinking, DeepSeek-R1, gpt-oss) have no
         such switch or name it differently, so these models get enough tokens to finish thinking.
@@ -217,8 +216,8 @@ class Client:
         """
         if self.config.reasoning_parser:
             payload["chat_template_kwargs"] = {"enable_thinking": False}
-        for max_tokens in (STRUCTURED_TOKENS, THINKING_TOKENS):
-            reply = self.chat(what, user, max_tokens, **payload)
+        for most in (max_tokens, max_tokens + THINKING_TOKENS):
+            reply = self.chat(what, user, most, **payload)
             if not (reply.only_thought and reply.finish == "length"):
                 return reply
         raise StillThinkingError(
@@ -292,7 +291,9 @@ def check_json_schema(client: Client) -> Verdict:
 
     def ask(schema: Mapping[str, Any]) -> Reply:
         schema_format = {"type": "json_schema", "json_schema": {"name": "lamp", "schema": schema, "strict": True}}
-        return client.chat_structured("the answer by JSON schema", DESCRIBE, response_format=schema_format)
+        return client.chat_patiently(
+            "the answer by JSON schema", DESCRIBE, STRUCTURED_TOKENS, response_format=schema_format
+        )
 
     reply = ask(LAMP_SCHEMA)
     problem = find_json_problem(reply.text)
@@ -410,7 +411,7 @@ def check_tool_call(client: Client) -> Verdict:
         forced = {"tool_choice": "auto", "structured_outputs": {"choice": [NATIVE_CALLS[parser]]}}
 
     def ask(what: str, **payload: Any) -> Reply:
-        return client.chat_structured(what, USE_TOOL, tools=[TOOL], **payload)
+        return client.chat_patiently(what, USE_TOOL, STRUCTURED_TOKENS, tools=[TOOL], **payload)
 
     problem = _find_call_problem(ask("the enforced tool call", **forced))
     if problem is not None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from ..paths import HostPaths
 from ..system.records import read_record
@@ -17,7 +17,9 @@ from .checks import quote
 
 MODE = 0o640
 KEPT = 200
-Verdict = Literal["passed", "failed", "unsteady", "error"]
+NOT_SHOWN: Final = "not_shown"
+"""Verdict and end of an answer where the model thought for all its tokens, so that nothing can be said of it."""
+Verdict = Literal["passed", "failed", "unsteady", "error", "not_shown"]
 
 
 @dataclass(frozen=True)

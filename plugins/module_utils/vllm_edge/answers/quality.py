@@ -17,14 +17,26 @@ from ..engine.config import EngineConfig
 from ..engine.state import stamp
 from ..generation.model import Generation
 from ..paths import HostPaths
-from ..system.files import write_durably
+from ..system.files import prune, write_durably
 from ..system.http import call_in_parallel, request
 from ..system.long_run import CommandRefused, LongRun, refusing
 from ..system.records import RecordError
 from ..text import print_result, table, wrapped
-from .checks import Ask, CheckFailedError, Client, EngineSilentError
+from .checks import Ask, CheckFailedError, Client, EngineSilentError, StillThinkingError
 from .engines import choose_engines, describe_engine
-from .model import KEPT, MODE, Answered, CaseResult, Record, Verdict, compare, find_run, list_files, read_suites
+from .model import (
+    KEPT,
+    MODE,
+    NOT_SHOWN,
+    Answered,
+    CaseResult,
+    Record,
+    Verdict,
+    compare,
+    find_run,
+    list_files,
+    read_suites,
+)
 from .suite import Case, build_prompt, judge, read_cases
 
 REPEATS = 3
@@ -89,20 +101,24 @@ class Suite:
         verdict: Verdict = "passed" if all(good) and equal else "unsteady" if not equal else "failed"
         if any(one.finish == "error" for one in repeats):
             verdict = "error"
+        elif any(one.finish == NOT_SHOWN for one in repeats) and all(
+            one.ok or one.finish == NOT_SHOWN for one in repeats
+        ):
+            verdict = NOT_SHOWN
         return CaseResult(
             case.name, case.source, name, config.engine, config.precision, case.expectation, verdict, tuple(repeats)
         )
 
     def _ask_once(self, client: Client, case: Case) -> Answered:
         payload: dict[str, Any] = {"tools": list(case.tools)} if case.tools else {}
-        if client.config.reasoning_parser:
-            payload["chat_template_kwargs"] = {"enable_thinking": False}
         began = self.clock()
         config, most = client.config, case.max_tokens
         if config.max_model_len:
             most = min(most, config.max_model_len // 2)
         try:
-            reply = client.chat(case.name, build_prompt(case, config), most, system=case.system, **payload)
+            reply = client.chat_patiently(case.name, build_prompt(case, config), most, system=case.system, **payload)
+        except StillThinkingError as error:
+            return Answered("", False, f"{error}.", None, round(self.clock() - began, 3), NOT_SHOWN)
         except (CheckFailedError, EngineSilentError) as error:
             return Answered("", False, f"{error}.", None, round(self.clock() - began, 3), "error")
         text = reply.text or json.dumps(reply.calls)
@@ -141,8 +157,7 @@ def write_record(record: Record, paths: HostPaths) -> Path:
     path = paths.quality / f"{record.run}.json"
     paths.quality.mkdir(parents=True, exist_ok=True, mode=0o750)
     write_durably(path, json.dumps(asdict(record), indent=1, ensure_ascii=False) + "\n", MODE)
-    for old in list_files(paths)[:-KEPT]:
-        old.unlink(missing_ok=True)
+    prune(list_files(paths), KEPT, path)
     return path
 
 
@@ -171,26 +186,31 @@ def run_quality(paths: HostPaths, options: Options, long_run: LongRun, *, output
     """Run the suite, print it, and return the exit status.
 
     Returns:
-        0: every case passed. 1: one did not. 2: it was refused, or did not end.
+        0: no case failed or is unsteady. 1: one did, or is. 2: it was refused, or did not end.
     """
-
-    def go_on() -> str:
-        return "nobody follows it any more" if long_run.is_lost() else ""
 
     try:
         with long_run.alone():
             began_at = stamp()
+            if trouble := long_run.find_trouble():
+                raise OutOfTime(trouble)
             generation, engines = choose_engines(paths, options.engines)
-            results = Suite(options, go_on=go_on, say=long_run.say).run([one.config for one in engines.values()])
+            results = Suite(options, go_on=long_run.find_trouble, say=long_run.say).run(
+                [one.config for one in engines.values()]
+            )
+            if trouble := long_run.find_trouble():  # an answer may have failed because of it
+                raise OutOfTime(trouble)
             record = build_record(generation, options, results, began_at)
             path = write_record(record, paths)
     except OutOfTime as ended:
         raise CommandRefused(f"The suite was ended: {ended}. Nothing was recorded.") from ended
+    except KeyboardInterrupt as asked:
+        raise CommandRefused("The suite was interrupted. Nothing was recorded.") from asked
     except OSError as error:
         raise CommandRefused(f"Progress or record of the suite cannot be written: {error}.") from error
     lines = render(record)
     print_result(output, {"path": str(path), "lines": lines, **asdict(record)}, lines)
-    return 0 if record.passed == len(record.cases) else 1
+    return 1 if record.failed or record.unsteady else 0
 
 
 @refusing

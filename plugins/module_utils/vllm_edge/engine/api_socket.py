@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import grp
 import os
-import subprocess
 from pathlib import Path
 
 from ..names import GATEWAY_USER
+from ..system.files import remove_foreign
 from ..system.sockets import pin
 
 PARENT_MODE = 0o710
@@ -32,16 +32,7 @@ def make_directory(socket: Path, uid: int) -> None:
         place.parent.chmod(PARENT_MODE)
         if root:
             os.chown(place.parent, 0, find_gateway_group())
-    # Python's rmtree gives up in a tree that is nested deeply enough.
-    removed = subprocess.run(
-        ["rm", "--recursive", "--force", "--one-file-system", "--", str(place)],
-        capture_output=True,
-        text=True,
-        timeout=REMOVE_S,
-        check=False,
-    )
-    if removed.returncode != 0:
-        raise OSError(removed.stderr.strip()[:300])
+    remove_foreign(place, REMOVE_S)
     place.mkdir()
     place.chmod(MODE)
     if root:

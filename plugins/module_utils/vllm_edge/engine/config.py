@@ -111,6 +111,13 @@ class Engine:
     def uid(self) -> int:
         return int(self.get_option("--user").partition(":")[0])
 
+    @property
+    def cache(self) -> Path | None:
+        """The directory of what vLLM compiles; None for a container without one."""
+        head, end = "--mount=type=bind,source=", ",target=/cache"
+        mounts = (word.removeprefix(head).removesuffix(end) for word in self.container if word.endswith(end))
+        return next(map(Path, mounts), None)
+
     def get_option(self, option: str) -> str:
         return next((word.partition("=")[2] for word in self.container if word.startswith(f"{option}=")), "")
 

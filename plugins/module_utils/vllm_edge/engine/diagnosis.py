@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from .signatures import ENGINE_SIGNATURES, SIGNATURES, Explanation, Signature
+from .signatures import COMPILERS, ENGINE_SIGNATURES, SIGNATURES, Explanation, Signature
 from .startup import parse_phase
 
 
@@ -46,31 +46,37 @@ _EXCEPTION = re.compile(r"(?<!raise )(?P<text>(?<![\w.])[A-Za-z_][\w.]{0,200}(?:
 _NO_CAUSE = re.compile(
     r"(?:DEBUG|INFO|WARNING)(?:\x1b\[[\d;]*m)* \d\d-\d\d \d\d:|Error retrieving |, retrying \d+ of \d+$"
 )
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line \d+')
-_CORE_FAILED = re.compile(r"Engine core initialization failed|WorkerProc initialization failed")
+# torch wraps what one of its compilers raised, and does not print the frames in it.
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line \d+|(?P<wrapped>torch\._(?:dynamo|inductor)\.exc\.)')
+_READERS = re.compile(r"/(?:json|encodings)/|/(?:pickle|zipfile|gzip|codecs|copyreg)\.py$|^<frozen")
+"""Files of Python's own library that read files for others."""
+_CORE_FAILED = re.compile(r"(?:Engine core|WorkerProc) initialization failed|Worker failed with error")
 _SIGNALS = {132: "SIGILL", 134: "SIGABRT", 135: "SIGBUS", 136: "SIGFPE", 137: "SIGKILL", 139: "SIGSEGV", 143: "SIGTERM"}
 
 
 def _fill_signature(signature: Signature, match: re.Match[str]) -> Explanation:
     groups = {key: (value or "").strip() for key, value in match.groupdict().items()}
-    reason = signature.reason.format(**groups)
+    reason, remedy = (text.format(**groups) for text in (signature.reason, signature.remedy))
     # Older versions omit some of the numbers.
-    reason = reason.replace(" ( GiB needed,  GiB left)", "").replace(" (tried to allocate )", "").replace(" ()", "")
-    remedy = signature.remedy(groups) if callable(signature.remedy) else signature.remedy.format(**groups)
+    for empty in (" ( GiB needed,  GiB left)", " (tried to allocate )", " ()", " (to  at most)"):
+        reason, remedy = reason.replace(empty, ""), remedy.replace(empty, "")
     return Explanation(signature.cause, " ".join(reason.split()).rstrip(":"), remedy, signature.heals)
 
 
 def _find_raising_file(lines: Sequence[str], number: int) -> str:
     """Return the source file whose code met the exception in a line.
 
-    It is the last file in the same process's traceback above the line, except for those of the JSON parser.
+    It is the last file in the same process's traceback above the line, except for those of Python's parsers.
     """
     name, mark, _ = lines[number].partition(") ")
     process = name + mark if name.startswith("(") else ""
     for line in reversed(lines[:number]):
         frame = _FRAME.search(line)
-        if frame and "/json/" not in frame["file"] and line.startswith(process):
-            return frame["file"]
+        if frame and line.startswith(process):
+            if frame["wrapped"]:
+                return "/torch/_dynamo/exc.py"
+            if not _READERS.search(frame["file"]):
+                return frame["file"]
     return ""
 
 
@@ -105,12 +111,12 @@ def match_lines(lines: Sequence[str], was_serving: bool = False) -> Explanation 
     return replace(found, heals=True) if found is not None else None
 
 
-def find_last_exception(lines: Sequence[str]) -> str | None:
-    """Return the last exception that ends a traceback, except vLLM's summaries, which only point to lines above."""
-    for line in reversed(lines):
+def find_last_exception(lines: Sequence[str]) -> tuple[str, str] | None:
+    """Return the last exception that is no summary of vLLM's, and the file that raised it, empty if not known."""
+    for number, line in reversed(list(enumerate(lines))):
         match = None if _NO_CAUSE.search(line) else _EXCEPTION.search(line.rstrip())
         if match and not _CORE_FAILED.search(line) and not ENGINE_DEAD.search(line):
-            return match["text"].strip()
+            return match["text"].strip(), _find_raising_file(lines, number)
     return None
 
 
@@ -194,8 +200,14 @@ def _explain_docker_away(death: Death) -> Explanation:
 
 def _explain_exit(death: Death) -> Explanation:
     dead = any(ENGINE_DEAD.search(line) for line in death.lines)
-    error = find_last_exception(death.lines)
+    error, file = find_last_exception(death.lines) or ("", "")
     said = f": {error}" if error else ""
+    if not death.was_serving and re.search(COMPILERS, file):
+        return Explanation(
+            "compile_failed",
+            f"vLLM failed while it compiled the model{said}",
+            "The traceback in the journal names the place; enforce_eager of the engine does without a compiled model",
+        )
     if dead and death.was_serving:
         return Explanation(
             "engine_died_serving",

@@ -80,6 +80,10 @@ class Events(queue.SimpleQueue[Event]):
         self.signal = self.signal or number
         self.put(Signalled(number))
 
+    def take_all(self) -> list[Event]:
+        """Return what has happened so far, such as to a container that has ended. A signal stays known (`signal`)."""
+        return [self.get_nowait() for _ in range(self.qsize())]
+
     def check_stop(self) -> None:
         if self.signal is not None:
             raise Stopped

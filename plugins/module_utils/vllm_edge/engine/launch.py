@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, 
 from ..system.files import is_locked
 from ..system.http import Answer, get_health
 from ..system.systemd import Systemd, SystemdError
+from . import compile_cache
 from .api_socket import make_directory
 from .config import Engine
 from .container import ContainerControl, LaunchFailed
@@ -82,6 +82,8 @@ class Launcher:
     def __post_init__(self) -> None:
         self.config = self.engine.config
         self.events = Events()
+        self.cache_filled = True
+        """Whether the container was made with a compile cache that an earlier start had filled, as far as known."""
         self.reporter = Reporter(self.config, self.paths, self.notifier, self.journal)
         self.control = ContainerControl(self.docker, self.unit, self.reporter, self.events)
 
@@ -209,6 +211,7 @@ class Launcher:
         self.reporter.enter(Phase.STARTING)
         self.notifier.send(extend_s=CREATE_S + EXTEND_BY_S)
         self._make_socket_directory()
+        self._prepare_cache()
         container_id = self.docker.create(self.engine.arguments)
         try:
             self._refuse_other_image(container_id)
@@ -228,7 +231,7 @@ class Launcher:
         place = self.paths.engine_socket(self.config.engine)
         try:
             make_directory(place, self.engine.uid)
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except OSError as error:
             raise LaunchFailed(
                 Explanation(
                     "socket_directory",
@@ -237,6 +240,13 @@ class Launcher:
                     "so does each boot",
                 )
             ) from error
+
+    def _prepare_cache(self) -> None:
+        if self.engine.cache is not None:
+            try:
+                self.cache_filled = compile_cache.prepare(self.engine.cache, self.engine.uid)
+            except OSError as error:
+                self.journal.write(f"the compile cache cannot be read: {error}", 4)
 
     def _refuse_other_image(self, container_id: str) -> None:
         """Raise LaunchFailed if a new container was made from another image than the engine's."""

@@ -8,14 +8,17 @@ import os
 import queue
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from ..paths import HostPaths
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, parse_stamp
+from ..system.files import remove_foreign
 from ..system.http import Answer, request
+from . import compile_cache, launch
 from .config import EngineConfigError, load_engine
 from .container import LaunchFailed
 from .diagnosis import Death, explain
@@ -26,7 +29,7 @@ from .lifecycle import EXTEND_BY_S, Existing, Reaction, Supervision
 from .loads import describe_load, find_longest, remember_load
 from .metrics import kv_blocks
 from .sd_notify import Notifier, read_watchdog_seconds
-from .signatures import Explanation
+from .signatures import BLAMED_ON_CACHE, Explanation
 from .startup import WORDS, Phase
 from .state import stamp
 from .watchers import Watchers
@@ -41,6 +44,7 @@ STOP_LOADING_S = 3.0
 container it ignores SIGTERM until vLLM has installed its handler."""
 LAST_LINES_S = 10.0
 """Longest wait for the last lines of an ended container. They come at once, but from Docker on a busy host."""
+REMOVE_CACHE_S = 600.0
 TICK_S = 1.0
 """Seconds between two calls of `Supervision.on_tick`."""
 
@@ -67,7 +71,8 @@ class Supervisor(Launcher):
               |    each event and each tick: Supervision.on_...() -> Reaction -> _apply (journal, state file, systemd)
               |
           _stop  SIGTERM, SIGINT                  -> STOPPED, exit status EXIT_OK
-          _bury  the container ended              -> _fail (or _stop, if a signal had arrived)
+          _bury  the container ended              -> _fail (or _stop, if a signal had arrived); launch again if the
+                                                     compile cache was set aside, once
           _fail  launch failed, stall, hang, end  -> FAILED, exit status EXIT_FAILED (systemd restarts) or EXIT_CONFIG
 
           A signal during the launch raises Stopped, which leads to _stop -> STOPPED.
@@ -82,28 +87,40 @@ class Supervisor(Launcher):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._watchers = Watchers(
-            self.config, self.control, self.journal, self.events, self.watchdog_s, self.health, self.ask
-        )
         self._container: Container | None = None
+        self._watchers = self._make_watchers()
+
+    def _make_watchers(self) -> Watchers:
+        given = (self.config, self.control, self.journal, self.events, self.watchdog_s, self.health, self.ask)
+        return Watchers(*given)
 
     def run(self) -> int:
         """Run the engine until it ends; return the exit status of the unit's main process."""
         self.reporter.record()
-        try:
-            container, how = self.launch()
-        except Stopped:
-            return self._stop()
-        except LaunchFailed as failure:
-            return self._fail(None, failure.explanation, None)
-        life = self._begin(container, how)
-        try:
-            return self._supervise(life)
-        finally:
-            self._watchers.closing.set()
+        again = False
+        while True:
+            try:
+                if again:  # the GPUs give their memory back meanwhile
+                    self._wait_to_retry(launch.RETRY_FIRST_S, "The compile cache was set aside")
+                container, how = self.launch()
+                self.events.take_all()
+                self.events.check_stop()
+            except Stopped:
+                return self._stop()
+            except LaunchFailed as failure:
+                return self._fail(None, failure.explanation, None)
+            life = self._begin(container, how)
+            try:
+                status = self._supervise(life)
+            finally:
+                self._watchers.closing.set()
+            if status is not None:
+                return status
+            again = True
 
     def _begin(self, container: Container, how: Existing) -> Supervision:
         self._container = container
+        self._watchers = self._make_watchers()
         now = time.monotonic()
         begun = parse_stamp(container.started_at)
         age = 0.0 if begun is None or how is Existing.CREATE else max(0.0, time.time() - begun)
@@ -154,6 +171,7 @@ class Supervisor(Launcher):
                 log_facts=life.progress.facts,
             )
             self._remember_load(life)
+            threading.Thread(target=self._discard_cache, daemon=True).start()
             self.journal.write(f"{self.config.unit}: {life.status_text(time.monotonic())}")
         elif reaction.phase_changed:
             self.reporter.record(life.phase, log_facts=life.progress.facts)
@@ -172,8 +190,16 @@ class Supervisor(Launcher):
         except OSError as error:
             self.journal.write(f"the load cannot be recorded: {error}", 4)
 
-    def _supervise(self, life: Supervision) -> int:
-        """Process events until the engine ends; return the exit status."""
+    def _discard_cache(self) -> None:
+        """Remove a compile cache that was set aside: the engine has started with another one."""
+        if self.engine.cache is not None:
+            try:
+                remove_foreign(compile_cache.find_aside(self.engine.cache), REMOVE_CACHE_S)
+            except OSError as error:
+                self.journal.write(f"the compile cache that was set aside cannot be removed: {error}", 4)
+
+    def _supervise(self, life: Supervision) -> int | None:
+        """Process events until the engine ends; return the exit status, None to start it again at once."""
         tick_at = 0.0
         while True:
             now = time.monotonic()
@@ -214,11 +240,7 @@ class Supervisor(Launcher):
     def _drain(self, life: Supervision, wait_s: float) -> None:
         """Wait up to `wait_s` seconds for the last log lines, which explain most about the end."""
         self._watchers.wait_for_log(wait_s)
-        while True:
-            try:
-                event = self.events.get_nowait()
-            except queue.Empty:
-                return
+        for event in self.events.take_all():
             if isinstance(event, LogLine):
                 life.scan.append(event.line)
                 life.tail.append(event.line)
@@ -241,8 +263,8 @@ class Supervisor(Launcher):
                 return found, found is None, False
             time.sleep(0.05)
 
-    def _bury(self, life: Supervision) -> int:
-        """Diagnose and record why the container ended by itself; return the exit status."""
+    def _bury(self, life: Supervision) -> int | None:
+        """Diagnose and record why the container ended by itself; return the exit status, None to start it again."""
         # Check at once: a restart of Docker may be over before the last lines have been read.
         restarted = self.control.has_docker_restarted()
         self._drain(life, 0.0 if self.control.away.is_set() else LAST_LINES_S)
@@ -268,7 +290,29 @@ class Supervisor(Launcher):
             live_restore=self.control.refresh_live_restore(),
             outside_signal=outside,
         )
-        return self._fail(life, explain(death), death.exit_code, dead=True)
+        why, again = self._judge_cache(explain(death))
+        status = self._fail(life, why, death.exit_code, dead=True)
+        # One that had served goes the way of systemd, which bounds how often.
+        return None if again and not life.ready else status
+
+    def _judge_cache(self, why: Explanation) -> tuple[Explanation, bool]:
+        """Set the compile cache aside, once, if it may be the cause; return the explanation, and whether it was."""
+        cache = self.engine.cache
+        if cache is None or why.cause not in BLAMED_ON_CACHE:
+            return why, False
+        if not self.cache_filled or compile_cache.find_aside(cache).exists():
+            reason = f"{why.reason} (the compile cache was new, so it is not the cause)"
+            return replace(why, cause="compile_failed", reason=reason), False
+        try:
+            aside = compile_cache.set_aside(cache, self.engine.uid)
+        except OSError as error:
+            self.journal.write(f"the compile cache may be the cause and cannot be set aside: {error}", 4)
+            return why, False
+        remedy = (
+            f"Its compile cache may be the cause: it was set aside as {aside}, and the engine starts again with an "
+            "empty one, which takes longer. If that start succeeds, nothing has to be done"
+        )
+        return replace(why, remedy=remedy, heals=True), True
 
     def _fail(self, life: Supervision | None, why: Explanation, exit_code: int | None, *, dead: bool = False) -> int:
         """Record a failure and end the engine, which must not run unsupervised; return the exit status."""

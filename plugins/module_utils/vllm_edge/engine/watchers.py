@@ -16,7 +16,7 @@ from ..system.http import Answer
 from .api_socket import open_to_gateway
 from .config import EngineConfig
 from .container import ContainerControl
-from .events import Died, DockerSeen, Events, HealthSeen, LogLine, LogLost, ProbeSeen, UsageSeen
+from .events import Died, DockerSeen, Event, Events, HealthSeen, LogLine, LogLost, ProbeSeen, UsageSeen
 from .journal import OWN_MARK, OWN_PROBE, Journal
 from .usage import read_usage
 
@@ -74,6 +74,11 @@ class Watchers:
         if self._follower is not None and self._log_ended.wait(wait_s):
             self._follower.join(min(wait_s, 0.5))
 
+    def _tell(self, event: Event) -> None:
+        """Report an event, unless the supervisor has done with the container: another one may run by now."""
+        if not self.closing.is_set():
+            self.events.put(event)
+
     def _thread(self, target: Callable[..., None], *arguments: object) -> threading.Thread:
         thread = threading.Thread(target=target, args=arguments, name=target.__name__, daemon=True)
         thread.start()
@@ -89,7 +94,7 @@ class Watchers:
                     if OWN_PROBE.search(record.line):
                         continue
                     self.journal.write_engine_line(record.line)
-                    self.events.put(LogLine(record.line))
+                    self._tell(LogLine(record.line))
                 # The stream ends if the container or Docker ends. Check Docker's unit before touching the socket again.
                 if self.control.explain_unreachable() is None:
                     found = self.control.docker.find(container_id)
@@ -98,7 +103,7 @@ class Watchers:
             except ContainerGone:
                 return
             except DockerRefused as error:
-                self.events.put(LogLost(str(error)))
+                self._tell(LogLost(str(error)))
                 self._wait_until_log_is_back(container_id)
             except DockerAway:
                 pass
@@ -118,7 +123,7 @@ class Watchers:
                 return
             except (DockerAway, DockerRefused):
                 continue
-            self.events.put(LogLost(None))
+            self._tell(LogLost(None))
             return
 
     def _wait_until_docker_is_back(self) -> None:
@@ -142,7 +147,7 @@ class Watchers:
                 if self.control.away.is_set():
                     self.control.remember_invocation()
                     self.control.away.clear()
-                    self.events.put(DockerSeen(away=False))
+                    self._tell(DockerSeen(away=False))
                 self.control.docker.wait(container_id)
             except ContainerGone:
                 break
@@ -154,17 +159,17 @@ class Watchers:
             except DockerAway:
                 if not self.control.away.is_set():
                     self.control.away.set()
-                    self.events.put(DockerSeen(away=True))
+                    self._tell(DockerSeen(away=True))
                 self.closing.wait(0.5)
                 self._wait_until_docker_is_back()
-        self.events.put(Died())
+        self._tell(Died())
 
     def _watch_process(self, pid: int) -> None:
         """Report the end of the container's main process, which the kernel tells even while Docker is away."""
         try:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
-            self.events.put(Died())
+            self._tell(Died())
             return
         except OSError:
             return  # Docker is in another PID namespace, or the kernel is old: `docker wait` has to suffice
@@ -174,11 +179,11 @@ class Watchers:
             poll.poll()
         finally:
             os.close(descriptor)
-        self.events.put(Died())
+        self._tell(Died())
 
     def _watch_usage(self, container_id: str) -> None:
         while not self.closing.wait(min(USAGE_S, self.config.stall_timeout_s / 5)) and not self.served.is_set():
-            self.events.put(UsageSeen(read_usage(container_id)))
+            self._tell(UsageSeen(read_usage(container_id)))
 
     def _open_socket(self, place: Path) -> None:
         said = ""
@@ -199,7 +204,7 @@ class Watchers:
         while not self.closing.is_set():
             begin = time.monotonic()
             answer = self.health(self.config.url, self.config.health_timeout_s)
-            self.events.put(HealthSeen(answer, self._ask_metrics() if answer.ok else ""))
+            self._tell(HealthSeen(answer, self._ask_metrics() if answer.ok else ""))
             if answer.ok:
                 self.served.set()
             # Ask often while loading, so that READY is not late, and after a bad answer, to make up for a lost one.
@@ -216,4 +221,4 @@ class Watchers:
     def _ask_token(self) -> None:
         asked = {"model": self.config.served_names[0], "prompt": ".", "max_tokens": 1, "temperature": 0}
         path = f"/v1/completions{OWN_MARK}"
-        self.events.put(ProbeSeen(self.ask(self.config.url, path, PROBE_S, method="POST", payload=asked)))
+        self._tell(ProbeSeen(self.ask(self.config.url, path, PROBE_S, method="POST", payload=asked)))

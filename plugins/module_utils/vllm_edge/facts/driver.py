@@ -99,7 +99,7 @@ class DriverReader(HostReader):
         return dpkg.parse_show(self.demand("apt-cache", "show", "--no-all-versions", *names).out) if names else {}
 
     def held_kernels(self, packages: Packages) -> dict[str, tuple[str, str]] | Unread:
-        """Return the installed version and the candidate of each held kernel metapackage that apt knows."""
+        """Return the installed version and the candidate of each held kernel metapackage."""
         held = {
             name: packages[name]["version"] for name in dpkg.find_kernel_flavours(packages) if packages[name]["held"]
         }
@@ -107,7 +107,9 @@ class DriverReader(HostReader):
             shown = self.candidates(list(held))
         except SystemdError as error:
             return Unread(str(error))
-        return {name: (version, shown[name]["Version"]) for name, version in held.items() if name in shown}
+        if unknown := held.keys() - shown.keys():
+            return Unread(f"apt does not know {', '.join(sorted(unknown))}: 'apt-get update' reads its sources anew")
+        return {name: (version, shown[name]["Version"]) for name, version in held.items()}
 
     def offered(self, packages: Packages) -> tuple[dict[str, list[str]], dict[str, set[str]]]:
         """Return which addresses offer the installed version of each package of the driver, and who signs them.
@@ -138,7 +140,10 @@ class DriverReader(HostReader):
             # Four bytes of attributes, then the value.
             return self.at(SECURE_BOOT).read_bytes()[-1:] == b"\x01"
         except FileNotFoundError:
-            return False
+            # A firmware without Secure Boot has other variables.
+            if any(self.root.glob("sys/firmware/efi/efivars/*")):
+                return False
+            return Unread("the state of Secure Boot: /sys/firmware/efi/efivars is not mounted")
         except OSError as error:
             return Unread(f"the state of Secure Boot: {error.strerror}")
 

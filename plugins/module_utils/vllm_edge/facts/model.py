@@ -14,6 +14,7 @@ from ..gpu.budget import Foreign
 from ..gpu.topology import Topology
 from ..names import ENGINE_USER
 from ..system.host import Unread
+from ..system.space import Space
 from ..system.systemd import Unit
 from .dpkg import Packages
 from .driver import Driver
@@ -66,7 +67,7 @@ class Gpus:
     answering: tuple[Gpu, ...]
     problem: str
     """What nvidia-smi printed beside or instead of the GPUs; empty if all is well."""
-    expected: Mapping[str, str]
+    expected: Mapping[str, str] | Unread
     """UUIDs that something relies on, and what that is."""
     needed: int
     """How many GPUs the profile needs; 0 if nobody said."""
@@ -112,14 +113,6 @@ class Image:
 
 
 @dataclass(frozen=True)
-class Space:
-    what: str
-    path: str
-    free_bytes: int
-    free_inodes: int | None
-
-
-@dataclass(frozen=True)
 class Engine:
     name: str
     unit: Unit
@@ -131,6 +124,8 @@ class Engine:
     """Libraries of the distribution that its supervisor has loaded and that were replaced or removed since."""
     accept_risk: tuple[str, ...] = ()
     """Options and environment variables that undo a limit of the engine and that the inventory accepts."""
+    cache_aside: str = ""
+    """Where its compile cache is that was set aside, because it may have broken a start; empty if none was."""
 
 
 @dataclass(frozen=True)

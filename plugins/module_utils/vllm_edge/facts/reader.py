@@ -8,7 +8,6 @@ driver, and not nvidia-ml-py.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.api_socket import MODE, PARENT_MODE, SOCKET_MODE, find_gateway_group
+from ..engine.compile_cache import find_aside
 from ..engine.config import CONTAINER_FILE, Engine, EngineConfig, EngineConfigError, list_engine_names, load_engine
 from ..engine.policy import find_problem as find_policy_problem
 from ..gateway.admin import HAProxy
@@ -31,7 +31,7 @@ from ..gateway.sync import CONFIGURATION, Report, is_installed, open_proxy
 from ..gpu import slots, topology
 from ..gpu.access import CannotAsk, ask_docker, refuse_stopped_docker
 from ..gpu.owners import Owner, find_owners
-from ..gpu.topology import Topology, Xid
+from ..gpu.topology import Card, Topology, Xid
 from ..names import GATEWAY_UNIT, GATEWAY_USER, LABEL_SIDECAR, TARGET
 from ..paths import HostPaths
 from ..switch.history import read_switch_progress, read_switches
@@ -44,10 +44,11 @@ from ..system.http import Answer, get_health
 from ..system.listeners import find_port_users
 from ..system.process import engine_uid
 from ..system.sockets import pin
+from ..system.space import Space, measure
 from ..system.systemd import SystemdError
 from . import model
 from .docker_daemon import locate_images, locate_swarm_state
-from .driver import switch
+from .driver import REFUSAL, switch
 from .runtime import RuntimeReader
 
 GPU_CLASS = "0x03"
@@ -61,22 +62,19 @@ LOCKS = (
 ECC_FIELDS = ("ecc.errors.uncorrected.volatile.total", "remapped_rows.failure", "remapped_rows.pending")
 # The second is the name of drivers before R535.
 REASONS_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+LOADING = "loading NVIDIA"
+"""What the kernel module says of itself, after NVRM, when it is loaded."""
 NODE = re.compile(r"nvidia(ctl|-uvm|-uvm-tools|-modeset|\d{1,4})")
 NO_SHELL = re.compile(r"(^|/)(nologin|false|sync|shutdown|halt)?$")
 REFRESH = "systemd/system/nvidia-cdi-refresh.service"
 REFRESH_FILES = (f"usr/lib/{REFRESH}", f"lib/{REFRESH}", f"etc/{REFRESH}", f"etc/{REFRESH}.d/*.conf")
 
 
-def read_free_space(what: str, path: Path) -> model.Space | Unread:
-    """Return the free space of the file system that a path is on, or will be on once it exists."""
-    place = path
-    while not place.exists() and place != place.parent:
-        place = place.parent
+def read_free_space(what: str, path: Path) -> Space | Unread:
     try:
-        found = os.statvfs(place)
+        return measure(what, path)
     except OSError as error:
         return Unread(f"{path}: {error}")
-    return model.Space(what, str(path), found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
 
 
 def parse_dockerd_flags(words: Sequence[str]) -> dict[str, Any]:
@@ -113,6 +111,11 @@ def find_replaced_libraries(maps: str) -> tuple[str, ...]:
 
 def number(word: str) -> int | None:
     return int(word) if word.isdigit() else None
+
+
+def said(word: str) -> str | None:
+    """Return what nvidia-smi says; None if it says that there is nothing to say."""
+    return None if not word or (word.startswith("[") and not REFUSAL.fullmatch(word)) else word
 
 
 def amount(word: str) -> float | None:
@@ -153,7 +156,7 @@ class Reader(RuntimeReader):
     paths: HostPaths = field(default_factory=HostPaths)
     owners: Callable[[Iterable[int]], Mapping[int, Owner]] = find_owners
     engine_uid: Callable[[], int | None] = engine_uid
-    space: Callable[[str, Path], model.Space | Unread] = read_free_space
+    space: Callable[[str, Path], Space | Unread] = read_free_space
     proxy: Callable[[HostPaths], HAProxy] = open_proxy
     health: Callable[[str, float], Answer] = get_health
 
@@ -174,7 +177,13 @@ class Reader(RuntimeReader):
             topology=self.topology(rows),
             spaces=tuple(
                 self.space(what, self.at(path))
-                for what, path in (("/", "/"), ("images", docker_root), ("weights and caches", expected.data))
+                for what, path in (
+                    ("/", "/"),
+                    ("images", self.image_store(docker_root)),
+                    ("weights and caches", expected.data),
+                    ("state", str(self.paths.state.relative_to(self.root))),
+                    ("boot", "/boot"),
+                )
             ),
             serving=serving,
             gateway=self.gateway(),
@@ -247,9 +256,9 @@ class Reader(RuntimeReader):
         self, rows: Sequence[Sequence[str]], problem: str, engines: Sequence[model.Engine], expected: model.Expectation
     ) -> model.Gpus:
         counted: dict[str, str] = {uuid: "gpu_uuids of the inventory" for uuid in expected.uuids}
-        with contextlib.suppress(slots.SlotError, OSError):
-            for number, slot in enumerate(slots.load(str(self.paths.state / "gpu-slots.json"))):
-                counted.setdefault(slot.uuid, f"slot {number} of this host")
+        recorded = self.slots()
+        for number, slot in enumerate(() if isinstance(recorded, Unread) else recorded):
+            counted.setdefault(slot.uuid, f"slot {number} of this host")
         for engine in engines:
             counted |= {uuid: f"engine {engine.name}" for uuid in engine.gpus}
         return model.Gpus(
@@ -258,7 +267,7 @@ class Reader(RuntimeReader):
                 model.Gpu(row[0], row[1], topology.convert_address(row[2]), switch(row[3])) for row in rows
             ),
             problem=problem,
-            expected=counted,
+            expected=recorded if isinstance(recorded, Unread) and not expected.uuids else counted,
             needed=expected.gpus,
             others=self.others() if rows else (),
             nodes=self.device_nodes(),
@@ -292,7 +301,10 @@ class Reader(RuntimeReader):
         ran = self.ask("nvidia-smi", "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader,nounits")
         if isinstance(ran, Unread):
             return ran
-        pairs = [(uuid, int(pid)) for uuid, pid in re.findall(r"^(GPU-\S+), *(\d+)$", ran.out, re.MULTILINE)]
+        rows = [re.fullmatch(r"(GPU-\S+), *(\d+)", line) for line in ran.out.splitlines() if "," in line]
+        if ran.status != 0 or None in rows:
+            return Unread(f"nvidia-smi does not list the processes: {' '.join((ran.out + ran.err).split())[:200]}")
+        pairs = [(row[1], int(row[2])) for row in rows if row]
         owners = self.owners({pid for _, pid in pairs})
         return tuple(
             f"{self.who(pid, owners[pid])} on {uuid}" for uuid, pid in pairs if not self.is_ours(pid, owners[pid])
@@ -316,16 +328,22 @@ class Reader(RuntimeReader):
         # A driver that does not answer may take its time to say so: it is asked once.
         ecc = self.by_uuid(ECC_FIELDS) if rows else {}
         reasons = (self.by_uuid(REASONS_FIELDS[:1]) or self.by_uuid(REASONS_FIELDS[1:])) if rows else {}
+        modes = self.by_uuid(["compute_mode", "mig.mode.current"]) if rows else {}
+        recovery = self.by_uuid(["gpu_recovery_action"]) if rows else {}
         cards = []
         for card, value in zip(bus.cards, values, strict=True):
             errors = ecc.get(card.uuid, ("", "", ""))
             active = reasons.get(card.uuid, ("",))[0]
+            mode, mig = modes.get(card.uuid, ("", ""))
             slow = int(active, 16) if re.fullmatch(r"0x[0-9a-fA-F]+", active) else None
             cards.append(
                 replace(
                     card,
                     **{name: parse(value[field]) for name, (field, parse) in CARD_FIELDS.items()},
                     idle=value["pstate"] not in ("P0", "P1", "P2"),
+                    compute_mode=said(mode),
+                    mig=switch(mig),
+                    recovery=said(recovery.get(card.uuid, ("",))[0]),
                     uncorrected=number(errors[0]),
                     remap_failed=switch(errors[1]),
                     remap_pending=switch(errors[2]),
@@ -340,19 +358,43 @@ class Reader(RuntimeReader):
             xids=self.xids(),
             memory_bytes=int(memory[1]) * 1024 if memory else None,
             shm_bytes=self.shm_bytes(),
+            unassigned=self.unassigned(bus.cards),
+            numa_nodes=len(list(self.root.glob("sys/devices/system/node/node[0-9]*"))),
         )
 
+    def unassigned(self, cards: Iterable[Card]) -> frozenset[str]:
+        """Return the PCI addresses of GPUs that are not ours: without a slot where slots are recorded, or passed on."""
+        recorded = self.slots()
+        ours = set() if isinstance(recorded, Unread) else {slot.uuid for slot in recorded}
+        passed_on = {bus for bus, driver in self.on_bus().items() if driver == "vfio-pci"}
+        return frozenset(passed_on | {card.bus for card in cards if ours and card.uuid not in ours})
+
+    def slots(self) -> tuple[slots.Slot, ...] | Unread:
+        """Return the recorded slots; none without a record."""
+        try:
+            return slots.load(str(self.paths.state / "gpu-slots.json"))
+        except (slots.SlotError, OSError) as error:
+            return Unread(str(error))
+
     def xids(self) -> tuple[Xid, ...] | Unread:
-        ran = self.ask("journalctl", "--dmesg", "--boot", "--no-pager", "--output=cat", "--grep=NVRM: Xid")
+        """Return the Xids since the kernel module was loaded, whose message shows that the log reaches back to it."""
+        words = f"--grep=NVRM: (Xid|{LOADING})"
+        ran = self.ask("journalctl", "--dmesg", "--boot", "--no-pager", "--output=cat", words)
         if isinstance(ran, Unread):
             return ran
         if re.search(r"not seeing messages|insufficient permissions|Permission denied", ran.err):
             return Unread("the kernel's log is shown to root and the group systemd-journal")
-        found = topology.parse_xids(ran.out)
+        _, began, since = ran.out.rpartition(f"NVRM: {LOADING}")
+        found = topology.parse_xids(since)
+        if found or began:
+            return found
         # Without a match it ends with 1 and says so, or nothing.
-        if not found and ran.status != 0 and ran.err and "No entries" not in ran.out + ran.err:
+        if ran.status != 0 and ran.err and "No entries" not in ran.out + ran.err:
             return Unread(f"journalctl: {ran.err.splitlines()[-1]}")
-        return found
+        return Unread(
+            "the kernel's log of this boot does not have the message of the kernel module nvidia when it is loaded, so "
+            "that an older Xid may be gone from it, too"
+        )
 
     def shm_bytes(self) -> int | None:
         """Return the size of the host's /dev/shm; None if it is not mounted."""
@@ -391,6 +433,14 @@ class Reader(RuntimeReader):
             access=self.access(),
             leftovers=self.leftovers(),
         )
+
+    def image_store(self, docker_root: str) -> str:
+        """Return the directory of the images: containerd's where Docker keeps them there, as new hosts do since 29."""
+        ran = self.ask("docker", "info", "--format", "{{json .DriverStatus}}")
+        if isinstance(ran, Unread) or "io.containerd.snapshotter" not in ran.out:
+            return docker_root
+        root = re.search(r'^root\s*=\s*"(.+)"', self.plain("etc/containerd/config.toml"), re.MULTILINE)
+        return root[1] if root else "/var/lib/containerd"
 
     def in_swarm(self, config: Mapping[str, Any]) -> bool | Unread:
         """Return whether there is the file of a node, with which dockerd does not start where live-restore is set."""
@@ -510,8 +560,13 @@ class Reader(RuntimeReader):
             gpus=engine.config.gpus,
             shm_bytes=find_shm_bytes(engine.get_option("--shm-size")),
             accept_risk=engine.config.accept_risk,
+            cache_aside=self._find_aside(engine.cache),
             replaced=maps if isinstance(maps, Unread) else find_replaced_libraries(maps),
         )
+
+    def _find_aside(self, cache: Path | None) -> str:
+        aside = str(find_aside(cache)) if cache else ""
+        return aside if aside and os.path.lexists(self.at(aside.lstrip("/"))) else ""
 
     def serving(self) -> model.Serving:
         names = self._list_engines()

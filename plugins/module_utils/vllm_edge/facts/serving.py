@@ -44,6 +44,7 @@ from ..system.docker import (
     explain_unreachable_docker,
 )
 from ..system.nvml import NvmlFailure, open_nvml, pynvml_missing
+from ..system.space import STATE_BYTES, find_shortage, measure
 from ..system.systemd import ask_units
 from ..weights.record import load_record
 from ..weights.verification import Ownership, find_ownership_faults, verify_recorded
@@ -136,6 +137,15 @@ def read_live_files(paths: HostPaths, profile: Mapping[str, Any] | None) -> tupl
             "needs its files: run site.yml."
         ]
     return [{"path": change.path, "how": describe_file_change(change)} for change in changes], []
+
+
+def judge_state_space(paths: HostPaths) -> list[str]:
+    """Return that the state directory, where each switch and engine writes, has no room."""
+    try:
+        wrong = find_shortage(measure("state", paths.state), STATE_BYTES)
+    except OSError as error:
+        wrong = f"{paths.state} cannot be read: {error}"
+    return [f"{wrong}: no switch can begin, and records are not written. Make room there."] if wrong else []
 
 
 def parse_systemd_time(unit: Mapping[str, str], key: str) -> int | None:
@@ -267,7 +277,7 @@ def collect(
     boards, gpu_problem = gpus(sum_budgets(configs), paths)
     live_files, file_problems = read_live_files(paths, profile)
     problems += [text for text in (profile_problem, unit_problem, docker_problem, gpu_problem) if text]
-    problems += [*switch_problems, *file_problems]
+    problems += [*switch_problems, *file_problems, *judge_state_space(paths)]
     engines = []
     states: dict[str, EngineState | None] = {}
     for config in configs:

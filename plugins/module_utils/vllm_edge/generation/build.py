@@ -14,7 +14,7 @@ from ..engine.render import Settings, describe_engine, list_create_arguments, re
 from ..gpu.budget import Foreign
 from ..paths import HostPaths
 from ..text import nearest, shown
-from .model import GenerationError, Limits
+from .model import GenerationError, Limits, Purpose
 
 NEEDED = ("name", "model", "gpus", "tensor_parallel_size", "served_names")
 """Keys without which an engine cannot be rendered."""
@@ -100,6 +100,7 @@ def rendered(
         options["foreign"],
         Limits(**limits),
         options.get("quality") or None,
+        options.get("purpose") or "serving",
     )
 
 
@@ -192,6 +193,7 @@ class Rendered:
     limits: Limits = field(default_factory=Limits)
     quality: Mapping[str, Any] | None = None
     """As `Generation.quality`."""
+    purpose: Purpose = "serving"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -201,8 +203,9 @@ class Rendered:
             "budgets_mib": dict(self.budgets_mib),
             "foreign": self.foreign,
             "limits": asdict(self.limits),
-            # Generations of before have no quality gate, and their recorded hash stays right.
+            # Generations of before have neither, and their recorded hash stays right.
             **({"quality": dict(self.quality)} if self.quality else {}),
+            **({"purpose": self.purpose} if self.purpose != "serving" else {}),
         }
 
     @property

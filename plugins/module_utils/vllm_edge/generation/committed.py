@@ -34,8 +34,11 @@ def commit(
     """Make a generation the committed one, by one rename; the former one is recorded as the previous generation.
 
     Committing the committed generation again keeps the recorded previous one. `chosen_at` is the time of the choice;
-    `over_budget` says that its engines use more than their budgets. Raises GenerationError.
+    `over_budget` says that its engines use more than their budgets. Raises GenerationError: the record cannot be
+    written, or the generation is a calibration.
     """
+    if generation.purpose == "calibration":
+        raise GenerationError(f"generation {generation.number} is a calibration, which is measured and not committed")
     try:
         before = committed(paths)
     except GenerationError:
@@ -44,6 +47,10 @@ def commit(
         previous = before.previous_generation if before else None
     else:
         previous = before.generation
+    known: tuple[int | None, ...] = before.verified if before else ()
+    if before and not known:
+        known = (before.previous_generation, None if before.over_budget else before.generation)
+    former = [number for number in known if number is not None and number != generation.number]
     value = {
         "profile": generation.profile,
         "generation": generation.number,
@@ -54,5 +61,7 @@ def commit(
         "chosen_at": chosen_at,
         "previous_generation": previous,
         "over_budget": over_budget,
+        "verified": [number for number in former if paths.generation_dir(number).is_dir()]
+        + ([] if over_budget else [generation.number]),
     }
     write_file(paths.active_profile, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

@@ -37,6 +37,10 @@ class Limits:
     keep_generations: int = 5
 
 
+Purpose = Literal["serving", "calibration"]
+"""What a generation is for. A calibration is started, measured and left again; it is never committed."""
+
+
 @dataclass(frozen=True)
 class Generation:
     """One generation, `generations/<number>/` on the host; `store.load` reads and checks it."""
@@ -58,6 +62,7 @@ class Generation:
     quality: Mapping[str, Any] | None = None
     """The quality gate of a switch: `gate` (`warn` or `fail`), `cases` as the inventory has them, `repeats` and
     `timeout_s`. None if a switch asks no questions."""
+    purpose: Purpose = "serving"
 
     @property
     def hashes(self) -> dict[str, str]:
@@ -136,6 +141,9 @@ class Committed:
     previous_generation: int | None = None
     over_budget: bool = False
     """Whether it was committed although its engines use more than their budgets."""
+    verified: tuple[int, ...] = ()
+    """Generations that a switch verified and committed within their budgets, by the time of their last commit. Empty
+    in records of before; `switch.history.list_verified` knows more."""
 
 
 MODE = 0o644

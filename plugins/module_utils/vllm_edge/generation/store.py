@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,7 @@ def _load(directory: Path, number: int) -> Generation:
     settings = {key: data[key] for key in ("profile", "budgets_mib", "foreign")} | {
         "limits": Limits(**{key: value for key, value in data["limits"].items() if key in known}),
         "quality": data.get("quality"),
+        "purpose": data.get("purpose", "serving"),
     }
     target = (directory / "units" / TARGET).read_text(encoding="utf-8")
     rendered = Rendered(engines=files, target=target, **settings)
@@ -269,15 +270,19 @@ def stage(paths: HostPaths) -> Path:
         raise GenerationError(f"{root} cannot be written: {error}") from error
 
 
-def prune(paths: HostPaths, keep: int) -> list[int]:
-    """Remove all but the newest `keep` and the last two committed generations; return them. Raises GenerationError.
+def prune(paths: HostPaths, keep: int, verified: Sequence[int]) -> list[int]:
+    """Remove all but `keep` generations, those that were never verified first; return them. Raises GenerationError.
 
-    With them go the files of `engine.policy` that only they named.
+    `verified` is in the order of the last commits, of which the last two stay, as does the committed generation and
+    what was before it. The newest stays as well: no number is given twice. With the removed ones go the files of
+    `engine.policy` that only they named.
     """
     now = committed(paths)
-    stay = {now.generation, now.previous_generation} if now else set()
     there = numbers(paths)
-    old = [number for number in there[: max(0, len(there) - keep)] if number not in stay]
+    stay = {*verified[-2:], *there[-1:], *((now.generation, now.previous_generation) if now else ())}
+    last = {number: place for place, number in enumerate(verified, start=1)}
+    worth = sorted(there, key=lambda number: (last.get(number, 0), number))
+    old = [number for number in worth[: max(0, len(there) - keep)] if number not in stay]
     for number in old:
         try:
             shutil.rmtree(paths.generation_dir(number))

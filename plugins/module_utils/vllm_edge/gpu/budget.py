@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ..system.nvml import GpuReading, HostReading
+from ..system.nvml import GpuReading, HostReading, explain_reset
 from .owners import ENDED, Owner
 
 Foreign = Literal["ignore", "warn", "fail"]
@@ -285,7 +285,7 @@ def _advise_over_budget(gpu: GpuVerdict) -> str:
     if gpu.releasing:
         return (
             "Memory without a process is what a crashed engine leaves when the driver did not clean up: "
-            f"stop the engines of this GPU, then 'nvidia-smi --gpu-reset -i {gpu.reading.uuid}', or reboot."
+            f"{explain_reset(gpu.reading.uuid)}."
         )
     if ours and not gpu.budget_mib:
         return f"Stop what should not run there: 'systemctl stop {' '.join(ours)}'."

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of CUDA on a host that is not set up for it: what each number means, and what to do.
+"""Errors of CUDA: what each number means, and what to do. engine/signatures.py has the words by which a log tells them.
 
 Numbers and names are those of `CUresult` and `cudaError_t` in NVIDIA's documentation of the driver and runtime APIs.
 What compatibility libraries can do is in NVIDIA's "CUDA Compatibility".
@@ -18,6 +18,7 @@ class CudaError:
     remedy: str
 
 
+_NEWER_DRIVER = "Install a newer driver branch (nvidia_driver_branch and playbooks/driver_upgrade.yml)"
 TOO_OLD = 35
 """The CUDA runtime of the image compares its own version with that of libcuda; libcuda itself does not know of it."""
 ERRORS: Mapping[int, CudaError] = {
@@ -29,25 +30,50 @@ ERRORS: Mapping[int, CudaError] = {
     TOO_OLD: CudaError(
         "cudaErrorInsufficientDriver",
         "the driver is older than the CUDA of the image, and no compatibility library of the image was loaded",
-        "Install a newer driver branch (nvidia_driver_branch and playbooks/driver_upgrade.yml), or take an image with "
-        "an older CUDA (vllm_image_base) or with NVIDIA's package cuda-compat",
+        f"{_NEWER_DRIVER}, or take an image with an older CUDA (vllm_image_base) or with NVIDIA's package cuda-compat",
     ),
     46: CudaError(
         "CUDA_ERROR_DEVICE_UNAVAILABLE",
-        "another process has a GPU for itself alone (compute mode), or the GPU is being reset",
-        "'nvidia-smi -q -d COMPUTE' shows the mode; 'nvidia-smi -c DEFAULT' shares the GPU again",
+        "another process has a GPU for itself alone or nobody may use it (compute mode), or the GPU needs a reset",
+        "'nvidia-smi --query-gpu=uuid,compute_mode,gpu_recovery_action --format=csv' shows which; 'nvidia-smi -c "
+        "DEFAULT' shares the GPUs again",
     ),
     100: CudaError(
         "CUDA_ERROR_NO_DEVICE",
-        "CUDA finds no GPU: the kernel module is not loaded, or the container has none of the nodes /dev/nvidia0 and "
-        "so on",
-        "'nvidia-smi -L' on the host and 'nvidia-ctk cdi list' have to name the same GPUs; run "
-        "'systemctl restart nvidia-cdi-refresh.service'",
+        "CUDA finds no GPU: the kernel module is not loaded, the container has none of the nodes /dev/nvidia0 and so "
+        "on, or the GPUs are in MIG mode",
+        "'nvidia-smi -L' on the host and 'nvidia-ctk cdi list' have to name the same GPUs, without instances of MIG "
+        "('nvidia-smi -mig 0'); run 'systemctl restart nvidia-cdi-refresh.service'",
+    ),
+    101: CudaError(
+        "CUDA_ERROR_INVALID_DEVICE",
+        "a GPU was asked for by a number that the container does not have",
+        "Give the engine as many gpus as tensor_parallel_size times pipeline_parallel_size",
+    ),
+    200: CudaError(
+        "CUDA_ERROR_INVALID_IMAGE",
+        "a kernel of the image does not fit the GPU or the driver",
+        f"{_NEWER_DRIVER}, or take an image whose vLLM has kernels for the card (vllm_image_base)",
+    ),
+    209: CudaError(
+        "CUDA_ERROR_NO_BINARY_FOR_GPU",
+        "the image has no kernels for this GPU: it is older or newer than the cards that its vLLM was built for",
+        "Take an image whose vLLM has kernels for the card (vllm_image_base); 'nvidia-smi' shows which card it is",
     ),
     214: CudaError(
         "CUDA_ERROR_ECC_UNCORRECTABLE",
         "a GPU's memory has an error that ECC cannot correct",
         "Reboot the host, or replace the card if 'nvidia-smi -q -d ECC,ROW_REMAPPER' shows it again",
+    ),
+    217: CudaError(
+        "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED",
+        "the GPUs of the engine cannot read each other's memory",
+        "Set vllm_engine_peer_to_peer to forbidden and run the engines stage",
+    ),
+    222: CudaError(
+        "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+        "the driver is older than the compiler of a kernel of the image",
+        f"{_NEWER_DRIVER}, or take an image with an older CUDA (vllm_image_base)",
     ),
     802: CudaError(
         "CUDA_ERROR_SYSTEM_NOT_READY",
@@ -58,15 +84,15 @@ ERRORS: Mapping[int, CudaError] = {
         "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
         "the libcuda that was loaded does not work with the loaded kernel module: the driver was changed without a "
         "reboot, or the image's compatibility library does not support this driver branch",
-        "Reboot the host if its driver was changed; else install a newer driver branch "
-        "(nvidia_driver_branch and playbooks/driver_upgrade.yml)",
+        "Reboot the host if its driver was changed; else remove LD_LIBRARY_PATH and VLLM_ENABLE_CUDA_COMPATIBILITY from"
+        f" extra_env of the engine. {_NEWER_DRIVER} if neither is there",
     ),
     804: CudaError(
         "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
         "the image's compatibility library was loaded because the driver is older than its CUDA, and such libraries "
         "work with data-center cards only",
-        "Install a newer driver branch (nvidia_driver_branch and playbooks/driver_upgrade.yml), or take an image with "
-        "an older CUDA (vllm_image_base)",
+        f"{_NEWER_DRIVER}, or take an image with an older CUDA (vllm_image_base); VLLM_ENABLE_CUDA_COMPATIBILITY does "
+        "not help here",
     ),
     999: CudaError(
         "CUDA_ERROR_UNKNOWN",

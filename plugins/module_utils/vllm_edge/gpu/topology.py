@@ -28,6 +28,8 @@ ACS_REDIRECT = 0x04 | 0x08
 EXTENDED_CONFIG = 0x100
 ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 UNSEEN = Unread("nobody looked")
+UNKNOWN_PEER = "U"
+"""nvidia-smi's word for a pair of GPUs of which the driver does not say whether one reads the other."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,11 @@ class Card:
     bus: str
     """PCI address as the kernel writes it: 0000:17:00.0."""
     idle: bool = True
+    recovery: str | None = None
+    """nvidia-smi's words for what the GPU needs after a fault; None with drivers before branch 565."""
+    compute_mode: str | None = None
+    """In nvidia-smi's words, too."""
+    mig: bool | None = None
     generation: int | None = None
     generation_possible: int | None = None
     width: int | None = None
@@ -71,9 +78,14 @@ class Topology:
     peers: Mapping[tuple[str, str], str] | Unread
     """What the driver says about reads between two GPUs, by pair of UUIDs: OK, or why not."""
     xids: tuple[Xid, ...] | Unread = UNSEEN
+    """Those since the kernel module was loaded, oldest first."""
     memory_bytes: int | None = None
     shm_bytes: int | None = None
     """Size of the host's /dev/shm; None if it is not mounted."""
+    unassigned: frozenset[str] = frozenset()
+    """PCI addresses of GPUs that have no slot, or that were given to virtual machines."""
+    numa_nodes: int = 0
+    """How many NUMA nodes the kernel knows."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +125,7 @@ def correctness(topology: Topology) -> Recommendation:
     if len(topology.cards) < 2:
         return Recommendation()
     peers = topology.peers
-    if not isinstance(peers, Unread) and peers and "OK" not in peers.values():
+    if not isinstance(peers, Unread) and peers and not {"OK", UNKNOWN_PEER} & set(peers.values()):
         return Recommendation()
     reasons = find_obstacles(topology.cards)
     return replace(NO_PEERS, reasons=reasons) if reasons else Recommendation()
@@ -206,6 +218,9 @@ def parse_peers(text: str, uuids: Sequence[str]) -> dict[tuple[str, str], str]:
 
 
 def parse_xids(text: str) -> tuple[Xid, ...]:
-    """Parse kernel messages such as "NVRM: Xid (PCI:0000:17:00): 79, pid=..., GPU has fallen off the bus."."""
-    found = re.finditer(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+),?.*", text)
+    """Parse kernel messages such as "NVRM: Xid (PCI:0000:17:00): 79, pid=..., GPU has fallen off the bus.".
+
+    Drivers add the function to the address, and the instance of a GPU in MIG mode, in some messages.
+    """
+    found = re.finditer(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:]+)(?:\.\d)?(?: [^)]*)?\): (\d+),?.*", text)
     return tuple(Xid(match[1].lower(), int(match[2]), match[0].strip()) for match in found)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections import Counter
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 Row = Mapping[str, Any]
+ROW = ".row.json"
+"""After the name of a host: the file with its row of the index."""
 NEWEST = 20
 """Records of a kind that are read."""
 
@@ -97,22 +100,30 @@ class PageData:
         return next((one for one in self.plan if one.get("engine") == engine), {})
 
     @property
-    def answers(self) -> dict[str, Row]:
-        """What the canary says of each served name: of this run, or of the last switch."""
+    def answers(self) -> dict[tuple[str, str], Row]:
+        """What the canary says of each engine and served name: in this run, or in the switch to this generation."""
         asked = list_of(self.report.get("completions"))
-        if not asked and self.history:
-            asked = list_of(self.history[0].get("canary"))
-        return {str(row.get("served_name")): row for row in asked}
+        for journal in self.history if not asked else ():
+            if journal.get("result") == "committed":
+                same = journal.get("generation") == self.report.get("generation")
+                asked = list_of(journal.get("canary")) if same else []
+                break
+        return {(str(row.get("engine")), str(row.get("served_name"))): row for row in asked}
+
+    def name_role(self, engine: str, name: str) -> str:
+        """Return a served name, with its engine where several serve it."""
+        several = sum(name in texts_of(one.get("served_names")) for one in self.engines) > 1
+        return f"{name} ({engine})" if several else name
 
     @property
     def unmet(self) -> dict[str, list[str]]:
         """The served names of each check that did not pass."""
         unmet: dict[str, list[str]] = {}
-        for name, row in self.answers.items():
+        for key, row in self.answers.items():
             for check in list_of(row.get("checks")):
                 if check.get("outcome") != "passed":
                     told = f"{check.get('check')} {str(check.get('outcome')).replace('_', ' ')}"
-                    unmet.setdefault(told, []).append(name)
+                    unmet.setdefault(told, []).append(self.name_role(*key))
         return unmet
 
     @property
@@ -187,6 +198,17 @@ def complete(report: Row, saved: Row) -> dict[str, Any]:
         for key in ("completions", "versions"):
             whole[key] = report.get(key) or saved.get(key)
     return whole
+
+
+def read_rows(directory: Path) -> dict[str, dict[str, Any]]:
+    """Return the rows of the index by host, which each page has written beside itself."""
+    rows = {}
+    for path in directory.glob(f"*{ROW}"):
+        host = path.name.removesuffix(ROW)
+        rows[host] = {"host": host, "missed": "its row cannot be read"}
+        with contextlib.suppress(OSError, ValueError):
+            rows[host] = {**mapping(json.loads(path.read_text(encoding="utf-8"))), "host": host}
+    return rows
 
 
 def newest_files(directory: Path, pattern: str) -> list[Path]:

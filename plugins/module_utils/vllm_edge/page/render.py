@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,15 @@ def show(value: object) -> object:
 def format_time(stamp: object) -> str:
     """Return `2026-11-25 02:19 UTC` for a time of a record."""
     return re.sub(r"T(\d\d:\d\d):\d\dZ$", r" \1 UTC", str(stamp or "unknown"))
+
+
+def age(stamp: object, now: object) -> str:
+    """Return the hours or days from a time to another one; empty if one of them is no time."""
+    try:
+        hours = int((datetime.fromisoformat(str(now)) - datetime.fromisoformat(str(stamp))).total_seconds() // 3600)
+    except (TypeError, ValueError):
+        return ""
+    return f"{hours // 24} days" if hours >= 48 else f"{hours} h"
 
 
 def count(items: Sequence[object], what: str) -> str:
@@ -67,6 +77,7 @@ def make_environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "age": age,
         "amount": amount,
         "count": count,
         "difference": difference,
@@ -84,5 +95,5 @@ def render_host(data: PageData) -> str:
     return make_environment().get_template("host.html.j2").render(words)
 
 
-def render_index(hosts: Sequence[Row]) -> str:
-    return make_environment().get_template("index.html.j2").render(hosts=hosts)
+def render_index(hosts: Sequence[Row], made_at: str) -> str:
+    return make_environment().get_template("index.html.j2").render(hosts=hosts, made_at=made_at)

@@ -77,9 +77,12 @@ def render_status(status: Mapping[str, Any]) -> list[str]:
         lines += render_choice(status)
     if running := status["switch"]:
         back = ", going back" if running["direction"] == "back" else ""
+        calibration = running.get("purpose") == "calibration"
         lines += wrapped(
-            f"switching to {describe_generation(running['generation'], running['profile'])} for "
+            f"{'calibration of' if calibration else 'switching to'} "
+            f"{describe_generation(running['generation'], running['profile'])} for "
             f"{running['seconds']:.0f} s, phase {running['phase'] or 'none yet'}{back}, asked by {running['asked_by']}"
+            f"{', goes back to the committed generation by itself' if calibration else ''}"
             f"; 'journalctl -fu {SWITCH_UNIT}' follows it"
         )
     lines.append("")

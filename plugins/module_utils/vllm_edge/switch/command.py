@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 
 from ..generation.committed import committed
@@ -22,10 +22,19 @@ from ..paths import HostPaths
 from ..system.process import get_user_name
 from ..system.systemd import Run, Systemd, SystemdError, run_command
 from ..text import print_result, wrapped
-from .history import list_loading_engines
-from .journal import Busy, holder, read_journal, to_json
+from .history import list_loading_engines, list_verified
+from .journal import Busy, history, holder, read_journal, to_json
 from .model import EXITS, Exit, Journal, Moves, PhaseFailed
-from .render import capitalize, render_head, render_phase, render_restarts, render_result, to_sentence
+from .render import (
+    capitalize,
+    complain,
+    describe_result,
+    render_head,
+    render_phase,
+    render_restarts,
+    render_result,
+    to_sentence,
+)
 
 PROGRAM = "/usr/local/bin/vllm-edge"
 INTERRUPTED = 130
@@ -163,8 +172,32 @@ class Refused(Exception):
         self.status = status
 
 
+def explain_unverified(generation: Generation, paths: HostPaths) -> str:
+    """Return why a generation that is not in `list_verified` is passed over."""
+    if generation.purpose == "calibration":
+        return "is a calibration, which is measured and left again"
+    last = next((each for each in history(paths) if each.generation == generation.number), None)
+    if last is None:
+        return "was never switched to"
+    return f"was never verified: the switch to it at {last.started_at} ended {describe_result(last.result)}"
+
+
+def _pass_over(passed: Iterable[Generation], chosen: Generation, verified: Sequence[int], paths: HostPaths) -> None:
+    """Say which generations were not chosen although they are newer, and why."""
+    for one in passed:
+        served = f"is newer and verified, but generation {chosen.number} served after it"
+        why = served if one.number in verified else explain_unverified(one, paths)
+        complain(
+            f"Generation {one.number} ({one.profile}) is passed over, it {why}; 'vllm-edge switch {one.number}' goes "
+            f"there. Chosen is generation {chosen.number} ({chosen.profile})."
+        )
+
+
 def find_generation(wanted: str, paths: HostPaths) -> Generation:
-    """Find a generation by its number, or the newest one of a profile. Raises Refused, GenerationError."""
+    """Find a generation by its number, or the one of a profile that was verified and served last.
+
+    It says which newer ones of the profile it passes over. Raises Refused, GenerationError.
+    """
     there: list[Generation] = []
     broken: list[str] = []
     for number in sorted(numbers(paths), reverse=True):
@@ -175,9 +208,22 @@ def find_generation(wanted: str, paths: HostPaths) -> Generation:
                 raise
             broken.append(capitalize(to_sentence(str(error))))
             continue
-        if wanted in (str(number), generation.profile):
+        if wanted == str(number):
             return generation
         there.append(generation)
+    verified = list_verified(paths)
+    of_profile = [generation for generation in there if generation.profile == wanted]
+    good = [generation for generation in of_profile if generation.number in verified]
+    if good:
+        chosen = max(good, key=lambda generation: verified.index(generation.number))
+        _pass_over([one for one in of_profile if one.number > chosen.number], chosen, verified, paths)
+        return chosen
+    if of_profile:
+        each = "; ".join(f"generation {one.number} {explain_unverified(one, paths)}" for one in of_profile)
+        raise Refused(
+            f"No generation of profile {wanted!r} on this host was verified: {each}. 'vllm-edge switch "
+            f"{of_profile[0].number}' goes to that one all the same."
+        )
     known = ", ".join(f"{generation.number} ({generation.profile})" for generation in there) or "none"
     what = f"generation {wanted}" if wanted.isdigit() else f"generation of a profile {wanted!r}"
     raise Refused(
@@ -187,7 +233,10 @@ def find_generation(wanted: str, paths: HostPaths) -> Generation:
 
 
 def previous_generation(paths: HostPaths) -> Generation:
-    """Return the generation that was committed before the present one. Raises Refused, GenerationError."""
+    """Return the generation that was committed before the present one, within its budgets.
+
+    It says what it passes over. Raises Refused, GenerationError.
+    """
     now = committed(paths)
     if now is None:
         raise Refused("There is nothing to roll back: no generation was ever committed on this host.")
@@ -202,7 +251,18 @@ def previous_generation(paths: HostPaths) -> Generation:
             f"({now.profile}), is gone: {paths.generation_dir(now.previous_generation)} does not exist. "
             "'ansible-playbook site.yml -e serving_profile=<profile>' renders and brings the one that you want."
         )
-    return load(paths, now.previous_generation)
+    previous, verified = load(paths, now.previous_generation), list_verified(paths)
+    if previous.number in verified:
+        return previous
+    others = [number for number in verified if number != now.generation and paths.generation_dir(number).is_dir()]
+    if not others:
+        raise Refused(
+            f"There is nothing verified to roll back to: generation {previous.number} ({previous.profile}), which was "
+            f"committed before, {explain_unverified(previous, paths)}. 'vllm-edge switch {previous.number}' tries it."
+        )
+    chosen = load(paths, others[-1])
+    _pass_over([previous], chosen, verified, paths)
+    return chosen
 
 
 def busy(running: Journal | None) -> Refused:
@@ -354,6 +414,8 @@ def run_switch_to(
 def moves_lines(generation: Generation, moves: Moves) -> list[str]:
     """Return what a switch would do, one line for each kind of work."""
     head = f"generation {generation.number}, profile {generation.profile}"
+    if generation.purpose == "calibration":
+        head += ", a calibration: it is measured, and the host goes back to what is committed"
     if not moves:
         return [f"{head}: everything is so already, nothing would be touched"]
     lines = [head]

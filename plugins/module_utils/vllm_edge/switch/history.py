@@ -48,7 +48,7 @@ def count_seconds_since(stamp: str) -> float:
 
 def describe_running(journal: Journal) -> Json:
     whole = to_json(journal)
-    keys = ("generation", "profile", "phase", "direction", "asked_by", "started_at")
+    keys = ("generation", "profile", "purpose", "phase", "direction", "asked_by", "started_at")
     return {key: whole[key] for key in keys} | {"seconds": round(count_seconds_since(journal.started_at), 1)}
 
 
@@ -124,6 +124,24 @@ def read_switches(paths: HostPaths) -> tuple[dict[str, Any], list[str]]:
     elif last is not None and last.result is None:
         found["unfinished_switch"] = {**describe_running(last), "id": last.id, "message": last.message}
     return found, []
+
+
+def list_verified(paths: HostPaths) -> list[int]:
+    """Return the generations that a switch verified within their budgets, by the time of their last commit.
+
+    The committed one is always the last of them. Hosts of before have them only in the history of switches. Raises
+    GenerationError.
+    """
+    now = committed.committed(paths)
+    ended = [
+        journal for journal in reversed(history(paths)) if journal.result in (Result.COMMITTED, Result.OVER_BUDGET)
+    ]
+    over = {journal.generation: journal.result is Result.OVER_BUDGET for journal in ended}
+    found = [journal.generation for journal in ended]
+    if now is not None:
+        found += [*now.verified, *filter(None, (now.previous_generation,)), now.generation]
+        over[now.generation] = False
+    return [number for number in dict.fromkeys(reversed(found)) if not over.get(number)][::-1]
 
 
 def read_switch_progress(paths: HostPaths) -> SwitchProgress | None:

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 
 from ..generation.model import STORED_MODE
 from ..paths import HostPaths
-from ..system.files import LockHeld, hold_lock, is_locked, write_durably
+from ..system.files import LockHeld, hold_lock, is_locked, prune, write_durably
 from ..system.records import read_record
 from .model import Direction, Journal, Phase, PhaseRecord
 
@@ -172,10 +172,7 @@ class JournalFile:
         kept = self.paths.history / f"{self.journal.id}.json"
         self._write(kept)
         # Names sort by wall clock; whatever that says, this switch is not the oldest.
-        others = sorted(path for path in self.paths.history.glob("*.json") if path != kept)
-        for path in others[: max(0, len(others) + 1 - HISTORY_KEPT)]:
-            with contextlib.suppress(OSError):  # one file too many does no harm
-                path.unlink()
+        prune(sorted(self.paths.history.glob("*.json")), HISTORY_KEPT, kept)
 
     def _write(self, path: Path) -> None:
         # Values that JSON does not know are written as text: the data of a phase must not end a switch.
@@ -252,6 +249,13 @@ def holder(paths: HostPaths) -> Journal | None:
         return _read_running(paths) if is_locked(paths.switch_lock) else None
     except PermissionError:
         return None
+
+
+def find_switch(paths: HostPaths) -> str:
+    """Return that a switch has begun its first phase; empty if none has. Who holds the lock only to look, or finds
+    nothing to do, has not."""
+    journal = holder(paths)
+    return f"a switch began ({journal.asked_by})" if journal is not None and journal.phase is not None else ""
 
 
 def _read_running(paths: HostPaths) -> Journal:

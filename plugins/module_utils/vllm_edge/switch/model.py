@@ -66,6 +66,8 @@ class Result(StrEnum):
     COMMITTED = "committed"
     OVER_BUDGET = "over_budget"
     """A first switch whose engines serve and use more memory than their budgets: there is nothing to go back to."""
+    MEASURED = "measured"
+    """A calibration: its engines were measured, and what was committed before serves again and is verified."""
     UNCHANGED = "unchanged"
     """The host already was as wanted: nothing was changed."""
     REFUSED = "refused"
@@ -119,8 +121,8 @@ class Done:
 
     detail: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """The keys `canary` (rows of results), `quality` (rows of verdicts), `gpus` (rows of the VRAM evaluation), `drift`
-    and `over_budget` are copied to the journal."""
+    """The keys `canary` (rows of results), `quality` (rows of verdicts), `gpus` (rows of the VRAM evaluation), `drift`,
+    `over_budget` and `measured` are copied to the journal."""
     warnings: tuple[str, ...] = ()
 
 
@@ -227,6 +229,10 @@ class Journal:
     """Comparison of plan and measurement, one row for each component."""
     over_budget: tuple[str, ...] = ()
     """One paragraph for each GPU that was measured over its budget and accepted."""
+    purpose: str = "serving"
+    """That of the generation."""
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    """What a calibration measured, as `status --format json` shows it: `engines` and `gpus`."""
     warnings: tuple[str, ...] = ()
     format: int = 1
 

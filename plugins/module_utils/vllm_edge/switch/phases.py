@@ -117,6 +117,7 @@ class PhaseRunner:
         seconds = round(self.now() - began, 3)
         data = outcome.data
         rows: dict[str, Any] = {key: tuple(data[key]) for key in ROWS if data.get(key) is not None}
+        rows |= {"measured": data["measured"]} if "measured" in data else {}
         self.file.journal = replace(self.journal, **rows)
         if isinstance(outcome, Done):
             self.file.leave("done", seconds, outcome.detail)

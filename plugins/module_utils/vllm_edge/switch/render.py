@@ -38,6 +38,8 @@ def render_phase(phase: Row) -> str:
 def render_head(journal: Row) -> list[str]:
     """Return the first lines of a switch: where it goes, where it comes from and who asked."""
     former = f" from {describe_generation(journal['from_generation'], journal['from_profile'])}"
+    if journal.get("purpose") == "calibration":
+        former += ", a calibration that goes back by itself"
     if journal["from_generation"] == journal["generation"]:
         former = ", which is committed"
     return wrapped(
@@ -170,6 +172,8 @@ def describe_route(journal: Journal) -> str:
     """Return the subject of a switch's message: `Switching from generation 3 (nvfp4-tp2) to generation 4
     (bf16-tp4)`."""
     to = describe_generation(journal.generation, journal.profile)
+    if journal.purpose == "calibration":
+        return f"The calibration of {to}"
     if journal.from_generation is None:
         return f"The first switch of this host, to {to},"
     if journal.from_generation == journal.generation:

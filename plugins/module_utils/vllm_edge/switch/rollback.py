@@ -27,35 +27,43 @@ EVERY_STEP = f"'journalctl -u {SWITCH_UNIT}' has every step."
 
 
 def go_back(
-    change: PhaseRunner, failure: PhaseFailed, wanted: Generation, former: Generation | None, moves: Moves
+    change: PhaseRunner, failure: PhaseFailed | None, wanted: Generation, former: Generation | None, moves: Moves
 ) -> tuple[Result, str]:
-    """Roll back after a phase failed that may have changed the host. Returns the result and its message.
+    """Roll back after a phase failed that may have changed the host, or without a failure after a calibration.
 
-    A failed repair is not rolled back, because there is no other generation to return to. If nothing was committed
-    before, the engines that were started are stopped again.
+    Returns the result and its message. A failed repair is not rolled back, because there is no other generation
+    to return to. If nothing was committed before, the engines that were started are stopped again.
     """
     change.signals.go_back()
-    head = f"{describe_route(change.journal)} failed in phase {failure.phase}. {failure.text}"
+    if failure is None:
+        head = f"{capitalize(name_generation(wanted))} is a calibration and was measured."
+    else:
+        head = f"{describe_route(change.journal)} failed in phase {failure.phase}. {failure.text}"
     if former is not None and former.number == wanted.number:
         # Engines that serve again, or are started by hand, must be reached.
         if (left := change.phase(Phase.BACK, "back", lambda: change.host.back(wanted))) is not None:
             head = f"{head} {left.text}"
         return Result.FAILED, f"{head} What serves was not touched. {_describe_what_runs(change, wanted)}"
     if former is None:
-        return _stop_what_started(change, head, moves.start)
+        if failure is not None:
+            return _stop_what_started(change, head, moves.start)
+        result, message = _stop_what_started(change, head, moves.start, "site.yml starts the engines as planned.")
+        return (Result.MEASURED if result is Result.ROLLED_BACK else result), message
     say(f"going back to {name_generation(former)}")
     failures = converge_to(change, former, wanted, "back")
     if not _serves_again(failures):
         return (
             Result.FAILED,
-            f"{head} Going back to {name_generation(former)} failed as well: "
+            f"{head} Going back to {name_generation(former)} failed{' as well' if failure else ''}: "
             f"{_describe_failures(change, failures, former)}",
         )
     _warn_of(change, failures, "On the way back, in phase")
+    serves = f"{name_generation(former)} serves again and is verified, {change.now():.1f} s after the switch began."
+    if failure is None:
+        return Result.MEASURED, f"{head} {capitalize(serves)}"
     return (
         Result.ROLLED_BACK,
-        f"{head} It was undone: {name_generation(former)} serves again and is verified, {change.now():.1f} s after the "
-        f"switch began. Correct the cause and switch again; {EVERY_STEP}",
+        f"{head} It was undone: {serves} Correct the cause and switch again; {EVERY_STEP}",
     )
 
 
@@ -101,7 +109,12 @@ def _load_other(left: Journal, committed: Generation, paths: HostPaths) -> Gener
         return None
 
 
-def _stop_what_started(change: PhaseRunner, head: str, start: Sequence[str]) -> tuple[Result, str]:
+def _stop_what_started(
+    change: PhaseRunner,
+    head: str,
+    start: Sequence[str],
+    remedy: str = f"Correct the cause and switch again; {EVERY_STEP}",
+) -> tuple[Result, str]:
     """End a switch that has no generation to return to: stop what it started."""
 
     def has(phase: Phase) -> bool:
@@ -130,8 +143,7 @@ def _stop_what_started(change: PhaseRunner, head: str, start: Sequence[str]) -> 
         )
     return (
         Result.ROLLED_BACK,
-        f"{head} {capitalize(done)}. Nothing served before, and nothing serves now; nothing is committed. Correct the "
-        f"cause and switch again; {EVERY_STEP}",
+        f"{head} {capitalize(done)}. Nothing served before, and nothing serves now; nothing is committed. " + remedy,
     )
 
 

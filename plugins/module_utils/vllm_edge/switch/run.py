@@ -84,17 +84,17 @@ def switch(host: SwitchedHost, number: int, signals: Signals, choice: Choice) ->
         if recover(host, left, signals) is None:
             return None
         signals.go_forward()
-    problem, profile, warning = "", "", ""
+    problem, warning = "", ""
     now: Committed | None = None
     wanted = former = None
     try:
         now = generation_committed.committed(paths)
         wanted = store.load(paths, number)
-        profile = wanted.profile
         former, warning = _load_former(now, wanted, paths)
     except GenerationError as error:
         problem = to_sentence(str(error))
-    journal = begin_journal(host, number=number, profile=profile, now=now, choice=choice)
+    profile, purpose = (wanted.profile, wanted.purpose) if wanted else ("", "serving")
+    journal = begin_journal(host, number=number, profile=profile, now=now, choice=choice, purpose=purpose)
     file = JournalFile(paths, journal)
     change = Transaction(host, file, signals)
     refused = f"{describe_route(journal)} was refused."

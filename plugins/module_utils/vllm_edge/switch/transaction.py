@@ -41,6 +41,7 @@ class Transaction(PhaseRunner):
            |
            +-- failure from away to commit --> rollback.go_back(): away, stop, free, install, start, healthy, warm_up,
            |                                   canary, measure, back, clean_up  -->  rolled_back, or failed
+           +-- a calibration that was measured: the same way back instead of the commit  -->  measured
            +-- failure in back or clean_up: failed, but the new generation is committed and serves; there is no rollback
            +-- the host shuts down: LeftForBoot; the journal stays unfinished and the boot recovers
 
@@ -67,6 +68,14 @@ class Transaction(PhaseRunner):
             return self._refused(PhaseFailed(to_sentence(str(lost))))
         if repair and not moves:
             return self._unchanged(wanted, choice)
+        calibration = wanted.purpose == "calibration"
+        if calibration and former is None and moves.stop:
+            return self._refused(
+                PhaseFailed(
+                    f"A calibration ends with a way back to the committed generation, which this host does not have; "
+                    f"it would stop {', '.join(moves.stop)} for good. Run site.yml first, or 'vllm-edge stop'."
+                )
+            )
 
         def drain() -> Done:
             if not moves.stop:
@@ -98,6 +107,8 @@ class Transaction(PhaseRunner):
         }
         left: list[PhaseFailed] = []
         for phase in PHASES:
+            if phase is Phase.COMMIT and calibration:
+                return go_back(self, None, wanted, former, moves)
             if phase is Phase.AWAY:
                 self.begin_watch(wanted, former)
             shielded = phase is Phase.COMMIT or phase in ONWARD
@@ -192,7 +203,15 @@ class Transaction(PhaseRunner):
         )
 
 
-def begin_journal(host: SwitchedHost, *, number: int, profile: str, now: Committed | None, choice: Choice) -> Journal:
+def begin_journal(
+    host: SwitchedHost,
+    *,
+    number: int,
+    profile: str,
+    now: Committed | None,
+    choice: Choice,
+    purpose: str = "serving",
+) -> Journal:
     """Return the journal of a switch that begins now; nothing is written."""
     stamp = host.stamp()
     return Journal(
@@ -207,6 +226,7 @@ def begin_journal(host: SwitchedHost, *, number: int, profile: str, now: Committ
         boot_id=host.boot_id(),
         started_at=stamp,
         began_monotonic_s=host.clock(),
+        purpose=purpose,
     )
 
 

@@ -11,6 +11,8 @@ from ..text import printable
 
 RESERVE_BYTES = 512 * 1024**2
 """Our choice: space that stays free for the journal, dpkg's own files and an initramfs, which apt does not count."""
+BOOT_BYTES = 128 * 1024**2
+"""Our estimate of an initramfs with the NVIDIA modules, which is written beside the former one."""
 UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 LOCK = re.compile(r"Could not get lock (\S+?)\.?\s(?:It is held by process (\d+) \((.*?)\))?")
 
@@ -19,6 +21,12 @@ HINTS = (
         r"dpkg was interrupted",
         'An earlier run of dpkg on this host was cut off: run "dpkg --configure -a", see that "dpkg --audit" is '
         "silent, and run again.",
+    ),
+    (
+        r"(?s)(?=.*(?:dpkg returned an error|errors were))(?=.*(?:no space left|quota exceeded|read-only file system))",
+        "dpkg failed half way, because a file system is full or read-only: the words above name the file; an initramfs "
+        "is written to /boot. 'df -h /boot /usr /var /tmp' and 'df -i' show which it is. Make room ('apt-get autoremove"
+        ' --purge\' removes old kernels), run "dpkg --configure -a", see that "dpkg --audit" is silent, and run again.',
     ),
     (
         r"dpkg returned an error|errors were encountered while processing",
@@ -33,7 +41,7 @@ HINTS = (
         "programs at once ruin dpkg's database.",
     ),
     (
-        r"no space left|enough free space",
+        r"no space left|enough free space|quota exceeded",
         "Free some space: 'apt-get clean', removing old kernels ('apt-get autoremove --purge') and 'journalctl "
         "--vacuum-size=200M' do.",
     ),
@@ -95,7 +103,8 @@ def extract_errors(text: str) -> str:
     follows = r"E: (?:Some (?:index )?files failed|The following information from --solver|Unable to (?:lock|acquire))"
     # Why a server was not reached or a signature is bad, unmet dependencies, and what the script of a package missed.
     more = (
-        r"Could not (?:connect|resolve)|W: (?:Failed to|GPG|.*signature)|.*No space left|\S+ : (?:Depends|Conflicts):"
+        r"Could not (?:connect|resolve)|W: (?:Failed to|GPG|.*signature)|\S+ : (?:Depends|Conflicts):|"
+        r".*(?i:no space left|quota exceeded|read-only file system|initramfs.*fail)"
     )
     errors = [line for line in lines if line.startswith("E: ") and not re.match(follows, line)]
     errors += [line for line in lines if re.match(more, line) and line not in errors]
@@ -141,7 +150,8 @@ def refuse(foretold: str, meant: Sequence[str], free: str) -> str:
     Args:
         foretold: what `apt-get --print-uris` printed.
         meant: packages that may be removed.
-        free: lines of `df --block-size=1 --output=target,avail` for the directories of downloads and of programs.
+        free: lines of `df --block-size=1 --output=target,avail` for the directories of downloads, of programs,
+            and, where there is one, /boot.
     """
     removed = re.search(r"^The following packages will be REMOVED:\n((?: .*\n)+)", foretold, re.MULTILINE)
     listed = {word.rstrip("*").partition(":")[0] for word in removed[1].split()} if removed else set()
@@ -165,6 +175,12 @@ def refuse(foretold: str, meant: Sequence[str], free: str) -> str:
                 f"it takes {size // mib} MiB of the file system {system}, {RESERVE_BYTES // mib} MiB have to stay "
                 f"free there, and {int(there) // mib} MiB are. 'apt-get clean', removing old kernels ('apt-get "
                 f"autoremove --purge') and 'journalctl --vacuum-size=200M' free some."
+            )
+    for system, there in rows[2:] if re.search(r"initramfs|dracut|dkms|linux-(?:image|modules)", foretold) else ():
+        if system != "/" and int(there) < BOOT_BYTES:
+            return (
+                f"it writes a new initramfs, for which {BOOT_BYTES // 1024**2} MiB have to be free on {system}, and "
+                f"{int(there) // 1024**2} MiB are. Removing old kernels ('apt-get autoremove --purge') frees some."
             )
     return ""
 

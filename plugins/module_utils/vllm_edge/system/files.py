@@ -8,9 +8,12 @@ import errno
 import fcntl
 import os
 import stat
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from .space import UNWRITABLE
 
 LOCK_MODE = 0o600
 """flock(2) needs no right to write: whoever may open a file can lock it, and so stop the programs that want to."""
@@ -25,11 +28,23 @@ def make_fresh_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.new")
 
 
+@contextlib.contextmanager
+def name_errors(path: Path) -> Iterator[None]:
+    """Put the path into an error of a full or read-only file system that names none, as one of write(2) does."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in UNWRITABLE and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def sync(path: Path) -> None:
     """Flush the content of a file, or the entries of a directory, to disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with name_errors(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -96,6 +111,18 @@ def read_foreign(path: Path, most_bytes: int) -> bytes:
     return content
 
 
+def remove_foreign(place: Path, timeout_s: float) -> None:
+    """Remove a file or directory that somebody else could write. Raises OSError, also if it takes longer."""
+    # Python's rmtree gives up in a tree that is nested deeply enough.
+    command = ["rm", "--recursive", "--force", "--one-file-system", "--", str(place)]
+    try:
+        removed = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"{place} could not be removed within {timeout_s:g} s") from error
+    if removed.returncode != 0:
+        raise OSError(removed.stderr.strip()[:300])
+
+
 def find_wrong_attributes(path: Path, mode: int) -> str:
     """Return what is wrong with the type, mode or (if this runs as root) owner of a file of root; empty if nothing is.
 
@@ -121,13 +148,22 @@ def write_fresh(path: Path, text: str, mode: int, group: int | None = None) -> N
     fresh.unlink(missing_ok=True)
     # Readable by its owner only until it has its final mode: the text may be confidential.
     handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
+    with name_errors(fresh), os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         if group is not None and os.geteuid() == 0:
             os.fchown(handle, 0, group)
         os.fchmod(handle, mode)
         os.fsync(file.fileno())
+
+
+def prune(files: Sequence[Path], kept: int, newest: Path) -> None:
+    """Remove all but the last `kept` files, and `newest` in no case: names sort by a wall clock that may have been
+    wrong. One file too many does no harm."""
+    others = [path for path in files if path != newest]
+    for path in others[: max(0, len(others) + 1 - kept)]:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def write_durably(path: Path, text: str, mode: int = 0o644) -> None:

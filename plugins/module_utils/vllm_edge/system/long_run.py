@@ -31,6 +31,11 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 P = ParamSpec("P")
 
 
+def count_boot_seconds() -> float:
+    """Return the seconds since the boot, with those of a suspension: no step of the wall clock changes them."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class CommandRefused(Exception):
     """A command does nothing. The text says why and what to do."""
 
@@ -72,6 +77,8 @@ def interruptible() -> Iterator[None]:
 
 @dataclass
 class LongRun:
+    """A command holds `alone()` while it works, tells its progress by `say`, and ends when `find_trouble` says why."""
+
     directory: Path
     """Where its lock and its line of progress are: HostPaths.run."""
     name: str
@@ -79,7 +86,9 @@ class LongRun:
     """Whether it ends when nobody follows it."""
     echo: bool = False
     """Whether its progress is printed, too."""
-    _began: float = field(default_factory=time.time)
+    find_switch: Callable[[], str] = lambda: ""
+    """Returns that a switch began, which needs the engines and GPUs; empty if none did (switch.journal.find_switch)."""
+    _began: float = field(default_factory=count_boot_seconds)
     _saying: threading.Lock = field(default_factory=threading.Lock)
 
     def _path(self, suffix: str) -> Path:
@@ -113,7 +122,7 @@ class LongRun:
     def follow(self) -> int:
         """Print the line of progress, note that somebody asked, and return the exit status."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._path("asked").touch(mode=0o600)
+        write_durably(self._path("asked"), f"{count_boot_seconds()}\n", 0o600)
         with contextlib.suppress(FileNotFoundError):  # it has not begun, or has ended
             print(self._path("progress").read_text(encoding="utf-8"), end="")
         return 0
@@ -123,7 +132,11 @@ class LongRun:
         if not self.attended:
             return False
         try:
-            asked = self._path("asked").stat().st_mtime
-        except OSError:
+            asked = float(self._path("asked").read_text(encoding="ascii"))
+        except (OSError, ValueError):
             asked = 0.0
-        return time.time() - max(asked, self._began) > AFTER_S
+        return count_boot_seconds() - max(asked, self._began) > AFTER_S
+
+    def find_trouble(self) -> str:
+        """Return why the command has to end, in words after `because`; empty if it may go on."""
+        return "nobody follows it any more" if self.is_lost() else self.find_switch()

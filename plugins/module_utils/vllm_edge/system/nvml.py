@@ -32,6 +32,20 @@ MIB = 1024 * 1024
 MemoryVersion = Literal["v1", "v2"]
 T = TypeVar("T")
 
+
+def explain_reset(uuid: str = "<uuid>") -> str:
+    """Return how to reset a GPU, as the end of a sentence.
+
+    A reset is refused while anything has the GPU open, and nvidia-persistenced, which the role nvidia_driver enables,
+    has all of them open (NVIDIA/NVSentinel#1690, NVIDIA/gpu-operator#118).
+    """
+    return (
+        "stop the engines ('systemctl stop vllm-edge.target') and whatever else uses it, 'systemctl stop "
+        f"nvidia-persistenced', which keeps every GPU open, then 'nvidia-smi --gpu-reset -i {uuid}', or reboot. "
+        "'systemctl start nvidia-persistenced vllm-edge.target' starts both again"
+    )
+
+
 ERRORS: dict[str, tuple[str, str]] = {
     "UNINITIALIZED": (
         "NVML was asked for {gpu} before it was initialized or after it was shut down.",
@@ -94,7 +108,7 @@ ERRORS: dict[str, tuple[str, str]] = {
     ),
     "RESET_REQUIRED": (
         "{gpu} must be reset before it can be used.",
-        "Stop the engines on it, then 'nvidia-smi --gpu-reset -i <uuid>' or reboot.",
+        f"To reset it, {explain_reset()}.",
     ),
     "OPERATING_SYSTEM": (
         "The operating system blocked NVML's request for {gpu}.",
@@ -120,7 +134,7 @@ ERRORS: dict[str, tuple[str, str]] = {
         "The driver is loaded but finds no GPU.",
         "Check 'lspci -d 10de:'; a card that is missing there is not seated or not powered.",
     ),
-    "INVALID_STATE": ("{gpu} is in a state that does not allow this query.", "Reset the card or reboot."),
+    "INVALID_STATE": ("{gpu} is in a state that does not allow this query.", f"To reset it, {explain_reset()}."),
     "UNKNOWN": (
         "The driver reports an unknown internal error for {gpu}.",
         "Look for Xid messages in 'journalctl -k'; a reboot usually clears it.",
@@ -211,6 +225,20 @@ class StateReading:
     temperature_c: int | None
     throttle: tuple[str, ...]
     """Why the clocks are lowered: values of THROTTLE."""
+
+
+@dataclass(frozen=True)
+class ModeReading:
+    """How a GPU may be used, and what it needs after a fault, in nvidia-smi's words; None if NVML does not say."""
+
+    compute_mode: str | None
+    mig: bool | None
+    recovery: str | None
+
+
+# nvmlComputeMode_t and nvmlDeviceGpuRecoveryAction_t (nvml.h); what is not listed is told by its number.
+COMPUTE_MODES = {0: "Default", 1: "Exclusive_Thread", 2: "Prohibited", 3: "Exclusive_Process"}
+RECOVERY_ACTIONS = dict(enumerate(("None", "Reset", "Reboot", "Drain P2P", "Drain and Reset")))
 
 
 THROTTLE: dict[int, str] = {
@@ -389,6 +417,20 @@ class NvmlSession:
                 lambda h: nvml.nvmlDeviceGetTemperature(h, nvml.NVML_TEMPERATURE_GPU), gpu
             ),
             throttle=tuple(name for bit, name in THROTTLE.items() if reasons & bit),
+        )
+
+    def read_mode(self, gpu: GpuIdentity) -> ModeReading:
+        """Return compute mode, MIG mode and recovery action of a GPU. Raises NvmlFailure."""
+        nvml = self._pynvml
+        compute = self._ask_if_supported(nvml.nvmlDeviceGetComputeMode, gpu)
+        mig = self._ask_if_supported(nvml.nvmlDeviceGetMigMode, gpu)
+        field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)  # nvidia-ml-py before 13 has no such name
+        values = field and self._ask_if_supported(lambda h: nvml.nvmlDeviceGetFieldValues(h, [field]), gpu)
+        recovery = values[0].value.uiVal if values and values[0].nvmlReturn == 0 else None
+        return ModeReading(
+            None if compute is None else COMPUTE_MODES.get(compute, f"mode {compute}"),
+            None if mig is None else bool(mig[0]),
+            None if recovery is None else RECOVERY_ACTIONS.get(recovery, f"action {recovery}"),
         )
 
     def read(self) -> HostReading:

@@ -21,6 +21,7 @@ from typing import Any
 
 from ..answers.canary_command import ask_models
 from ..answers.checks import NO_REPLY, CheckFailedError, Client, EngineSilentError, parse_reply
+from ..answers.model import KEPT, list_files
 from ..engine.config import Engine, EngineConfigError, list_engine_names, load_engine
 from ..engine.state import stamp
 from ..generation.committed import committed
@@ -28,7 +29,7 @@ from ..generation.model import CHAT_FILE, GenerationError
 from ..gpu import slots
 from ..paths import HostPaths
 from ..system.docker import DockerEngine
-from ..system.files import write_durably
+from ..system.files import prune, write_durably
 from ..system.host import available_bytes
 from ..system.http import request
 from ..system.long_run import CommandRefused, LongRun, refusing
@@ -255,7 +256,7 @@ def run_script(
         paths,
         timeout_s=plan.limit_s,
         on_line=long_run.say,
-        find_trouble=lambda: "nobody waits for it any more" if long_run.is_lost() else "",
+        find_trouble=long_run.find_trouble,
     )
     if ended.status != 0:
         last = " ".join(ended.lines[-3:]) or "it printed nothing"
@@ -373,11 +374,14 @@ def run_reference(options: Options, paths: HostPaths, long_run: LongRun, *, outp
     began = datetime.now(UTC)
     try:
         with long_run.alone():
+            if trouble := long_run.find_trouble():
+                raise CommandRefused(f"No reference is computed, because {trouble}. Wait until it has ended.")
             plan = prepare(options, paths)
             script, compared = run_plan(plan, options, paths, long_run)
         record = build_record(plan, options, paths, began, script, compared)
         path = paths.quality / f"{record['run']}.json"
         write_durably(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n", 0o640)
+        prune(list_files(paths), KEPT, path)
     except KeyboardInterrupt as asked:
         raise CommandRefused("Interrupted. Nothing was recorded.") from asked
     except OSError as error:

@@ -31,6 +31,8 @@ OUTPUT_BYTES = 64 * 2**20
 OUTPUT_FILES = 100
 KEPT_LINES = 200
 POLL_S = 0.5
+FOLLOW_TRIES = 60
+"""Times that the log is asked for, so that Docker may be away for half a minute."""
 
 
 class SidecarError(CommandRefused):
@@ -176,13 +178,29 @@ def run_sidecar(
         KeyboardInterrupt: Ctrl-C, or another signal inside `interruptible`
     """
     lines: list[str] = []
+    problems: list[Exception] = []
 
     def follow(container: str) -> None:
-        with contextlib.suppress(DockerAway, DockerRefused):
-            for record in docker.logs(container, after=None, follow=True, tail=None):
-                lines.append(record.line)
-                del lines[:-KEPT_LINES]
-                on_line(record.line)
+        """Read the log to its end; where Docker breaks it off, go on after the last time stamp."""
+        last: str | None = None
+        try:
+            for attempt in range(FOLLOW_TRIES):
+                try:
+                    for record in docker.logs(container, after=last, follow=True, tail=None):
+                        last = record.at
+                        lines.append(record.line)
+                        del lines[:-KEPT_LINES]
+                        on_line(record.line)
+                    return
+                except DockerAway:
+                    if attempt == FOLLOW_TRIES - 1:
+                        raise
+                    time.sleep(POLL_S)
+        except Exception as error:
+            problems.append(error)
+
+    def find_any_trouble() -> str:
+        return f"its output was lost ({problems[0]})" if problems else find_trouble()
 
     try:
         remove_sidecars(docker, sidecar.purpose)
@@ -192,8 +210,11 @@ def run_sidecar(
                 docker.start(container)
                 reader = threading.Thread(target=follow, args=(container,), daemon=True)
                 reader.start()
-                status = _wait(sidecar, docker, container, timeout_s, find_trouble)
+                status = _wait(sidecar, docker, container, timeout_s, find_any_trouble)
                 reader.join(timeout=10)
+                if problems or reader.is_alive():
+                    why = problems[0] if problems else "it did not end"
+                    raise SidecarError(f"The output of container {sidecar.name} was lost: {why}.")
                 return Ended(status, tuple(lines), _read_output(out))
             finally:
                 with contextlib.suppress(ContainerGone):

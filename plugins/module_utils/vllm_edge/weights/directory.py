@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from ..system.files import name_errors
 from ..text import shown
 from .record import COMMIT, MOST_FILES, Listing, RemoteFile, WeightsError, check_listing, check_path, is_wanted
 from .verification import CountBytes
@@ -180,7 +181,7 @@ class DirectorySource:
         except FileNotFoundError as error:
             raise WeightsError(f"{item.path} of {repo} is not in the source directory {self._directory}.") from error
         left = item.size_bytes
-        with os.fdopen(handle, "rb", buffering=0) as source, target.open("wb") as copy:
+        with name_errors(target), os.fdopen(handle, "rb", buffering=0) as source, target.open("wb") as copy:
             while left > 0 and (block := source.read(min(left, COPY_BYTES))):
                 copy.write(block)
                 left -= len(block)

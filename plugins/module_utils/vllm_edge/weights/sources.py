@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from ..system.files import name_errors
 from ..text import shorten
 from .record import Listing, RemoteFile, WeightsError, check_listing
 from .verification import CountBytes
@@ -269,7 +270,7 @@ class HubSource:
         the token from a request that is redirected to another host.
         """
         url = self._hub.hf_hub_url(repo, item.path, revision=commit, endpoint=self._access["endpoint"])
-        with part.open("ab") as stream:
+        with name_errors(part), part.open("ab") as stream:
             while (had_bytes := stream.tell()) < item.size_bytes:
                 last = min(had_bytes + ANSWER_BYTES, item.size_bytes) - 1
                 # A whole file is asked for without a range, as not every mirror answers one.

@@ -10,7 +10,6 @@ them are verified, so that a failed download never costs a good file.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..system.files import sync
+from ..system.space import explain_unwritable, measure
 from .directory import DirectorySource, UnfitDirectory
 from .progress import Progress, mib
 from .record import (
@@ -140,18 +140,11 @@ def describe_changes(
     return actions, "".join(before), "".join(after)
 
 
-def find_free_bytes(path: Path) -> int:
-    while not path.exists():
-        path = path.parent
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize
-
-
 def check_space(directory: Path, needed_bytes: int, reserve_bytes: int) -> None:
     """Check that `needed_bytes` fit on the file system of a directory, which need not exist, and `reserve_bytes` stay
     free. Raises WeightsError with the figures if not.
     """
-    free_bytes = find_free_bytes(directory)
+    free_bytes = measure("", directory).free_bytes
     if free_bytes < needed_bytes + reserve_bytes:
         raise WeightsError(
             f"Not enough room below {directory}: {mib(needed_bytes)} must be brought and {mib(reserve_bytes)} are to "
@@ -163,17 +156,12 @@ def check_space(directory: Path, needed_bytes: int, reserve_bytes: int) -> None:
 
 def explain_storage_error(error: OSError, directory: Path) -> str:
     """Return a sentence on an error of the file system, with a remedy."""
+    if told := explain_unwritable(error, directory):
+        return told
     what = f"{os.strerror(error.errno)}{f', {error.filename}' if error.filename else ''}" if error.errno else str(error)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return (
-            f"The file system of {directory} became full while files arrived ({what}; "
-            f"{mib(find_free_bytes(directory))} are free now). Something else wrote there meanwhile, or a quota "
-            "holds. Free some space or put the weights on a larger file system (model_weights_root), and run again."
-        )
     return (
         f"A file could not be read or written below {directory} ({what}). `findmnt --target {directory}` shows the "
-        "file system and whether it is read-only, and `journalctl --dmesg` whether its disk fails. Repair it and run "
-        "again."
+        "file system, and `journalctl --dmesg` whether its disk fails. Repair it and run again."
     )
 
 

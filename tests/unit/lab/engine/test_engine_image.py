@@ -6,6 +6,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -49,6 +51,17 @@ def test_the_distribution_is_renamed_and_asks_for_nothing_that_is_absent() -> No
     assert rename.rewrite(text, "0.32.0+cpu") == (
         "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\nRequires-Dist: pytest>=1\n\nText\n"
     )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts a process of another user")
+def test_its_torch_is_not_imported_for_a_user_without_a_name() -> None:
+    """As before torch 2.13, whose releases the compatibility matrix has."""
+    install = (ROOT / "lab/engine/install.sh").read_text()
+    (program,) = re.findall(r"^  echo '(.+)' >> \"\$site/torch/__init__.py\"$", install, re.MULTILINE)
+    for environment, error in (({}, "getpwuid(): uid not found: 54321"), ({"LOGNAME": "vllm-edge"}, "")):
+        run = ["/usr/bin/python3", "-c", program]
+        done = subprocess.run(run, env=environment, user=54321, cwd="/", capture_output=True, text=True, check=False)
+        assert (done.returncode == 0, error in done.stderr) == (not error, True)
 
 
 # ---- its `vllm` -----------------------------------------------------------------------------------------------------

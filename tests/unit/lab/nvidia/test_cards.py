@@ -98,6 +98,28 @@ def test_everybody_says_the_same_of_mixed_gpus(nvml_library: Path, smi_program: 
     assert round(((81559 - 470) << 20) / 2**30, 2) == 79.19, "what torch prints of an H100"
 
 
+CONTEXT = """
+import ctypes
+cuda, count, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_void_p()
+print(cuda.cuInit(0), cuda.cuDeviceGetCount(ctypes.byref(count)), count.value)
+print([cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), at) for at in range(count.value)])
+"""
+
+
+@pytest.mark.slow
+def test_cuda_refuses_by_compute_mode_and_does_not_see_mig(tmp_path: Path) -> None:
+    gpus = testing.create_root(tmp_path / "gpus")
+    for gpu, fault in enumerate(
+        (("compute-mode", "Prohibited"), *[("compute-mode", "Exclusive_Process")] * 2, ("mig",))
+    ):
+        gpus.set_fault(gpu, *fault)
+    with gpus.claim(2, 1_000):
+        run = [sys.executable, "-c", CONTEXT]
+        environment = gpus.environment(testing.build_cuda(tmp_path))
+        said = subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout
+    assert said == "0 0 3\n[46, 0, 46]\n"
+
+
 def test_a_host_that_is_there_keeps_its_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(lab.server, "container_state", lambda *_: "running")
     monkeypatch.setattr(lab.server, "docker_output", lambda *_: "PATH=/bin\nVLLM_EDGE_LAB_GPUS=2xL4,H100\n")

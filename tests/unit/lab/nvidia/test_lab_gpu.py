@@ -47,6 +47,7 @@ def test_faults_are_listed_and_cleared(lab_gpu: Run, gpus: testing.LabRoot) -> N
         (("--gpu", "0", "orphan"), "orphan needs a value"),
         (("--gpu", "0", "orphan=many"), "a whole number"),
         (("--gpu", "0", "cuda-init-fails=7"), "802, 803 or 804"),
+        (("--gpu", "0", "compute-mode=Default"), "Prohibited or Exclusive_Process"),
         (("--gpu", "0", "orphan=30,max_model_len=2048"), "only a fault of engines has conditions"),
         (("--gpu", "0", "engine-grows=30,max_model_len"), "'max_model_len' is no condition"),
         (("--gpu", "0", "engine-hangs=30"), "takes conditions alone"),

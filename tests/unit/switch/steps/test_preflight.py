@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.generation.model import Generation, Limits
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
+from ansible.module_utils.vllm_edge.names import LABEL_SIDECAR
 from ansible.module_utils.vllm_edge.switch.model import Done, Moves
 from ansible.module_utils.vllm_edge.switch.steps import preflight
-from ansible.module_utils.vllm_edge.system.docker import parse_listed
+from ansible.module_utils.vllm_edge.system.docker import Container, parse_listed
 from ansible.module_utils.vllm_edge.system.systemd import Systemd
 from ansible.module_utils.vllm_edge.weights.record import Record
 from ansible.module_utils.vllm_edge.weights.verification import observe
@@ -164,9 +165,9 @@ def test_a_disk_that_is_full(bench: ReadyHost, monkeypatch: pytest.MonkeyPatch, 
     wanted = bench.generation()
     found = os.statvfs(bench.paths.state)
     frozen = os.statvfs_result((found.f_bsize, 4096, *found[2:4], 100, *found[5:10]))
-    monkeypatch.setattr(preflight.os, "statvfs", lambda path: frozen)
+    monkeypatch.setattr(os, "statvfs", lambda path: frozen)
     text = bench.refused(wanted)
-    assert f"The file system of {bench.paths.state} has 0 MiB free, a switch wants 64" in text
+    assert f"{bench.paths.state} has 0 MiB free, and a switch wants 64 MiB" in text
 
 
 def test_a_card_that_was_exchanged_or_has_no_driver(bench: ReadyHost) -> None:
@@ -175,6 +176,36 @@ def test_a_card_that_was_exchanged_or_has_no_driver(bench: ReadyHost) -> None:
     assert f"NVML does not see {other}; it sees {UUIDS[0]}" in text and "gpu_uuids" in text
     bench.boards.set_module(None)
     assert "The GPUs cannot be read: The NVIDIA kernel module is not loaded." in bench.refused()
+
+
+@pytest.mark.parametrize(
+    ("fault", "told", "remedy"),
+    [
+        (("compute-mode", "Prohibited"), "CUDA refuses every process", f"'nvidia-smi -i {UUIDS[1]} -c DEFAULT'"),
+        (("mig",), "is in MIG mode", f"'nvidia-smi -i {UUIDS[1]} -mig 0'"),
+        (("recovery-action", 1), "the recovery action Reset", f"--gpu-reset -i {UUIDS[1]}"),
+        (("recovery-action", 2), "the recovery action Reboot", "a reboot of the host"),
+    ],
+)
+def test_a_gpu_that_cuda_refuses(bench: ReadyHost, fault: tuple[Any, ...], told: str, remedy: str) -> None:
+    bench.boards.set_fault(2, *fault)
+    assert bench.check().warnings == (), "no engine is to use that one"
+    bench.boards.set_fault(1, *fault)
+    text = bench.refused()
+    assert f"GPU 1 (NVIDIA L4, {UUIDS[1]})" in text and told in text and remedy in text
+    assert bench.machine.preflight(bench.generation(), Moves(keep=("e2b",))).warnings == ()
+
+
+def test_a_gpu_for_one_process(bench: ReadyHost) -> None:
+    bench.boards.set_fault(1, "compute-mode", "Exclusive_Process")
+    assert bench.check().warnings == (), "the engine has it alone"
+    with bench.boards.claim(1, 1_000):
+        assert "allows one process, and has 2 users" in bench.refused()
+    both = bench.stored(*(engine(name, gpus=[UUIDS[1]]) for name in ("e2b", "e4b")))
+    assert "allows one process, and has 2 users" in bench.refused(both)
+    bench.boards.clear_fault(1, "compute-mode")
+    bench.boards.set_fault(1, "recovery-action", 4)
+    assert "recovery action Drain and Reset" in bench.check().warnings[0], "it works until then"
 
 
 def test_other_peoples_processes_by_policy_and_memory_of_engines_that_stop(bench: ReadyHost) -> None:
@@ -203,3 +234,12 @@ def test_a_host_that_is_ready_is_asked_nothing_of_systemd(bench: ReadyHost) -> N
     bench.check()
     done = bench.check()
     assert done.detail.startswith("image, weights, GPUs and disk as they should be") and done.warnings == ()
+
+
+def test_our_own_container_of_a_long_command_is_ended_with_a_word(bench: ReadyHost) -> None:
+    theirs = Container("b" * 64, "web", "running", {})
+    ours = Container("a" * 64, "vllm-edge-reference", "running", {LABEL_SIDECAR: "reference"})
+    bench.docker.containers += [theirs, ours]
+    (said,) = bench.check(bench.generation(foreign="fail")).warnings
+    assert said.startswith("Container vllm-edge-reference (reference) was ended")
+    assert theirs in bench.docker.containers and ours not in bench.docker.containers

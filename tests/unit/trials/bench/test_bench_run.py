@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.engine.metrics import Totals, read_totals
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.switch.journal import take_lock
+from ansible.module_utils.vllm_edge.switch import journal
+from ansible.module_utils.vllm_edge.switch.journal import find_switch, take_lock
+from ansible.module_utils.vllm_edge.switch.model import Phase
 from ansible.module_utils.vllm_edge.system.http import Answer
 from ansible.module_utils.vllm_edge.system.long_run import LongRun
 from ansible.module_utils.vllm_edge.system.nvml import StateReading, open_nvml
@@ -107,8 +109,17 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BenchHost:
 
 def bench(host: BenchHost, output: str = "json", attended: bool = False, **options: Any) -> int:
     given = Options(**{"case": ("protocol",), "through": "engine", **options})
-    long_run = LongRun(host.paths.run, "bench", attended)
+    long_run = LongRun(host.paths.run, "bench", attended, find_switch=lambda: find_switch(host.paths))
     return command.run_bench(host.paths, given, long_run, output=output)
+
+
+@contextlib.contextmanager
+def switching(host: BenchHost, phase: Phase | None) -> Iterator[None]:
+    """A process that holds the lock of the switch, in a phase or only to look."""
+    with take_lock(host.paths):
+        one = replace(journal._build_unknown("1", "", asked_by="alice"), phase=phase)
+        host.paths.switch_journal.write_text(json.dumps(journal.to_json(one)))
+        yield
 
 
 def read_error(host: BenchHost) -> str:
@@ -157,7 +168,7 @@ def test_it_is_refused_while_clients_are_served(host: BenchHost, capsys: pytest.
 def test_a_switch_another_run_and_an_engine_that_does_not_serve_are_refused(
     host: BenchHost, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with take_lock(host.paths):
+    with switching(host, Phase.PREFLIGHT):
         assert bench(host) == 2
     assert "a switch began" in capsys.readouterr().err
     with LongRun(host.paths.run, "bench").alone():
@@ -188,8 +199,9 @@ def test_a_run_that_is_cut_off_says_so_in_its_record(host: BenchHost, error: Bas
 
 def test_a_switch_that_begins_ends_the_run(host: BenchHost) -> None:
     def play(tell: Callable[[str], None], trouble: Callable[[], str]) -> None:
-        assert not trouble()
-        with take_lock(host.paths):
+        with switching(host, None):
+            assert not trouble(), "who finds nothing to do disturbs nothing"
+        with switching(host, Phase.PREFLIGHT):
             raise SidecarError(trouble())
 
     host.play = play
@@ -200,7 +212,9 @@ def test_a_run_that_nobody_follows_ends(host: BenchHost, monkeypatch: pytest.Mon
     def play(tell: Callable[[str], None], trouble: Callable[[], str]) -> None:
         assert LongRun(host.paths.run, "bench").follow() == 0
         assert not trouble()
-        monkeypatch.setattr("ansible.module_utils.vllm_edge.system.long_run.time", SimpleNamespace(time=lambda: 1e12))
+        monkeypatch.setattr("ansible.module_utils.vllm_edge.system.long_run.time.time", lambda: 1e12)
+        assert not trouble(), "a step of the clock is nobody's absence"
+        monkeypatch.setattr("ansible.module_utils.vllm_edge.system.long_run.count_boot_seconds", lambda: 1e12)
         raise SidecarError(trouble())
 
     host.play = play
@@ -252,13 +266,27 @@ def test_a_run_begins_with_an_engine_that_runs_and_a_docker_that_answers(host: B
     assert "Docker does not say whether engine e2b still runs: connection refused" in read_error(host)
 
 
+def test_lost_measurements_and_a_full_disk_are_no_pass(host: BenchHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.play = lambda tell, trouble: host.measure(
+        lambda line: None if '"end", "step": 2' in line else tell(line), trouble
+    )
+    assert bench(host) == 1 and "lines with measurements were lost" in read_error(host)
+
+    def add(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run, "add_record", add)
+    assert bench(host) == 2
+
+
 def test_only_the_newest_runs_are_kept(host: BenchHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "KEPT_RUNS", 2)
     host.paths.bench.mkdir(parents=True)
     for number in range(5):
         (host.paths.bench / f"2026112{number}T000000Z-p.jsonl").write_text("{}\n")
-    prune_runs(host.paths)
-    assert [path.stem[:8] for path in list_files(host.paths)] == ["20261123", "20261124"]
+    prune_runs(host.paths, list_files(host.paths)[0])
+    kept = [path.stem[:8] for path in list_files(host.paths)]
+    assert kept == ["20261120", "20261124"], "the one just written stays, whatever the clock said"
 
 
 def test_totals_are_summed_over_label_sets() -> None:

@@ -14,7 +14,10 @@ from ...status.problems import chosen_words, judge
 from ..contract import NotKnown, Verdict, fail, good
 
 
-def _judge(problems: Sequence[str], evidence: str) -> Verdict:
+def _judge(problems: Sequence[str], evidence: str, nothing: str = "") -> Verdict:
+    """Judge by the problems. Raises NotKnown with `nothing` if there is no evidence, because nothing was looked at."""
+    if not problems and not evidence:
+        raise NotKnown(nothing)
     return fail(" ".join(problems)) if problems else good(evidence)
 
 
@@ -31,7 +34,8 @@ def check_status(deep: Deep) -> Verdict:
     running = status["switch"]
     if running is not None:
         problems.append(
-            f"A switch to generation {running['generation']} ({running['profile']}) runs, asked by "
+            f"{'A calibration of' if running.get('purpose') == 'calibration' else 'A switch to'} generation "
+            f"{running['generation']} ({running['profile']}) runs, asked by "
             f"{running['asked_by']}, phase {running['phase'] or 'none yet'}: what was looked at meanwhile may be of "
             "either generation. 'vllm-edge progress' says how far it is; check again when it has ended."
         )
@@ -59,7 +63,7 @@ def check_images(deep: Deep) -> Verdict:
                 f"Container {engine['container']} runs the image {running}, recorded is {wanted}: run site.yml."
             )
     images = sorted({f"{engine['image']} ({engine['image_id'][7:19]})" for engine in deep.status["engines"]})
-    return _judge(problems, ", ".join(images) or "no engine is configured on this host")
+    return _judge(problems, ", ".join(images), "no engine is configured on this host")
 
 
 def check_weights(deep: Deep) -> Verdict:
@@ -70,7 +74,7 @@ def check_weights(deep: Deep) -> Verdict:
         for model in deep.weights
     ]
     problems = [problem for model in deep.weights for problem in model.problems]
-    return _judge(problems, "; ".join(told) or "no engine is configured on this host")
+    return _judge(problems, "; ".join(told), "no engine is configured on this host")
 
 
 def check_files(deep: Deep) -> Verdict:
@@ -106,4 +110,4 @@ def check_canary(deep: Deep) -> Verdict:
         for (engine, why), names in failures.items()
     ]
     told = [f"{result.served_name} ({result.engine}) in {result.seconds:.2f} s" for result in results]
-    return _judge(problems, f"all answer: {', '.join(told)}" if told else "no engine runs")
+    return _judge(problems, f"all answer: {', '.join(told)}" if told else "", "no engine runs")

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from ...facts.model import Facts
+from ...gpu.condition import explain_mode, find_obstacle, is_exclusive
+from ...system.host import Unread
 from ...system.nvml import ERRORS
-from ..contract import Verdict, decline_to_judge, fail, good, known, listed, warn
+from ..contract import NotKnown, Verdict, decline_to_judge, fail, good, known, listed, warn
 from .driver import require_driver
 
 
@@ -64,14 +67,14 @@ SMI_WORDS: Mapping[str, str] = {
 
 
 def check_expected(facts: Facts) -> Verdict:
-    gpus = facts.gpus
-    if not gpus.expected:
+    gpus, expected = facts.gpus, known(facts.gpus.expected)
+    if not expected:
         return good("no engine, record or inventory names a GPU by its UUID yet")
     if not gpus.answering:
         decline_to_judge("no GPU answers")
     there = {gpu.uuid: gpu for gpu in gpus.answering}
-    gone = [f"{uuid} ({who})" for uuid, who in gpus.expected.items() if uuid not in there]
-    new = [f"{gpu.uuid} ({gpu.name} at {gpu.bus})" for gpu in gpus.answering if gpu.uuid not in gpus.expected]
+    gone = [f"{uuid} ({who})" for uuid, who in expected.items() if uuid not in there]
+    new = [f"{gpu.uuid} ({gpu.name} at {gpu.bus})" for gpu in gpus.answering if gpu.uuid not in expected]
     if gone:
         swapped = f"; there without being expected: {', '.join(new)}" if new else ""
         remedy = (
@@ -83,7 +86,29 @@ def check_expected(facts: Facts) -> Verdict:
         return fail(f"not there: {', '.join(gone)}{swapped}", remedy)
     if new:
         return good(f"every expected GPU is there; unused: {', '.join(new)}", "Add it to gpu_uuids to use it.")
-    return good(f"the {len(gpus.expected)} expected GPUs are there")
+    return good(f"the {len(expected)} expected GPUs are there")
+
+
+def check_mode(facts: Facts) -> Verdict:
+    """Judge compute mode and MIG mode of the GPUs that engines may get."""
+    topology, engines = facts.topology, facts.serving.engines
+    if not topology.cards:
+        decline_to_judge("no GPU answers")
+    ours = [card for card in topology.cards if card.bus not in topology.unassigned]
+    users = Counter(uuid for engine in (() if isinstance(engines, Unread) else engines) for uuid in engine.gpus)
+    wrong = {card: why for card in ours if (why := find_obstacle(card.compute_mode, card.mig, users[card.uuid]))}
+    for card in wrong:
+        told = "; ".join(f"{card.uuid} at {card.bus} {why}" for card, why in wrong.items())
+        return fail(told, explain_mode(card.uuid, card.mig))
+    if any(card.compute_mode is None for card in ours):
+        raise NotKnown("the driver does not say which compute mode the GPUs have")
+    for card in ours:
+        if is_exclusive(card.compute_mode):
+            return warn(
+                f"{card.uuid} at {card.bus} has compute mode {card.compute_mode}, which allows one process",
+                f"That is right for an engine with this GPU alone. {explain_mode(card.uuid)}",
+            )
+    return good("every GPU is whole, and more than one process may use it")
 
 
 def check_holders(facts: Facts) -> Verdict:

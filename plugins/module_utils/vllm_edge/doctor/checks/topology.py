@@ -6,18 +6,13 @@ from __future__ import annotations
 from collections import Counter
 
 from ...facts.model import DEFAULT_SHM_BYTES, Engine, Facts
-from ...gpu.topology import SLOWDOWNS, Card, correctness, find_obstacles
+from ...gpu import condition
+from ...gpu.topology import SLOWDOWNS, UNKNOWN_PEER, Card, correctness, find_obstacles
 from ...system.host import Unread
+from ...system.nvml import explain_reset
 from ..contract import NotKnown, Verdict, fail, good, known, warn
 
 MIB = 1024 * 1024
-# https://docs.nvidia.com/deploy/xid-errors: after these the card cannot be trusted before a reset or replacement.
-GRAVE_XIDS = {
-    48: "double bit ECC error",
-    64: "row remapping failed",
-    79: "fallen off the bus",
-    95: "uncontained ECC error",
-}
 
 
 def _locate(card: Card) -> str:
@@ -44,8 +39,6 @@ def check_pcie(facts: Facts) -> Verdict:
     A slow link counts only under load, because idle GPUs lower it to save power.
     """
     cards = _require_cards(facts)
-    if all(card.width is None for card in cards):
-        raise NotKnown("the driver does not say how wide the links are")
     slow = [
         f"{_locate(card)} has {card.width} of {card.width_possible} lanes"
         for card in cards
@@ -62,6 +55,9 @@ def check_pcie(facts: Facts) -> Verdict:
             "Reseat the card and its riser, look for corrected errors ('journalctl -k | grep AER') and at the slot's "
             "settings in the firmware: tensor parallelism is bound by this link.",
         )
+    hidden = [_locate(card) for card in cards if None in (card.width, card.width_possible, card.generation_possible)]
+    if hidden:
+        raise NotKnown(f"the driver does not say how wide or fast the link is of {', '.join(hidden)}")
     links = sorted({f"x{card.width} generation {card.generation_possible}" for card in cards})
     return good(f"every link has the width that it can have: {', '.join(links)}")
 
@@ -69,8 +65,13 @@ def check_pcie(facts: Facts) -> Verdict:
 def check_numa(facts: Facts) -> Verdict:
     cards = {card.uuid: card for card in _require_cards(facts)}
     nodes = {uuid: card.numa for uuid, card in cards.items() if card.numa is not None}
+    if len(nodes) < len(cards) and facts.topology.numa_nodes > 1:
+        raise NotKnown(
+            f"the host has {facts.topology.numa_nodes} NUMA nodes, and the firmware does not say on which are "
+            + ", ".join(card.bus for uuid, card in cards.items() if uuid not in nodes)
+        )
     if not nodes:
-        return good("the kernel names no NUMA node of a GPU: there is one, or the firmware does not say")
+        return good("the host has one NUMA node")
     engines = _list_engines(facts)
     across = [engine.name for engine in engines if len({nodes.get(uuid) for uuid in engine.gpus} - {None}) > 1]
     told = ", ".join(f"{cards[uuid].bus} on node {node}" for uuid, node in nodes.items())
@@ -114,6 +115,8 @@ def check_peer_to_peer(facts: Facts) -> Verdict:
     if not refused:
         return good("the driver offers peer-to-peer between all GPUs")
     told = ", ".join(f"{cards[one].bus} and {cards[other].bus} ({word})" for (one, other), word in refused.items())
+    if UNKNOWN_PEER in refused.values():
+        raise NotKnown(f"the driver does not say whether it offers peer-to-peer: {told}")
     return good(f"no peer-to-peer between {told}", "NCCL uses shared memory there, which is correct and slower.")
 
 
@@ -131,36 +134,57 @@ def check_ecc(facts: Facts) -> Verdict:
     if trouble:
         return warn(
             "; ".join(trouble),
-            "Stop its engines and reset it ('nvidia-smi --gpu-reset -i <uuid>') or reboot, which remaps what is bad; "
-            "replace the card if it comes back.",
+            f"A reset remaps what is bad: {explain_reset()}. Replace the card if it comes back.",
         )
     off = [_locate(card) for card in cards if card.ecc is False]
     if off:
         return good(f"ECC is off on {', '.join(off)}", "'nvidia-smi -e 1' and a reboot turn it on; it takes memory.")
-    if all(card.ecc is None for card in cards):
-        raise NotKnown("the driver does not say whether ECC is on")
-    counted = any(card.uncorrected is not None for card in cards)
-    return good("ECC is on" + (", without uncorrected errors" if counted else "; errors are not counted here"))
+    hidden = [_locate(card) for card in cards if None in (card.ecc, card.uncorrected)]
+    if hidden:
+        raise NotKnown(f"it is not known whether ECC is on, or errors are not counted: {', '.join(hidden)}")
+    return good("ECC is on, without uncorrected errors")
+
+
+def check_recovery(facts: Facts) -> Verdict:
+    """Fail if the driver says that a GPU needs a reset, a reboot or to be drained."""
+    cards = _require_cards(facts)
+    asked = [card for card in cards if card.recovery is not None and condition.read_action(card.recovery) != "none"]
+    if asked:
+        return fail(
+            "; ".join(f"{_locate(card)}: the driver asks for the recovery action {card.recovery}" for card in asked),
+            condition.explain_action(condition.read_action(asked[0].recovery or ""), asked[0].uuid),
+        )
+    if any(card.recovery is None for card in cards):
+        raise NotKnown("this driver does not name a GPU recovery action: branches before 565 do not, nor do some cards")
+    return good("the driver asks for no recovery of a GPU")
 
 
 def check_xid(facts: Facts) -> Verdict:
-    xids = known(facts.topology.xids)
+    """Judge the Xids since the driver's module was loaded.
+
+    What the driver asks for now, or asked for in the last Xid 154, decides; otherwise NVIDIA's table of Xids does. A
+    GPU without a slot is never more than a warning, because no engine gets it.
+    """
+    topology = facts.topology
+    xids = known(topology.xids)
     if not xids:
-        return good("the kernel has logged no Xid since the boot")
-    counts = Counter((xid.bus, xid.number) for xid in xids)
-    told = ", ".join(
-        f"Xid {number}{f' ({GRAVE_XIDS[number]})' if number in GRAVE_XIDS else ''} of {bus}"
-        + (f", {count} times" if count > 1 else "")
-        for (bus, number), count in counts.items()
-    )
-    if any(number in GRAVE_XIDS for _, number in counts):
-        return fail(
-            f"{told}; the last: {xids[-1].line}",
-            "The card cannot be trusted before a reboot. Check its seating, power and cooling; replace it if it "
-            "comes back.",
-        )
+        return good("the kernel has logged no Xid since the driver's module was loaded")
+    counts = Counter(map(condition.name_xid, xids))
+    told = ", ".join(name + (f", {count} times" if count > 1 else "") for name, count in counts.items())
+    told = f"{told}; the last: {xids[-1].line}"
+    cards = {card.bus.rpartition(".")[0]: card for card in topology.cards}
+    spare = {bus.rpartition(".")[0] for bus in topology.unassigned}
+    well = {bus for bus, card in cards.items() if condition.read_action(card.recovery or "?") == "none"}
+    needs = condition.sum_up(xid for xid in xids if xid.bus not in spare | well)
+    for action in condition.ACTIONS:
+        for bus in (bus for bus, needed in needs.items() if needed == action):
+            return fail(told, condition.explain_action(action, cards[bus].uuid if bus in cards else "<uuid>"))
+    if all(xid.bus in spare for xid in xids):
+        return warn(told, "No slot of this host has that GPU (gpu_uuids), so no engine gets it: tell who uses it.")
+    if any(xid.number in condition.GRAVE for xid in xids):
+        return warn(told, "The driver asks for no recovery of that GPU now; have the card tested if it comes back.")
     return warn(
-        f"{told}; the last: {xids[-1].line}",
+        told,
         "Xid 13, 31, 43 and 45 usually come from a program that crashed: compare the times with the engine's journal. "
         "Others are the card's: https://docs.nvidia.com/deploy/xid-errors.",
     )
@@ -179,6 +203,9 @@ def check_power(facts: Facts) -> Verdict:
             "Check the air flow, the fans' profile in the management controller and the power supplies: the driver "
             "lowers the clocks until it is cool or has power.",
         )
+    hidden = [_locate(card) for card in cards if card.slowdown is None]
+    if hidden:
+        raise NotKnown(f"the driver does not say whether a clock is slowed down of {', '.join(hidden)}")
     lowered = [
         f"{_locate(card)} is limited to {card.power_limit_w:g} of {card.power_default_w:g} W"
         for card in cards
@@ -186,10 +213,7 @@ def check_power(facts: Facts) -> Verdict:
     ]
     if lowered:
         return good("; ".join(lowered), "'nvidia-smi -pl <watts>' sets it; a lower limit is slower, and may be wanted.")
-    if all(card.power_limit_w is None for card in cards):
-        raise NotKnown("the driver names no power limit")
-    told = "the power limits are the cards' own"
-    return good(told if any(card.slowdown is None for card in cards) else f"{told}, and no clock is slowed down")
+    return good("the power limits are the cards' own, and no clock is slowed down")
 
 
 def check_shared_memory(facts: Facts) -> Verdict:

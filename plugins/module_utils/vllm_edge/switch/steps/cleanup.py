@@ -9,6 +9,7 @@ from ...generation import live, secrets, store
 from ...generation.model import Generation, GenerationError
 from ...names import TARGET, unit_name
 from ...system.systemd import SystemdError
+from ..history import list_verified
 from ..model import Done, PhaseFailed
 from ..view import HostView
 
@@ -38,7 +39,7 @@ def clean_up(host: HostView, wanted: Generation) -> Done:
         return "target written" if live.install(wanted, host.paths, (), target=True) else None
 
     def prune() -> str | None:
-        pruned = store.prune(host.paths, wanted.limits.keep_generations)
+        pruned = store.prune(host.paths, wanted.limits.keep_generations, list_verified(host.paths))
         secrets.prune(host.paths)
         return f"generations {', '.join(map(str, pruned))} removed" if pruned else None
 

@@ -17,7 +17,7 @@ from ...gpu.owners import ENDED, Owner
 from ...names import unit_name
 from ...paths import HostPaths
 from ...planning import drift
-from ...system.nvml import GpuReading, HostReading, NvmlFailure, NvmlSession
+from ...system.nvml import GpuReading, HostReading, NvmlFailure, NvmlSession, explain_reset
 from ...system.process import command_of, engine_uid, get_user_name, kill, uid_of
 from ..model import Done, Moves, PhaseFailed
 from ..view import HostView
@@ -263,8 +263,8 @@ class Release:
                     "engines were stopped"
                 )
                 remedy = (
-                    "The driver did not give it back: stop what uses this GPU, then 'nvidia-smi --gpu-reset -i "
-                    f"{gpu.gpu.uuid}', or reboot; a larger vllm_engine_free_timeout_s waits longer."
+                    "A larger vllm_engine_free_timeout_s waits longer for the driver to give it back. Otherwise "
+                    f"{explain_reset(gpu.gpu.uuid)}."
                 )
             if fits:
                 warnings.append(f"{text}; the budget of {budget} MiB fits beside that.")
@@ -297,7 +297,8 @@ def measure(host: HostView, wanted: Generation, *, accept: bool = False) -> Done
 
     With `accept` engines that use more than their budgets are no failure; memory on a GPU without an engine, and memory
     that no process holds, always is one. A lost GPU that no engine needs is a warning. Returns rows in `data["gpus"]`,
-    `data["drift"]` (the plan) and `data["over_budget"]` (what was accepted). Raises PhaseFailed: a GPU is over its
+    `data["drift"]` (the plan), `data["over_budget"]` (what was accepted) and, of a calibration, `data["measured"]`
+    (`Journal.measured`). Raises PhaseFailed: a GPU is over its
     budget or cannot be read, or differs from the plan and the operator wants that to fail.
     """
     slots = load_slots(host.paths)
@@ -344,7 +345,18 @@ def measure(host: HostView, wanted: Generation, *, accept: bool = False) -> Done
     states = {config.engine: host.read_state(config.engine) for config in configs}
     differences = drift.compare(configs, states, rows)
     said, on_drift = drift.sentences(differences), drift.wanted(configs)
-    data = {"gpus": rows, "over_budget": over, "drift": differences}
+    data: dict[str, object] = {"gpus": rows, "over_budget": over, "drift": differences}
+    if wanted.purpose == "calibration":
+        # The way back overwrites the states of the engines.
+        images = {container.engine: container.image_id for container in host.list_containers() if container.running}
+        data["measured"] = {
+            "gpus": rows,
+            "engines": [
+                {key: getattr(config, key) for key in ("engine", "container", "gpus")}
+                | {"container_image_id": images.get(config.engine), "log_facts": state.log_facts if state else {}}
+                for config, state in ((config, states[config.engine]) for config in configs)
+            ],
+        }
     if said and on_drift == "fail":
         raise PhaseFailed(" ".join(said), data=data)
     return Done(detail, data=data, warnings=(*warnings, *(() if on_drift == "ignore" else said)))

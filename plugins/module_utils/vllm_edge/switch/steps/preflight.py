@@ -7,7 +7,7 @@ Memory of engines that will be stopped counts as free.
 from __future__ import annotations
 
 import math
-import os
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,18 +15,19 @@ from ...engine.config import EngineConfig
 from ...engine.policy import find_problem
 from ...generation import secrets
 from ...generation.model import Generation, GenerationError, Limits
+from ...gpu.condition import explain_action, explain_mode, find_obstacle, read_action
+from ...names import LABEL_SIDECAR
 from ...paths import HostPaths
 from ...planning.load_time import expect_load
-from ...system.docker import DockerAway, DockerEngine, DockerRefused
+from ...system.docker import ContainerGone, DockerAway, DockerEngine, DockerRefused
 from ...system.nvml import NvmlFailure
+from ...system.space import STATE_BYTES, find_shortage, measure
 from ...weights.record import load_record
 from ...weights.verification import verify_recorded
 from ..model import Done, Moves, PhaseFailed
 from ..view import HostView
 from . import hooks
 from .gpu_memory import load_slots, look, read_boards, require
-
-STATE_MIB = 64
 
 
 def check_host(host: HostView, wanted: Generation, moves: Moves) -> Done:
@@ -37,13 +38,14 @@ def check_host(host: HostView, wanted: Generation, moves: Moves) -> Done:
     began = host.clock()
     start = [wanted.engines[name].config for name in moves.start]
     problems: list[str] = []
+    ended: list[str] = []
     try:
-        host.list_containers()  # waits for a Docker Engine that is being restarted
+        ended = end_sidecars(host)  # waits for a Docker Engine that is being restarted
     except PhaseFailed as failed:
         problems.append(failed.text)
     else:
         problems += check_images(start, host.docker)
-    warnings = check_load_limit(host.paths, wanted, start)
+    warnings = [*ended, *check_load_limit(host.paths, wanted, start)]
     problems += check_weights(start, warnings)
     problems += check_disk(host.paths.state)
     problems += check_secrets(host.paths, wanted, moves)
@@ -54,6 +56,24 @@ def check_host(host: HostView, wanted: Generation, moves: Moves) -> Done:
         raise PhaseFailed(" ".join(problems), engines=moves.start)
     done = f"image, weights, GPUs and disk as they should be; {host.clock() - began:.1f} s"
     return Done(done, warnings=tuple(warnings))
+
+
+def end_sidecars(host: HostView) -> list[str]:
+    """Remove the containers of our benchmarks and reference answers, which are in the way; return a warning for each.
+
+    Their commands see that a switch began, and say so in their record. Raises PhaseFailed: Docker does not answer.
+    """
+    said = []
+    for one in host.list_containers():
+        if purpose := one.labels.get(LABEL_SIDECAR):
+            try:
+                host.docker.remove(one.id)
+            except ContainerGone:
+                continue
+            except (DockerAway, DockerRefused) as error:
+                raise PhaseFailed(f"Container {one.name}, which is ours, could not be removed: {error}.") from error
+            said.append(f"Container {one.name} ({purpose}) was ended, because a switch needs its GPUs and engines.")
+    return said
 
 
 def check_load_limit(paths: HostPaths, wanted: Generation, start: Iterable[EngineConfig]) -> list[str]:
@@ -161,14 +181,13 @@ def check_disk(state: Path) -> list[str]:
     That is little, but a full disk would end the switch halfway.
     """
     try:
-        found = os.statvfs(state)
+        wrong = find_shortage(measure("state", state), STATE_BYTES)
     except OSError as error:
         return [f"{state} cannot be used: {error}. A switch keeps its journal there: run site.yml."]
-    free_mib = found.f_bavail * found.f_frsize // 1024**2
-    if free_mib >= STATE_MIB:
+    if not wrong:
         return []
     return [
-        f"The file system of {state} has {free_mib} MiB free, a switch wants {STATE_MIB} for its journal and files: "
+        f"{wrong}, and a switch wants {STATE_BYTES // 1024**2} MiB for its journal and files: "
         "make room ('du -xh /var | sort -h | tail' shows where it went), then switch again."
     ]
 
@@ -182,6 +201,8 @@ def check_gpus(host: HostView, wanted: Generation, moves: Moves, warnings: list[
     try:
         with host.nvml() as session:
             boards, lost = read_boards(session, load_slots(host.paths))
+            wants = {uuid for name in moves.start for uuid in wanted.engines[name].config.gpus}
+            modes = {gpu.uuid: session.read_mode(gpu) for gpu in boards.gpus if gpu.uuid in wants}
     except NvmlFailure as failure:
         return [f"The GPUs cannot be read: {failure}"]
     owners = host.owners({process.pid for gpu in boards.gpus for process in gpu.processes or ()})
@@ -191,6 +212,14 @@ def check_gpus(host: HostView, wanted: Generation, moves: Moves, warnings: list[
         require(boards, lost, list(dict.fromkeys(uuid for one in wanted.engines.values() for uuid in one.config.gpus)))
     except (PhaseFailed, NvmlFailure) as failed:
         problems.append(str(failed))
+    users = Counter(uuid for one in wanted.engines.values() for uuid in one.config.gpus)
+    for uuid, mode in modes.items():
+        others = len(looks[uuid].others) + len(looks[uuid].unknown)
+        if why := find_obstacle(mode.compute_mode, mode.mig, users[uuid] + others):
+            problems.append(f"{looks[uuid].card} {why}. {explain_mode(uuid, mode.mig)}")
+        if (action := read_action(mode.recovery or "none")) != "none":
+            text = f"{looks[uuid].card}: the driver asks for the recovery action {mode.recovery}."
+            (problems if action in ("reset", "reboot") else warnings).append(f"{text} {explain_action(action, uuid)}")
     for engine, uuid in ((name, uuid) for name in moves.start for uuid in wanted.engines[name].config.gpus):
         occupied = looks.get(uuid)
         if occupied is None or not (who := [*occupied.others, *occupied.unknown]):

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...answers.canary_command import Result, full_canary
 from ...answers.checks import Ask, error_text
+from ...answers.model import NOT_SHOWN
 from ...answers.quality import Options, OutOfTime, Suite, build_record, write_record
 from ...answers.suite import read_cases
 from ...engine.config import EngineConfig
@@ -215,8 +216,8 @@ def ask_suite(host: HostView, wanted: Generation, moves: Moves) -> Done:
     keys = ("case", "served_name", "engine", "verdict")
     rows = [{key: getattr(one, key) for key in keys} for one in results]
     said = record.findings
-    if said and gate["gate"] == "fail":
-        engines = dict.fromkeys(one.engine for one in results if one.verdict != "passed")
+    engines = dict.fromkeys(one.engine for one in results if one.verdict not in ("passed", NOT_SHOWN))
+    if engines and gate["gate"] == "fail":
         text = f"The quality suite was not passed (quality_gate: fail). {' '.join(said)}{kept}"
         raise PhaseFailed(text, engines=engines, data={"quality": rows})
     return Done(

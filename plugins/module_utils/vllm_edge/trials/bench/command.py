@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from ...paths import HostPaths
 from ...system.docker import DockerEngine
-from ...system.long_run import LongRun, refusing
+from ...system.long_run import CommandRefused, LongRun, refusing
 from ...text import print_result, table, wrapped
 from .cases import Options
 from .compare import fails_gate
@@ -79,9 +79,12 @@ def run_bench(paths: HostPaths, options: Options, long_run: LongRun, *, output: 
     Returns:
         0: it was complete. 1: it ended early, or a finding is a failure and the gate is `fail`. 2: it was refused.
     """
-    with long_run.alone():
-        bench = prepare(paths, options, DockerEngine(), long_run)
-        recorded, incomparable = bench.run()
+    try:
+        with long_run.alone():
+            bench = prepare(paths, options, DockerEngine(), long_run)
+            recorded, incomparable = bench.run()
+    except OSError as error:
+        raise CommandRefused(f"Progress or record of the benchmark cannot be written: {error}.") from error
     lines = [*render(recorded), *(line for text in incomparable for line in wrapped(text))]
     print_result(output, {"path": str(bench.path), "lines": lines, **asdict(recorded)}, lines)
     end = recorded.end

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...paths import HostPaths
+from ...system.files import name_errors, prune
 from ...system.records import read_record
 
 KEPT_RUNS = 50
@@ -175,7 +176,7 @@ def add_record(path: Path, record: Run | Measurement | End) -> None:
     """Append a record to the file of a run; it is on the disk before the next one is measured. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, MODE)
-    with os.fdopen(handle, "a", encoding="utf-8") as file:
+    with name_errors(path), os.fdopen(handle, "a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(record), ensure_ascii=False) + "\n")
         file.flush()
         os.fsync(file.fileno())
@@ -203,7 +204,5 @@ def read_runs(files: Sequence[Path]) -> list[Recorded]:
     return found
 
 
-def prune_runs(paths: HostPaths) -> None:
-    for path in list_files(paths)[:-KEPT_RUNS]:
-        with contextlib.suppress(OSError):
-            path.unlink()
+def prune_runs(paths: HostPaths, newest: Path) -> None:
+    prune(list_files(paths), KEPT_RUNS, newest)

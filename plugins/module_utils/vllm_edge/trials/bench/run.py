@@ -27,7 +27,6 @@ from ...gateway.sync import CONFIGURATION, is_installed
 from ...generation.model import Generation
 from ...gpu.driver import module_version
 from ...paths import HostPaths
-from ...switch.journal import holder
 from ...switch.steps.gpu_memory import load_slots
 from ...system.docker import Container, DockerAway, DockerEngine, DockerRefused
 from ...system.http import request
@@ -157,13 +156,6 @@ class Bench:
         )
         self.path = self.paths.bench / f"{self.description.run}.jsonl"
 
-    def find_trouble(self) -> str:
-        """Return why the run cannot go on; empty if it can."""
-        if self.long_run.is_lost():
-            return "nobody follows it any more"
-        journal = holder(self.paths)
-        return f"a switch began ({journal.asked_by or 'unknown'})" if journal is not None else ""
-
     def run(self) -> tuple[Recorded, list[str]]:
         """Measure everything, and return what is recorded, and sentences on what could not be compared, and why."""
         former = list_files(self.paths)[::-1][:PREVIOUS]
@@ -185,7 +177,7 @@ class Bench:
         verdict: Verdict = "interrupted" if error else "findings" if findings else "passed"
         end = End(stamp(), round(time.monotonic() - self._began, 1), verdict, error, tuple(findings))
         add_record(self.path, end)
-        prune_runs(self.paths)
+        prune_runs(self.paths, self.path)
         return Recorded(self.description, tuple(self.measurements), end), list_incomparable(*compared)
 
     def _measure(self, name: str, engine: Engine, through: Through) -> None:
@@ -231,6 +223,8 @@ class Bench:
                 raise SidecarError(trouble)
             if ended.status != 0:
                 raise SidecarError(f"The benchmark's program ended with status {ended.status}: {ended.lines[-3:]}")
+            if measuring.open_steps or not self.measurements:
+                raise SidecarError("The lines with measurements were lost, although the program ended well.")
 
     def add(self, measurement: Measurement) -> None:
         self.measurements.append(measurement)
@@ -247,6 +241,8 @@ class Measuring:
     through: Through
     steps: Sequence[Step]
     sampler: Sampler
+    open_steps: int = 0
+    """Steps that began and of which no measurement came."""
 
     def __post_init__(self) -> None:
         self._began = self._find_container()
@@ -256,7 +252,7 @@ class Measuring:
 
     def find_trouble(self) -> str:
         """Return why the engine can no longer be measured; empty if it can. Raises SidecarError."""
-        if trouble := self.bench.find_trouble():
+        if trouble := self.bench.long_run.find_trouble():
             return trouble
         name, began, now = self.config.engine, self._began, self._find_container()
         # The same container may have been started again.
@@ -285,10 +281,12 @@ class Measuring:
         data = json.loads(line.removeprefix(program.MARK))
         step = self.steps[data["step"]]
         if data["what"] == "begin":
+            self.open_steps += 1
             self.sampler.begin()
             self.bench.long_run.say(f"{self.config.engine} through {self.through}: {describe_step(step)}")
         else:
             self.bench.add(self._build(step, data, self.sampler.end()))
+            self.open_steps -= 1
 
     def _build(self, step: Step, data: Mapping[str, Any], samples: Sequence[Sample]) -> Measurement:
         seconds, tokens = data.get("seconds") or 0.0, data.get("output_tokens") or 0
@@ -365,7 +363,7 @@ def prepare(paths: HostPaths, options: Options, docker: DockerEngine, long_run: 
         )
     generation, engines = choose_engines(paths, options.engine)
     bench = Bench(paths, options, generation, engines, docker, long_run, reference)
-    if trouble := bench.find_trouble():
+    if trouble := long_run.find_trouble():
         raise CommandRefused(f"The benchmark does not run, because {trouble}. Wait until it has ended.")
     for name, engine in engines.items():
         answer = request(engine.config.url, "/metrics", ASK_S)
