@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -231,6 +232,32 @@ def test_a_second_failure_is_not_blamed_on_the_cache(begin: Begin, docker: FakeD
     docker.kill_container(signal.SIGHUP)
     assert "the compile cache was new" in case.fails_with("compile_failed", EXIT_CONFIG)["reason"]
     assert aside.exists() and (cache / "new").exists() and docker.calls.count("create") == 2
+
+
+def test_a_cache_that_is_too_large_is_emptied(begin: Begin, docker: FakeDocker, tmp_path: Path) -> None:
+    """Links lead nowhere, and a tree that is nested too deeply for Python counts as well."""
+    cache, outside = tmp_path / "cache/e2b/0a0a", tmp_path / "outside"
+    nest = "/".join(["d" * 250] * 8)
+    deep = f"for i in 1 2 3; do mkdir -p {nest}; cd -P {nest}; done; truncate -s {compile_cache.MOST_GIB}G graph"
+    subprocess.run(["sh", "-c", f"mkdir -p {cache}; cd {cache}; {deep}"], check=True)
+    outside.write_text("of the host")
+    (cache / "link").symlink_to(outside)
+    case = begin(create=[*CREATE[:2], f"--mount=type=bind,source={cache},target=/cache", *CREATE[2:]]).start()
+    case.until_ready().until(lambda: not compile_cache.find_aside(cache).exists())
+    assert list(cache.iterdir()) == [] and outside.exists()
+    assert f"the compile cache {cache} has more than 20 GiB and is emptied" in case.output.getvalue()
+    case.stop()
+    assert case.ends() == EXIT_OK
+
+
+@pytest.mark.parametrize("limit", ["MOST_GIB", "MOST_FILES"])
+def test_what_a_cache_has_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    (tmp_path / "graph").write_text("compiled")
+    assert compile_cache.find_excess(tmp_path) == ""
+    monkeypatch.setattr(compile_cache, limit, 0)
+    assert compile_cache.find_excess(tmp_path).startswith("more than 0 ")
+    with pytest.raises(OSError, match="cannot be determined"):
+        compile_cache.find_excess(tmp_path / "missing")
 
 
 def test_an_empty_cache_is_not_blamed(begin: Begin, docker: FakeDocker, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -242,11 +243,30 @@ class Launcher:
             ) from error
 
     def _prepare_cache(self) -> None:
+        """Empty the compile cache if it is too large. The old one is removed while the engine loads."""
+        cache = self.engine.cache
+        if cache is None:
+            return
+        try:
+            self.cache_filled = compile_cache.prepare(cache, self.engine.uid)
+            if not self.cache_filled or not (excess := compile_cache.find_excess(cache)):
+                return
+            if not compile_cache.find_aside(cache).exists():
+                compile_cache.set_aside(cache, self.engine.uid)
+                self.cache_filled = False
+                self.journal.write(f"the compile cache {cache} has {excess} and is emptied: vLLM compiles again", 4)
+        except OSError as error:
+            self.journal.write(f"the compile cache cannot be read or emptied: {error}", 4)
+        else:
+            threading.Thread(target=self.discard_cache, daemon=True).start()
+
+    def discard_cache(self) -> None:
+        """Remove a compile cache that was set aside: the engine does not need it any more."""
         if self.engine.cache is not None:
             try:
-                self.cache_filled = compile_cache.prepare(self.engine.cache, self.engine.uid)
+                compile_cache.discard(self.engine.cache)
             except OSError as error:
-                self.journal.write(f"the compile cache cannot be read: {error}", 4)
+                self.journal.write(f"the compile cache that was set aside cannot be removed: {error}", 4)
 
     def _refuse_other_image(self, container_id: str) -> None:
         """Raise LaunchFailed if a new container was made from another image than the engine's."""

@@ -16,7 +16,6 @@ from datetime import datetime
 
 from ..paths import HostPaths
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, parse_stamp
-from ..system.files import remove_foreign
 from ..system.http import Answer, request
 from . import compile_cache, launch
 from .config import EngineConfigError, load_engine
@@ -44,7 +43,6 @@ STOP_LOADING_S = 3.0
 container it ignores SIGTERM until vLLM has installed its handler."""
 LAST_LINES_S = 10.0
 """Longest wait for the last lines of an ended container. They come at once, but from Docker on a busy host."""
-REMOVE_CACHE_S = 600.0
 TICK_S = 1.0
 """Seconds between two calls of `Supervision.on_tick`."""
 
@@ -171,7 +169,7 @@ class Supervisor(Launcher):
                 log_facts=life.progress.facts,
             )
             self._remember_load(life)
-            threading.Thread(target=self._discard_cache, daemon=True).start()
+            threading.Thread(target=self.discard_cache, daemon=True).start()
             self.journal.write(f"{self.config.unit}: {life.status_text(time.monotonic())}")
         elif reaction.phase_changed:
             self.reporter.record(life.phase, log_facts=life.progress.facts)
@@ -189,14 +187,6 @@ class Supervisor(Launcher):
             remember_load(self.paths.engine_loads(self.config.engine), describe_load(self.config, stamp(), *told))
         except OSError as error:
             self.journal.write(f"the load cannot be recorded: {error}", 4)
-
-    def _discard_cache(self) -> None:
-        """Remove a compile cache that was set aside: the engine has started with another one."""
-        if self.engine.cache is not None:
-            try:
-                remove_foreign(compile_cache.find_aside(self.engine.cache), REMOVE_CACHE_S)
-            except OSError as error:
-                self.journal.write(f"the compile cache that was set aside cannot be removed: {error}", 4)
 
     def _supervise(self, life: Supervision) -> int | None:
         """Process events until the engine ends; return the exit status, None to start it again at once."""
