@@ -17,7 +17,7 @@ from ..engine.config import EngineConfig
 from ..engine.state import stamp
 from ..generation.model import Generation
 from ..paths import HostPaths
-from ..system.files import prune, write_durably
+from ..system.files import make_directories, prune, write_durably
 from ..system.http import call_in_parallel, request
 from ..system.long_run import CommandRefused, LongRun, refusing
 from ..system.records import RecordError
@@ -155,7 +155,7 @@ def build_record(generation: Generation, options: Options, results: Sequence[Cas
 def write_record(record: Record, paths: HostPaths) -> Path:
     """Write the record, remove the oldest ones, and return its path. Raises OSError."""
     path = paths.quality / f"{record.run}.json"
-    paths.quality.mkdir(parents=True, exist_ok=True, mode=0o750)
+    make_directories(paths.quality, 0o750)
     write_durably(path, json.dumps(asdict(record), indent=1, ensure_ascii=False) + "\n", MODE)
     prune(list_files(paths), KEPT, path)
     return path

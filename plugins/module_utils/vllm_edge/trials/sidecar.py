@@ -21,7 +21,7 @@ from pathlib import Path
 from ..names import ENGINE_USER, LABEL_SIDECAR
 from ..paths import HostPaths
 from ..system.docker import ContainerGone, DockerAway, DockerEngine, DockerRefused
-from ..system.files import read_foreign
+from ..system.files import make_directories, read_foreign
 from ..system.long_run import CommandRefused
 
 MEMORY_MIB = 8192
@@ -119,7 +119,7 @@ def _make_directories(sidecar: Sidecar, paths: HostPaths) -> Iterator[tuple[Path
         shutil.rmtree(path, ignore_errors=True)
     try:
         for path in (job, out):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_directories(path.parent)
             path.parent.chmod(0o700)
             path.mkdir(mode=0o700)
         (job / "out").mkdir()
