@@ -33,10 +33,10 @@ def check_units(facts: Facts) -> Verdict:
     if failed:
         told = ", ".join(f"{engine.unit.id} {engine.unit.active_state} ({engine.unit.result})" for engine in failed)
         return fail(told, f"'vllm-edge explain {failed[0].name}' says why it ended last, and what to do.")
-    if caches := {engine.name: told for engine in found if (told := known(engine.cache))}:
+    if caches := [(engine.name, text) for engine in found for text in known(engine.cache)]:
         return warn(
-            f"compile caches of engines: {'; '.join(text for told in caches.values() for text in told)}",
-            f"'vllm-edge explain {next(iter(caches))}' says whether one broke a start. One that is set aside goes once "
+            f"compile caches of engines: {'; '.join(text for _, text in caches)}",
+            f"'vllm-edge explain {caches[0][0]}' says whether one broke a start. One that is set aside goes once "
             "the engine has started, and with playbooks/engines.yml. The next start empties one that is too large.",
         )
     down = [engine for engine in found if engine.unit.active_state != "active"]
