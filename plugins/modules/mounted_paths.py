@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: fail if a directory would be created below a mount point whose file system is not mounted."""
+"""Ansible module: fail if the file system of a directory is not mounted, or nothing can be executed there."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ version_added: "0.1.0"
 description:
   - Fails if a path is at or below a mount point that C(/etc/fstab) or an enabled mount unit in C(/etc/systemd/system)
     names and that is not mounted now. What is created there would fill the disk below and be hidden by the mount.
+  - With O(executed), also fails if the file system of the path is mounted with C(noexec).
   - Entries of C(/etc/fstab) with the option C(noauto) are left out. A mount point of systemd's automount counts as
     mounted.
 extends_documentation_fragment:
@@ -20,6 +21,10 @@ options:
     description: Absolute path of each directory, by the name of the variable that sets it.
     type: dict
     required: true
+  executed:
+    description: Names in O(paths) of the directories that hold programs or shared libraries, and what these are.
+    type: dict
+    default: {}
   root:
     description: Root directory of the host's file system. Only tests set it to something other than V(/).
     type: path
@@ -85,14 +90,35 @@ def explain_unmounted(variable: str, path: str, unmounted: list[tuple[str, str, 
     return None
 
 
+def explain_noexec(variable: str, path: str, what: str, root: Path) -> str | None:
+    """Return why the kernel would not execute what is at a path; None if it would."""
+    inside, options, point = Path(os.path.realpath(path)), "", ""
+    for fields in map(str.split, read_lines(root / "proc/self/mountinfo")):  # a later mount covers an earlier one
+        if inside.is_relative_to(unescape(fields[4])) and len(unescape(fields[4])) >= len(point):
+            point, options = unescape(fields[4]), fields[5]
+    if "noexec" not in options.split(","):
+        return None
+    return (
+        f"{variable} is {path}, and {point} is mounted with noexec: the kernel refuses {what} there (Permission "
+        f"denied, or 'failed to map segment from shared object'). Set {variable} to one on another file system, "
+        f"or 'mount -o remount,exec {point}' and take noexec out of its options in /etc/fstab. Nothing was created."
+    )
+
+
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={"paths": {"type": "dict", "required": True}, "root": {"type": "path", "default": "/"}},
+        argument_spec={
+            "paths": {"type": "dict", "required": True},
+            "executed": {"type": "dict", "default": {}},
+            "root": {"type": "path", "default": "/"},
+        },
         supports_check_mode=True,
     )
     unmounted = find_unmounted(Path(module.params["root"]))
     for variable, path in module.params["paths"].items():
         why = explain_unmounted(variable, path, unmounted)
+        if why is None and variable in module.params["executed"]:
+            why = explain_noexec(variable, path, module.params["executed"][variable], Path(module.params["root"]))
         if why is not None:
             module.fail_json(msg=why)
     module.exit_json(changed=False)

@@ -55,7 +55,15 @@ def filters() -> dict[str, Callable[..., Any]]:
 
 
 @pytest.fixture
-def run_module(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def umask() -> int:
+    """That of modules; a test replaces it by a parameter of this name."""
+    return 0o022
+
+
+@pytest.fixture
+def run_module(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, umask: int
+) -> Callable[..., Result]:
     """run_module(name, args, check=False, replace={}) -> what the module printed, with its exit status as `rc`.
 
     `warnings` is a list of texts, empty when there were none.
@@ -74,13 +82,13 @@ def run_module(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
         # A test that imported a plugin of the controller makes the warnings of later modules go to its display.
         monkeypatch.setattr(_internal, "is_controller", False)
         # What a module does to this process would reach the tests after it.
-        umask = os.umask(0o022)
+        former = os.umask(umask)
         try:
             with patch_module_args({**args, "_ansible_check_mode": check}), pytest.raises(SystemExit) as ended:
                 module.main()
         finally:
-            left = os.umask(umask)
-        assert left == 0o022, "a module changed the umask and did not set it back"
+            left = os.umask(former)
+        assert left == umask, "a module changed the umask and did not set it back"
         result: Result = json.loads(capsys.readouterr().out)
         result["rc"] = int(ended.value.code or 0)
         result["warnings"] = [warning["event"]["msg"] for warning in result.get("warnings", [])]

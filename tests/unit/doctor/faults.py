@@ -234,11 +234,21 @@ def accept_risk(host: FakeHost) -> None:
 
 
 def cache_aside(host: FakeHost) -> None:
+    use_cache(host)
+    (host.root / "data/vllm/cache/e2b/0a.set-aside").mkdir(parents=True)
+
+
+def cache_too_large(host: FakeHost) -> None:
+    use_cache(host)
+    host.write("data/vllm/cache/e2b/0a/vllm/graph", "")
+    os.truncate(host.root / "data/vllm/cache/e2b/0a/vllm/graph", 20 * 2**30 + 1)
+
+
+def use_cache(host: FakeHost) -> None:
     path = host.root / FILES / "container.json"
     document = json.loads(path.read_text())
     document["arguments"].insert(0, "--mount=type=bind,source=/data/vllm/cache/e2b/0a,target=/cache")
     host.write(f"{FILES}/container.json", json.dumps(document))
-    (host.root / "data/vllm/cache/e2b/0a.set-aside").mkdir(parents=True)
 
 
 def without_policy(host: FakeHost) -> None:
@@ -345,7 +355,6 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
             ({"hosts": ["fd://", "tcp://0.0.0.0:2375"]}, SETTINGS, "'tcp://0.0.0.0:2375' is root", "tlsverify"),
             ({"hosts": "tcp://127.0.0.1:2375", "tlsverify": "yes"}, SETTINGS, "is root on this host", "ssh://"),
             ({"hosts": ["tcp://\x1b[2J"]}, SETTINGS, "'tcp://\\x1b[2J' is root", "tlsverify"),
-            ({"userns-remap": "default"}, SETTINGS, "neither their weights nor their caches", "userns-remap"),
             ({"seccomp-profile": "unconfined"}, SETTINGS, "every system call", "seccomp-profile"),
         )
     ),
@@ -433,6 +442,7 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (with_maps, "warn serving.libraries", f"{ENGINE} runs with a former libssl.so.3, python3.13", f"restart {ENGINE}'"),
     (without_policy, "fail serving.configuration", "edge_policy.py: No such file", "site.yml"),
     (cache_aside, "warn serving.units", "/data/vllm/cache/e2b/0a.set-aside", "'vllm-edge explain e2b'"),
+    (cache_too_large, "warn serving.units", "/data/vllm/cache/e2b/0a has more than 20 GiB", "The next start empties"),
     (accept_risk, "warn serving.risks", "e2b runs with --trust-remote-code", "accept_risk"),
     (write(f"{FILES}/container.json"), NO_ENGINE, "container.json", "site.yml"),
 )

@@ -165,6 +165,21 @@ def test_waiting_is_no_computing() -> None:
     assert life.on_tick(420.0).give_up is not None
 
 
+def test_silence_is_no_hang_while_nobody_sees_what_the_container_does() -> None:
+    life = begun()
+    life.on_log(LINE, 110.0)
+    extended = []
+    for second in range(110, 2000, 5):
+        life.on_usage(None, float(second))
+        seen = life.on_tick(float(second))
+        assert seen.give_up is None
+        extended += [second] if seen.extend_s else []
+    assert extended[-1] == 405, "then the unit's own start timeout ends it"
+    assert "/sys/fs/cgroup cannot be read" in life.status_text(1995.0)
+    life.on_usage(Usage(0, 0, 0.0), 2000.0)
+    assert life.on_tick(2000.0).give_up is not None
+
+
 def test_silence_is_not_the_engines_while_docker_is_away_or_its_log_cannot_be_read() -> None:
     life = begun()
     assert "away" in (life.on_docker(True, 120.0).say or "")

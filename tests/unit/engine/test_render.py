@@ -63,7 +63,7 @@ def test_every_argument_of_an_engine_and_json_that_keeps_its_types() -> None:
     }
     assert render(engine, chat=True, memory="96g") == [
         *("--name=vllm-one", "--label=vllm-edge.engine=one", "--user=8050:8050", "--read-only", "--cap-drop=ALL"),
-        *("--security-opt=no-new-privileges", "--network=none", f"--device=nvidia.com/gpu={UUIDS[2]}"),
+        *("--security-opt=no-new-privileges", "--network=none", "--userns=host", f"--device=nvidia.com/gpu={UUIDS[2]}"),
         *("--shm-size=4g", "--ulimit=memlock=1073741824:1073741824", "--pids-limit=4096", "--oom-score-adj=500"),
         *("--memory=96g", "--memory-swap=96g", "--tmpfs=/tmp:exec,mode=1777,size=5g"),
         "--mount=type=bind,source=/data/vllm/weights/m,target=/models/m,readonly",
@@ -162,7 +162,7 @@ def test_every_container_of_ours_has_a_user_with_a_name_and_dumps_no_core() -> N
     sidecar = build_create_arguments(Sidecar("test", "image", 8050, program=""), Path("/job"), Path("/out"))
     ulimits = yaml.safe_load((ROOT / "roles/vllm_engine/defaults/main.yml").read_text())["vllm_engine_ulimits"]
     for words in (images, sidecar, render(ulimits=ulimits)):
-        assert {"--env=USER=vllm-edge", "--env=LOGNAME=vllm-edge", "--ulimit=core=0:0"} <= {*words}
+        assert {"--env=USER=vllm-edge", "--env=LOGNAME=vllm-edge", "--ulimit=core=0:0", "--userns=host"} <= {*words}
 
 
 def test_engine_json_has_what_the_program_reads() -> None:

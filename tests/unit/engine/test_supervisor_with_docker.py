@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.engine import compile_cache, container, launch
+from ansible.module_utils.vllm_edge.engine import compile_cache, container, launch, watchers
 from ansible.module_utils.vllm_edge.engine.config import load_engine
 from ansible.module_utils.vllm_edge.engine.journal import Journal
 from ansible.module_utils.vllm_edge.engine.loads import read_loads
 from ansible.module_utils.vllm_edge.engine.sd_notify import Notifier
 from ansible.module_utils.vllm_edge.engine.supervisor import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, Supervisor
+from ansible.module_utils.vllm_edge.engine.usage import Usage
 from ansible.module_utils.vllm_edge.gpu.driver import DriverVersions, find_missing_access
 from ansible.module_utils.vllm_edge.switch.journal import take_lock
 from ansible.module_utils.vllm_edge.system.docker import DockerAway, DockerRefused, DockerUnit
@@ -232,6 +234,32 @@ def test_a_second_failure_is_not_blamed_on_the_cache(begin: Begin, docker: FakeD
     assert aside.exists() and (cache / "new").exists() and docker.calls.count("create") == 2
 
 
+def test_a_cache_that_is_too_large_is_emptied(begin: Begin, docker: FakeDocker, tmp_path: Path) -> None:
+    """Links lead nowhere, and a tree that is nested too deeply for Python counts as well."""
+    cache, outside = tmp_path / "cache/e2b/0a0a", tmp_path / "outside"
+    nest = "/".join(["d" * 250] * 8)
+    deep = f"for i in 1 2 3; do mkdir -p {nest}; cd -P {nest}; done; truncate -s {compile_cache.MOST_GIB}G graph"
+    subprocess.run(["sh", "-c", f"mkdir -p {cache}; cd {cache}; {deep}"], check=True)
+    outside.write_text("of the host")
+    (cache / "link").symlink_to(outside)
+    case = begin(create=[*CREATE[:2], f"--mount=type=bind,source={cache},target=/cache", *CREATE[2:]]).start()
+    case.until_ready().until(lambda: not compile_cache.find_aside(cache).exists())
+    assert list(cache.iterdir()) == [] and outside.exists()
+    assert f"the compile cache {cache} has more than 20 GiB and is emptied" in case.output.getvalue()
+    case.stop()
+    assert case.ends() == EXIT_OK
+
+
+@pytest.mark.parametrize("limit", ["MOST_GIB", "MOST_FILES"])
+def test_what_a_cache_has_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    (tmp_path / "graph").write_text("compiled")
+    assert compile_cache.find_excess(tmp_path) == ""
+    monkeypatch.setattr(compile_cache, limit, 0)
+    assert compile_cache.find_excess(tmp_path).startswith("more than 0 ")
+    with pytest.raises(OSError, match="cannot be determined"):
+        compile_cache.find_excess(tmp_path / "missing")
+
+
 def test_an_empty_cache_is_not_blamed(begin: Begin, docker: FakeDocker, tmp_path: Path) -> None:
     case, _, aside = fail_with_cache(begin, docker, tmp_path)
     case.fails_with("compile_failed", EXIT_CONFIG)
@@ -427,20 +455,41 @@ def test_a_removal_in_progress_is_waited_for(begin: Begin, docker: FakeDocker) -
     assert "made from other inputs" in case.output.getvalue()
 
 
-@pytest.mark.parametrize("command", [("sh", "-c", "while :; do :; done"), ("sleep", "120")], ids=["works", "idle"])
+@pytest.fixture(autouse=True)
+def cores(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    """How many cores the container uses; None where its control group cannot be read."""
+    used: list[float | None] = [0.0]
+
+    def read(_container_id: str) -> Usage | None:
+        return None if used[0] is None else Usage(0, 0, used[0] * time.monotonic())
+
+    for module in (launch, watchers):
+        monkeypatch.setattr(module, "read_usage", read)
+    return used
+
+
+@pytest.mark.parametrize(
+    ("used", "told"),
+    [(1.0, "its log is silent, and it computes"), (0.0, "neither reads nor computes"), (None, "it does what cannot")],
+    ids=["works", "idle", "unseen"],
+)
 def test_a_silent_load_is_kept_by_the_next_supervisor(
-    begin: Begin, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+    begin: Begin,
+    docker: FakeDocker,
+    monkeypatch: pytest.MonkeyPatch,
+    cores: list[float | None],
+    used: float | None,
+    told: str,
 ) -> None:
     """Its supervisor was killed, and the last line is older than the stall limit."""
-    works = command[0] == "sh"
-    # Work is seen as soon as it gets a processor, which takes long on a machine that has much else to do.
-    monkeypatch.setattr(launch, "WORK_S", 60.0 if works else 1.5)
-    left = docker.run_container(LABELS, command)
+    monkeypatch.setattr(launch, "WORK_S", 1.5)
+    cores[0] = used
+    left = docker.run_container(LABELS)
     docker.container = replace(left, started_at="2020-01-01T00:00:00.000000000Z")
     case = begin().start()
     case.until(lambda: "create" in docker.calls or "attaching" in case.output.getvalue())
-    assert ("create" not in docker.calls) is works
-    assert ("its log is silent, and it computes" if works else "neither reads nor computes") in case.output.getvalue()
+    assert ("create" not in docker.calls) is (used != 0.0)
+    assert told in case.output.getvalue()
 
 
 def test_a_container_that_died_unwatched_is_explained(begin: Begin, docker: FakeDocker) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from ansible.module_utils.vllm_edge.gpu import owners
 from ansible.module_utils.vllm_edge.gpu.owners import ContainerRef, Owner, decide_owner, parse_cgroup, parse_unit
 from ansible.module_utils.vllm_edge.names import LABEL_SIDECAR
 from ansible.module_utils.vllm_edge.switch.model import Interrupted
+from ansible.module_utils.vllm_edge.system import process
 from ansible.module_utils.vllm_edge.system.docker import Container
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
@@ -108,3 +111,14 @@ def test_a_signal_that_ends_the_switch_is_no_answer_of_docker(monkeypatch: pytes
     monkeypatch.setattr("docker.APIClient", signalled)
     with pytest.raises(Interrupted):
         owners.list_docker_containers()
+
+
+def test_a_process_that_proc_hides_has_not_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With hidepid=2 there is no directory of it; kill(2) with signal 0 still tells that it lives."""
+    for module in (owners, process):
+        monkeypatch.setattr(module, "PROC", tmp_path)
+    assert owners.find_owners([os.getpid()])[os.getpid()].reason == owners.HIDDEN
+    assert process.command_of(os.getpid()) == "hidden"
+    gone = 2**22 + 1  # above the kernel's largest pid
+    assert owners.find_owners([gone])[gone].reason == owners.ENDED
+    assert process.command_of(gone) == "ended"

@@ -19,7 +19,9 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 # Names of Ansible, vLLM and packages of clients, which no source of ours needs to know.
-FOREIGN = re.compile(r"ANSIBLE_[A-Z_]+|encrypt_string|langchain_openai|cache_salt|served_model_name")
+FOREIGN = re.compile(
+    r"ANSIBLE_[A-Z_]+|encrypt_string|langchain_openai|cache_salt|served_model_name|xfs_quota|net_bind_service"
+)
 PACKAGE = "plugins/module_utils/vllm_edge"
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
 

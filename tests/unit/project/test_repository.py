@@ -182,6 +182,12 @@ def test_files_on_the_controller_are_their_owners_alone() -> None:
     assert open_to_others.keys() == OF_THE_REPOSITORY, open_to_others
 
 
+def test_directories_above_others_are_made_with_a_mode_of_their_own() -> None:
+    """By make_directories: mkdir makes the missing ones above as the umask is, which may keep everybody out."""
+    files = [path for path in list_files("plugins/module_utils", "plugins/modules") if path.suffix == ".py"]
+    assert [str(path) for path in files if re.search(r"parents=True|makedirs\(", path.read_text())] == []
+
+
 def test_no_play_keeps_facts_or_believes_those_of_another_run() -> None:
     """A cache of facts outlives a run: a medium for another distribution, or a host that was installed again."""
     files = (*(ROOT / "playbooks").rglob("*.yml"), *(ROOT / "roles").glob("*/tasks/*.yml"))

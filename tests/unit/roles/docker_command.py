@@ -104,7 +104,8 @@ def main(arguments: list[str]) -> None:
         case ["run", *rest] if "--require-hashes" in rest:
             context = find_context(rest)
             files = {path.name: path.read_text() for path in context.iterdir() if path.is_file()}
-            (DIRECTORY / "context.json").write_text(json.dumps(files | {"command": " ".join(rest)}))
+            modes = {path.name: path.stat().st_mode & 0o7 for path in (context.parent, context, *context.rglob("*"))}
+            (DIRECTORY / "context.json").write_text(json.dumps(files | {"command": " ".join(rest), "modes": modes}))
             print("Installing collected packages: transformers")
             if state.get("build_fails"):
                 print(state["build_fails"])

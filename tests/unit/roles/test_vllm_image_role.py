@@ -140,6 +140,8 @@ def way_of_a_derived_image(host: Host) -> Steps:
     assert f"--entrypoint=env {BASE_ID} PIP_CONFIG_FILE=" in context["command"], "of what was checked, not of its name"
     assert "torch==2.13.0\n" in context["constraints.txt"] and "tokenizers" not in context["constraints.txt"]
     assert context["requirements.txt"] == f"transformers==5.19.0 --hash=sha256:{hashlib.sha256(b'').hexdigest()}\n"
+    # With userns-remap the root of the container is another user of the host.
+    assert context["modes"].pop("build") == 0 and set(context["modes"].values()) == {4, 5}, context["modes"]
     assert not (host.root / "state/build/image").exists()
     record = host.record()
     assert (record["cuda"], record["driver_branch"]) == ("13.0.2", "580"), "those of the base image"

@@ -466,3 +466,12 @@ def test_progress_of_the_running_switch(
 def test_seconds_by_a_clock_that_jumps() -> None:
     assert count_seconds_since("2020-01-01T00:00:00Z") > 0
     assert count_seconds_since("2999-01-01T00:00:00Z") == count_seconds_since("") == 0
+
+
+def test_a_command_does_not_take_the_umask_that_sudo_gives(paths: HostPaths) -> None:
+    former = os.umask(0o077)
+    try:
+        main(["--etc", str(paths.etc), "--state", str(paths.state), "history"])
+    finally:
+        left = os.umask(former)
+    assert left == 0o022

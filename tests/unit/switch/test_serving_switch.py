@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -272,12 +271,11 @@ def test_a_damaged_generation_is_written_again_without_a_switch(host: Host) -> N
     assert not host.run(engine())["changed"]
 
 
-def test_the_policy_of_engines_is_there_before_they_start(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    former = os.umask(0o077)
-    try:
-        host.settle(engine())
-    finally:
-        os.umask(former)
+@pytest.mark.parametrize("umask", [0o002, 0o077])
+def test_the_policy_of_engines_is_there_before_they_start(
+    host: Host, umask: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.settle(engine())
     container = store.load(host.paths, 1).engines["e2b"].container
     file = host.paths.policies / hashlib.sha256(Path(edge_policy.__file__).read_bytes()).hexdigest() / "edge_policy.py"
     assert f"--mount=type=bind,source={file.parent},target=/policy,readonly" in container

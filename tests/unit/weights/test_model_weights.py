@@ -73,6 +73,17 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.parametrize("umask", [0o002, 0o077])
+def test_modes_do_not_depend_on_the_umask(weights: Run, target: Path, tmp_path: Path, umask: int) -> None:
+    assert weights()["changed"]
+    made = [
+        path for name in ("weights", "state", "progress") for path in (tmp_path / name, *(tmp_path / name).rglob("*"))
+    ]
+    engines = {path: 0o640 for path in target.rglob("*")} | {target: 0o750, target / "nested": 0o750}
+    everybody = {path: 0o755 if path.is_dir() else 0o644 for path in made} | {tmp_path / "state/.tiny.lock": 0o600}
+    assert {path: stat.S_IMODE(path.stat().st_mode) for path in made} == everybody | engines
+
+
 def test_first_run_brings_what_vllm_reads_and_records_the_commit(
     weights: Run, hub: TestHub, target: Path, record: Path, on_the_disk: Callable[[Path], bool]
 ) -> None:

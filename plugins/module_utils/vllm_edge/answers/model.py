@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from ..paths import HostPaths
-from ..system.files import prune, write_durably
+from ..system.files import make_directories, prune, write_durably
 from ..system.records import read_record
 from .checks import quote
 
@@ -86,7 +86,7 @@ def write_record(record: Record | Mapping[str, Any], paths: HostPaths) -> Path:
     """
     data = asdict(record) if isinstance(record, Record) else record
     path = paths.quality / f"{data['run']}.json"
-    paths.quality.mkdir(parents=True, exist_ok=True, mode=0o750)
+    make_directories(paths.quality, 0o750)
     write_durably(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n", MODE)
     prune(list_files(paths), KEPT, path)
     return path

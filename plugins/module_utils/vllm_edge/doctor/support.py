@@ -167,7 +167,7 @@ def probe_idle_gpus(reader: Reader, image: str) -> str:
     answer = run(
         reader,
         *("docker", "run", "--rm", "--pull=never", f"--name={PROBE_CONTAINER}", f"--user={user}:{user}"),
-        *("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none"),
+        *("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none", "--userns=host"),
         *(f"--device=nvidia.com/gpu={gpu}" for gpu in gpus),
         *("--entrypoint=python3", image, *probe(*gpus)[1:]),
     )

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from ..names import GATEWAY_USER
-from ..system.files import remove_foreign
+from ..system.files import make_directories, remove_foreign
 from ..system.sockets import pin
 
 PARENT_MODE = 0o710
@@ -28,8 +28,7 @@ def make_directory(socket: Path, uid: int) -> None:
     """
     place, root = socket.parent, os.geteuid() == 0
     if not place.parent.is_dir():
-        place.parent.mkdir(parents=True)
-        place.parent.chmod(PARENT_MODE)
+        make_directories(place.parent, PARENT_MODE)
         if root:
             os.chown(place.parent, 0, find_gateway_group())
     remove_foreign(place, REMOVE_S)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM has compiled for one engine and image: a directory that is set aside once if it breaks a start.
+"""What vLLM has compiled for one engine and image: a directory that is set aside if it breaks a start or is too large.
 
 Code in the container writes the directory, so nothing in it is trusted or followed. The directory above belongs to
 root. While there is one that was set aside, the cache is not blamed again; it is removed when a start has succeeded, or
@@ -9,9 +9,17 @@ by the next run of the engines stage.
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
+from ..system.files import remove_foreign
+
 MODE = 0o750
+MOST_GIB = 20
+"""What a cache may have before the next start empties it: vLLM compiles 1 to 3 GB for a model."""
+MOST_FILES = 1_000_000
+MEASURE_S = 30
+REMOVE_S = 600.0
 
 
 def find_aside(cache: Path) -> Path:
@@ -27,6 +35,33 @@ def prepare(cache: Path, uid: int) -> bool:
     if not cache.exists() and find_aside(cache).exists():
         _make(cache, uid)
     return cache.is_dir() and next(os.scandir(cache), None) is not None
+
+
+def find_excess(cache: Path) -> str:
+    """Return what a cache has too much of; empty if nothing. Counts no further than that, within MEASURE_S seconds.
+
+    Raises OSError: it cannot be read, or not in that time.
+    """
+    # Not os.walk: it gives up in a tree that is nested deeply enough.
+    command = ["timeout", str(MEASURE_S), "find", "-P", str(cache), "-xdev", "-printf", "%s %b\n"]
+    size = 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as found:
+        for files, line in enumerate(found.stdout or ()):
+            length, blocks = map(int, line.split())
+            size += max(length, 512 * blocks)
+            if size > MOST_GIB * 2**30:
+                return f"more than {MOST_GIB} GiB"
+            if files > MOST_FILES:
+                return f"more than {MOST_FILES} files"
+    if found.returncode != 0:
+        raise OSError(f"the size of {cache} cannot be determined (find ended with {found.returncode})")
+    return ""
+
+
+def discard(cache: Path) -> None:
+    """Remove the cache that was set aside, if there is one. Raises OSError."""
+    if os.path.lexists(aside := find_aside(cache)):
+        remove_foreign(aside, REMOVE_S)
 
 
 def set_aside(cache: Path, uid: int) -> Path:

@@ -31,7 +31,8 @@ class ProbeSeen:
 
 @dataclass(frozen=True)
 class UsageSeen:
-    usage: Usage
+    usage: Usage | None
+    """None if it cannot be read."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, 
 from ..system.files import is_locked
 from ..system.http import Answer, get_health
 from ..system.systemd import Systemd, SystemdError
+from ..system.threads import Worker
 from . import compile_cache
 from .api_socket import make_directory
 from .config import Engine
@@ -23,6 +24,7 @@ from .events import Events
 from .journal import Journal, Reporter
 from .lifecycle import (
     EXTEND_BY_S,
+    UNSEEN,
     Decision,
     Existing,
     Found,
@@ -241,11 +243,30 @@ class Launcher:
             ) from error
 
     def _prepare_cache(self) -> None:
+        """Empty the compile cache if it is too large. The old one is removed while the engine loads."""
+        cache = self.engine.cache
+        if cache is None:
+            return
+        try:
+            self.cache_filled = compile_cache.prepare(cache, self.engine.uid)
+            if not self.cache_filled or not (excess := compile_cache.find_excess(cache)):
+                return
+            if not compile_cache.find_aside(cache).exists():
+                compile_cache.set_aside(cache, self.engine.uid)
+                self.cache_filled = False
+                self.journal.write(f"the compile cache {cache} has {excess} and is emptied: vLLM compiles again", 4)
+        except OSError as error:
+            self.journal.write(f"the compile cache cannot be read or emptied: {error}", 4)
+        else:
+            Worker(self.discard_cache)
+
+    def discard_cache(self) -> None:
+        """Remove a compile cache that was set aside: the engine does not need it any more."""
         if self.engine.cache is not None:
             try:
-                self.cache_filled = compile_cache.prepare(self.engine.cache, self.engine.uid)
-            except OSError as error:
-                self.journal.write(f"the compile cache cannot be read: {error}", 4)
+                compile_cache.discard(self.engine.cache)
+            except Exception as error:  # nobody waits for this thread
+                self.journal.write(f"the compile cache that was set aside cannot be removed: {error}", 4)
 
     def _refuse_other_image(self, container_id: str) -> None:
         """Raise LaunchFailed if a new container was made from another image than the engine's."""
@@ -269,16 +290,18 @@ class Launcher:
         age = None if seconds is None else max(0.0, time.time() - seconds)
         was_ready = had_been_ready(container, self.reporter.previous, [record.line for record in records])
         loads = not (answer.ok or was_ready or (age is not None and age < self.config.stall_timeout_s))
-        return Found(answer, was_ready, age, self._watch_work(container.pid) if loads else "")
+        return Found(answer, was_ready, age, self._watch_work(container.id) if loads else "")
 
-    def _watch_work(self, pid: int) -> str:
-        """Return what a container's processes do within WORK_S seconds; empty if nothing or if it cannot be read."""
-        begin, first = time.monotonic(), read_usage(pid)
+    def _watch_work(self, container_id: str) -> str:
+        """Return what a container's processes do within WORK_S seconds; empty if they do nothing."""
+        begin, first = time.monotonic(), read_usage(container_id)
         doing = ""
-        while first is not None and not doing and (span := time.monotonic() - begin) < WORK_S:
+        while not doing and (span := time.monotonic() - begin) < WORK_S:
             self.events.pause(min(1.0, WORK_S - span))
-            usage = read_usage(pid)
-            doing = describe_work(first, usage, time.monotonic() - begin)[0] if usage is not None else ""
+            usage = read_usage(container_id)
+            if first is None or usage is None:
+                return UNSEEN
+            doing = describe_work(first, usage, time.monotonic() - begin)[0]
         return doing
 
     def _report_corpse(self, container: Container) -> None:

@@ -37,6 +37,7 @@ COMPUTES_SHARE = 0.1
 """Share of one core that a loading container must use to make progress. Waiting processes of vLLM use about 1 %."""
 COMPUTES_ALONE_S = 1200.0
 """Seconds during which computing alone is progress: ranks that wait for each other in NCCL for ever compute, too."""
+UNSEEN = "does what cannot be seen: its control group in /sys/fs/cgroup cannot be read"
 SILENT_S = 30.0
 """Seconds without a line in the log after which the status tells what the container does instead."""
 
@@ -187,7 +188,8 @@ class Supervision:
                 on_health: each good answer feeds systemd's watchdog; bad answers do not, nor good ones of an
                 engine that makes no progress (Advance), so the watchdog ends an engine that stays UNHEALTHY
 
-    While Docker is away or the log is unreadable, silence in the log does not count as a stall.
+    While Docker is away, or the log or what the processes use is unreadable, silence in the log does not count as a
+    stall; the start timeout of the unit applies.
     """
 
     config: EngineConfig
@@ -225,6 +227,8 @@ class Supervision:
     """The requests of an engine that answers /health and makes no progress, as text; else empty."""
     docker_away_since: float | None = None
     log_lost: bool = False
+    usage_lost: bool = False
+    """Whether nobody can tell if the container works in silence."""
     _usage: tuple[Usage, float] | None = None
     _usage_phase: Phase = Phase.STARTING
     """The phase when `_usage` was read."""
@@ -269,8 +273,9 @@ class Supervision:
         if status is not None:
             self._status, self._status_at = text, now
         extend: float | None = None
-        # Without a log nobody sees whether the engine advances, so its unit's start timeout applies.
-        if not self.ready and not self.log_lost and now - self._extended_at >= EXTEND_EVERY_S:
+        # Where nobody sees whether the engine advances, its unit's start timeout applies.
+        unseen = self.log_lost or (self.usage_lost and now - self.last_log >= self.config.stall_timeout_s)
+        if not self.ready and not unseen and now - self._extended_at >= EXTEND_EVERY_S:
             extend, self._extended_at = EXTEND_BY_S, now
         return replace(reaction, status=status, extend_s=extend, phase_changed=changed)
 
@@ -290,8 +295,12 @@ class Supervision:
             self.phase = self.progress.phase
         return self._react(now, before=before)
 
-    def on_usage(self, usage: Usage, now: float) -> None:
+    def on_usage(self, usage: Usage | None, now: float) -> None:
         """Process what the processes of a loading container have used: the log may be silent while they work."""
+        self.usage_lost = usage is None
+        if usage is None:
+            self.doing = UNSEEN
+            return
         before, at = self._usage or (usage, now)
         self._usage, self.doing = (usage, now), ""
         span = now - at
@@ -375,7 +384,7 @@ class Supervision:
     def on_tick(self, now: float) -> Reaction:
         """Process that time has passed; gives up on an engine that stands still while it loads."""
         silent = now - max(self.last_log, self.last_moved)
-        heard = self.docker_away_since is None and not self.log_lost
+        heard = self.docker_away_since is None and not self.log_lost and not self.usage_lost
         if not self.ready and heard and silent >= self.config.stall_timeout_s:
             stalled = Explanation(
                 "stalled",

@@ -200,6 +200,8 @@ def _list_options(
     yield f"--label={LABEL_ENGINE}={name}"
     yield f"--user={settings.uid}:{settings.uid}"
     yield from ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none")
+    # Where dockerd has userns-remap, its files stay those of this user. Without it, this is the default.
+    yield "--userns=host"
     for slot in engine["gpus"]:
         yield f"--device=nvidia.com/gpu={_check(settings.gpu_uuids[slot], 'gpu_uuids')}"
     yield f"--shm-size={_check(settings.shm_size, 'shm_size')}"

@@ -12,11 +12,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
 
 from ..paths import HostPaths
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, parse_stamp
-from ..system.files import remove_foreign
 from ..system.http import Answer, request
 from ..system.threads import Worker
 from . import compile_cache, launch
@@ -45,7 +43,6 @@ STOP_LOADING_S = 3.0
 container it ignores SIGTERM until vLLM has installed its handler."""
 LAST_LINES_S = 10.0
 """Longest wait for the last lines of an ended container. They come at once, but from Docker on a busy host."""
-REMOVE_CACHE_S = 600.0
 TICK_S = 1.0
 """Seconds between two calls of `Supervision.on_tick`."""
 
@@ -172,8 +169,7 @@ class Supervisor(Launcher):
                 log_facts=life.progress.facts,
             )
             self._remember_load(life)
-            if self.engine.cache is not None and os.path.lexists(aside := compile_cache.find_aside(self.engine.cache)):
-                Worker(self._discard_cache, aside)
+            Worker(self.discard_cache)
             self.journal.write(f"{self.config.unit}: {life.status_text(time.monotonic())}")
         elif reaction.phase_changed:
             self.reporter.record(life.phase, log_facts=life.progress.facts)
@@ -191,13 +187,6 @@ class Supervisor(Launcher):
             remember_load(self.paths.engine_loads(self.config.engine), describe_load(self.config, stamp(), *told))
         except OSError as error:
             self.journal.write(f"the load cannot be recorded: {error}", 4)
-
-    def _discard_cache(self, aside: Path) -> None:
-        """Remove a compile cache that was set aside: the engine has started with another one."""
-        try:
-            remove_foreign(aside, REMOVE_CACHE_S)
-        except Exception as error:  # nobody waits for this thread
-            self.journal.write(f"the compile cache that was set aside cannot be removed: {error}", 4)
 
     def _supervise(self, life: Supervision) -> int | None:
         """Process events until the engine ends; return the exit status, None to start it again at once."""

@@ -65,7 +65,7 @@ class Watchers:
         self._thread(self._wait_for_end, container.id)
         if container.pid > 0:
             self._thread(self._watch_process, container.pid)
-            self._thread(self._watch_usage, container.pid)
+            self._thread(self._watch_usage, container.id)
         self._thread(self._probe)
         if self.config.socket is not None:
             self._thread(self._open_socket, self.config.socket)
@@ -194,11 +194,9 @@ class Watchers:
             os.close(descriptor)
         self._tell(Died())
 
-    def _watch_usage(self, pid: int) -> None:
+    def _watch_usage(self, container_id: str) -> None:
         while not self.closing.wait(min(USAGE_S, self.config.stall_timeout_s / 5)) and not self.served.is_set():
-            usage = read_usage(pid)
-            if usage is not None:
-                self._tell(UsageSeen(usage))
+            self._tell(UsageSeen(read_usage(container_id)))
 
     def _open_socket(self, place: Path) -> None:
         said = ""

@@ -124,8 +124,8 @@ class Engine:
     """Libraries of the distribution that its supervisor has loaded and that were replaced or removed since."""
     accept_risk: tuple[str, ...] = ()
     """Options and environment variables that undo a limit of the engine and that the inventory accepts."""
-    cache_aside: str = ""
-    """Where its compile cache is that was set aside, because it may have broken a start; empty if none was."""
+    cache: tuple[str, ...] | Unread = ()
+    """What is wrong with its compile cache: one was set aside, or is too large."""
 
 
 @dataclass(frozen=True)

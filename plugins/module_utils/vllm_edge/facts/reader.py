@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.api_socket import MODE, PARENT_MODE, SOCKET_MODE, find_gateway_group
-from ..engine.compile_cache import find_aside
+from ..engine.compile_cache import find_aside, find_excess
 from ..engine.config import CONTAINER_FILE, Engine, EngineConfig, EngineConfigError, list_engine_names, load_engine
 from ..engine.policy import find_problem as find_policy_problem
 from ..gateway.admin import HAProxy
@@ -559,13 +559,20 @@ class Reader(RuntimeReader):
             gpus=engine.config.gpus,
             shm_bytes=find_shm_bytes(engine.get_option("--shm-size")),
             accept_risk=engine.config.accept_risk,
-            cache_aside=self._find_aside(engine.cache),
+            cache=self._examine_cache(engine.cache),
             replaced=maps if isinstance(maps, Unread) else find_replaced_libraries(maps),
         )
 
-    def _find_aside(self, cache: Path | None) -> str:
-        aside = str(find_aside(cache)) if cache else ""
-        return aside if aside and os.path.lexists(self.at(aside.lstrip("/"))) else ""
+    def _examine_cache(self, cache: Path | None) -> tuple[str, ...] | Unread:
+        if cache is None:
+            return ()
+        aside, place = find_aside(cache), self.at(str(cache).lstrip("/"))
+        try:
+            excess = find_excess(place) if os.path.lexists(place) else ""
+        except OSError as error:
+            return Unread(str(error))
+        told = f"{aside} is set aside" if os.path.lexists(find_aside(place)) else ""
+        return tuple(filter(None, (told, f"{cache} has {excess}" if excess else "")))
 
     def serving(self) -> model.Serving:
         names = self._list_engines()

@@ -23,7 +23,7 @@ from ..generation.model import Generation
 from ..names import GATEWAY_UNIT
 from ..paths import HostPaths
 from ..planning.load_time import expect_load
-from ..system.files import LockHeld, hold_lock, make_fresh_name, read_foreign, sync, write_fresh
+from ..system.files import LockHeld, hold_lock, make_directories, make_fresh_name, read_foreign, sync, write_fresh
 from ..system.systemd import SystemdError
 from .admin import GatewayDown, GatewayRefused, HAProxy, Worker, end_worker
 from .clients import Client, GatewayBusy, GatewayError, read_clients, read_temporary
@@ -151,7 +151,7 @@ def _write(paths: HostPaths, files: Mapping[Path, str], links: Mapping[str, str 
         if links:
             roles = paths.run / "roles"
             if not roles.is_dir():
-                roles.mkdir(DIRECTORY_MODE, parents=True)
+                make_directories(roles, DIRECTORY_MODE)
                 if os.geteuid() == 0:
                     os.chown(roles, 0, group)
             directory = os.open(roles, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -19,7 +19,7 @@ from pathlib import Path
 from ..engine.config import CONFIG_FILE
 from ..inventory.engine_inputs import find_secret_fault
 from ..paths import HostPaths
-from ..system.files import find_wrong_attributes, write_durably
+from ..system.files import find_wrong_attributes, make_directories, write_durably
 from .model import FileChange, Generation, GenerationError
 
 KEY_FILE = "hash.key"
@@ -79,7 +79,7 @@ def prepare(
         key = random.token_hex(32)
         if write and texts:
             try:
-                paths.secrets.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+                make_directories(paths.secrets, DIRECTORY_MODE)
                 paths.secrets.chmod(DIRECTORY_MODE)
             except OSError as error:
                 raise GenerationError(f"{paths.secrets} could not be created: {error}") from error

@@ -30,7 +30,7 @@ from ..engine.config import (
 )
 from ..names import ENGINE_NAME, TARGET, unit_name
 from ..paths import HostPaths
-from ..system.files import sync, write_durably
+from ..system.files import make_directories, sync, write_durably
 from .build import OF_NO_ENGINE, EngineFiles, InstalledHash, Rendered, join_lines
 from .committed import committed
 from .model import (
@@ -262,7 +262,7 @@ def stage(paths: HostPaths) -> Path:
     """
     root = paths.state / "generations"
     try:
-        root.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        make_directories(root, DIRECTORY_MODE)
         for entry in root.glob(".new-*"):
             shutil.rmtree(entry, ignore_errors=True)
         return Path(tempfile.mkdtemp(prefix=".new-", dir=root))

@@ -17,12 +17,13 @@ from typing import Literal
 
 from ..names import LABEL_SIDECAR, unit_name
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused
-from ..system.process import PROC
+from ..system.process import PROC, is_hidden
 
 DOCKER_TIMEOUT_S = 10
 
 ENDED = "the process ended while it was being looked up"
 """Reason of an unknown owner; budget.py compares with it."""
+HIDDEN = "/proc hides it (hidepid) from whom asks, who is not in the group of its option gid; ask as root"
 
 OwnerKind = Literal["ours", "sidecar", "foreign", "unknown"]
 Runtime = Literal["docker", "podman", "other"]
@@ -108,14 +109,16 @@ def decide_owner(
     cgroup: str | None,
     around: frozenset[str],
     containers: Callable[[], Mapping[str, Container] | str],
+    *,
+    hidden: bool = False,
 ) -> Owner:
     """Determine the owner of a process. The function is pure except for `containers`.
 
-    `cgroup` and `around` are as in `parse_cgroup`; None means that the process has ended. `containers` queries Docker,
-    and returns the containers by id, or a sentence why Docker cannot be queried.
+    `cgroup` and `around` are as in `parse_cgroup`; None means that the process has ended, or is `hidden`. `containers`
+    queries Docker, and returns the containers by id, or a sentence why Docker cannot be queried.
     """
     if cgroup is None:
-        return Owner("unknown", reason=ENDED)
+        return Owner("unknown", reason=HIDDEN if hidden else ENDED)
     ref = parse_cgroup(cgroup, around)
     if ref is None:
         return Owner("foreign", unit=parse_unit(cgroup))
@@ -160,4 +163,4 @@ def find_owners(pids: Iterable[int]) -> dict[int, Owner]:
         return answer[0]
 
     around = find_container_ids(read_cgroup(1) or "")
-    return {pid: decide_owner(read_cgroup(pid), around, containers) for pid in pids}
+    return {pid: decide_owner(read_cgroup(pid), around, containers, hidden=is_hidden(pid)) for pid in pids}

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 
 from ..generation.model import STORED_MODE
 from ..paths import HostPaths
-from ..system.files import LockHeld, hold_lock, is_locked, prune, write_durably
+from ..system.files import LockHeld, hold_lock, is_locked, make_directories, prune, write_durably
 from ..system.records import read_record
 from .model import Direction, Journal, Phase, PhaseRecord
 
@@ -114,7 +114,7 @@ class JournalFile:
     def take_ballast(self) -> None:
         """Reserve BALLAST_BYTES, which are released where a rollback meets a full disk. Raises JournalLost."""
         try:
-            self.paths.state.mkdir(parents=True, exist_ok=True)
+            make_directories(self.paths.state)
             handle = os.open(self.ballast, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
                 os.posix_fallocate(handle, 0, BALLAST_BYTES)
@@ -208,7 +208,7 @@ def make_id(paths: HostPaths, stamp: str, generation: int) -> str:
 def set_aside_damaged(paths: HostPaths, stamp: str) -> Path | None:
     """Move a journal that cannot be read to `history/`; return its new path, or None if that is not possible."""
     try:
-        paths.history.mkdir(parents=True, exist_ok=True)
+        make_directories(paths.history)
         taken = {path.name for path in paths.history.iterdir()}
         kept = paths.history / _choose_free(f"switch.json.{DAMAGED}-{_strip_stamp(stamp)}", taken)
         os.rename(paths.switch_journal, kept)

@@ -49,6 +49,14 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def make_directories(path: Path, mode: int = 0o755) -> None:
+    """Make a directory if it is missing, and those above it with 0755, whatever the umask is. Raises OSError."""
+    if not path.is_dir():
+        make_directories(path.parent)
+        path.mkdir(mode & 0o700, exist_ok=True)
+        path.chmod(mode)
+
+
 @contextlib.contextmanager
 def hold_lock(path: Path, patience_s: float = 0.0) -> Iterator[None]:
     """Hold an exclusive flock(2) on a file that is for its owner alone, and is made if it is missing.
@@ -56,7 +64,7 @@ def hold_lock(path: Path, patience_s: float = 0.0) -> Iterator[None]:
     The kernel releases the lock when the process dies. No program that is started meanwhile inherits it. Raises
     LockHeld: another process holds it, also after `patience_s`; OSError: the file cannot be made or opened.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directories(path.parent)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, LOCK_MODE)
     try:
         os.fchmod(handle, LOCK_MODE)  # a former release or another umask may have made it
@@ -172,7 +180,7 @@ def write_durably(path: Path, text: str, mode: int = 0o644) -> None:
     Missing parent directories are created. There may be only one writer at a time: the temporary file of a writer that
     was killed is overwritten. Raises OSError: the file could not be written; the old one is unchanged.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directories(path.parent)
     fresh = make_fresh_name(path)
     try:
         write_fresh(path, text, mode)

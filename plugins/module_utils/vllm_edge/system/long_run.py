@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import ParamSpec
 
-from .files import LockHeld, hold_lock, is_locked, write_durably
+from .files import LockHeld, hold_lock, is_locked, make_directories, write_durably
 
 AFTER_S = 90.0
 """Seconds without a poll. The action plugin `follow` polls every 10 s and may need a minute to connect again."""
@@ -177,7 +177,7 @@ class LongRun:
 
     def follow(self) -> int:
         """Print the line of progress, note that somebody asked, and return the exit status."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_directories(self.directory)
         write_durably(self._path("asked"), f"{count_boot_seconds()}\n", 0o600)
         with contextlib.suppress(FileNotFoundError):  # it has not begun, or has ended
             print(self._path("progress").read_text(encoding="utf-8"), end="")

@@ -19,7 +19,7 @@ KILLED_S = 10.0
 
 
 def uid_of(pid: int) -> int | None:
-    """Return the real user id of the process; None if it has ended."""
+    """Return the real user id of the process; None if it has ended or is hidden."""
     try:
         text = (PROC / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -28,12 +28,28 @@ def uid_of(pid: int) -> int | None:
     return int(found[1]) if found else None
 
 
+def is_hidden(pid: int) -> bool:
+    """Return whether a process of which /proc shows nothing is there: its option hidepid hides those of others."""
+    if (PROC / str(pid)).exists():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def command_of(pid: int) -> str:
-    """Return the command line, cut to 80 characters: "[name]" for a kernel thread, "ended" if the process is gone."""
+    """Return the command line, cut to 80 characters.
+
+    "[name]" for a kernel thread, "ended" if the process is gone, "hidden" if /proc does not show it.
+    """
     try:
         raw = (PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
-        return "ended"
+        return "hidden" if is_hidden(pid) else "ended"
     words = " ".join(raw.replace(b"\0", b" ").decode("utf-8", "replace").split())
     try:
         text = words or f"[{(PROC / str(pid) / 'comm').read_text(encoding='utf-8', errors='replace').strip()}]"

@@ -20,7 +20,7 @@ from pathlib import Path
 from ..names import ENGINE_USER, LABEL_SIDECAR
 from ..paths import HostPaths
 from ..system.docker import ContainerGone, DockerAway, DockerEngine, DockerRefused
-from ..system.files import read_foreign
+from ..system.files import make_directories, read_foreign
 from ..system.long_run import CommandRefused
 from ..system.threads import Worker
 
@@ -97,7 +97,7 @@ def build_create_arguments(sidecar: Sidecar, job: Path, out: Path) -> list[str]:
         f"--name={sidecar.name}",
         f"--label={LABEL_SIDECAR}={sidecar.purpose}",
         f"--user={sidecar.uid}:{sidecar.uid}",
-        *("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none"),
+        *("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none", "--userns=host"),
         *(f"--device=nvidia.com/gpu={uuid}" for uuid in sidecar.gpus),
         *(f"--memory={sidecar.memory_mib}m", f"--memory-swap={sidecar.memory_mib}m", "--oom-score-adj=1000"),
         *("--pids-limit=2048", "--shm-size=1g", "--tmpfs=/tmp:exec,mode=1777,size=4g"),
@@ -119,7 +119,7 @@ def _make_directories(sidecar: Sidecar, paths: HostPaths) -> Iterator[tuple[Path
         shutil.rmtree(path, ignore_errors=True)
     try:
         for path in (job, out):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_directories(path.parent)
             path.parent.chmod(0o700)
             path.mkdir(mode=0o700)
         (job / "out").mkdir()

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from ..system.files import name_errors
+from ..system.files import make_directories, name_errors
 from ..text import shown
 from .record import COMMIT, MOST_FILES, Listing, RemoteFile, WeightsError, check_listing, check_path, is_wanted
 from .verification import CountBytes
@@ -175,7 +175,7 @@ class DirectorySource:
     def fetch(self, repo: str, commit: str, item: RemoteFile, staging: Path, count: CountBytes) -> Path:
         """Copy one file, exactly as many bytes as were listed."""
         target = staging / item.path
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(target.parent)
         try:
             handle, found = self._open(item.path)
         except FileNotFoundError as error:

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ..system.files import make_directories
+
 
 def mib(size_bytes: int) -> str:
     """Return a size in MiB for a message, such as `1,024.0 MiB`."""
@@ -33,9 +35,10 @@ class Progress:
         size = f"{have_bytes / unit:.1f} of {total_bytes / unit:.1f} {name}"
         line = f"{self._model}: {what}, {share} %, {size}, {time.monotonic() - self._started:.0f} s"
         with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_directories(self._path.parent)
             temporary = self._path.with_name(f".{self._path.name}.new")
             temporary.write_text(line + "\n", encoding="utf-8")
+            temporary.chmod(0o644)
             temporary.replace(self._path)
 
     def count(self, total_bytes: int, describe: Callable[[], str] = lambda: "verifying") -> Callable[[int], None]:

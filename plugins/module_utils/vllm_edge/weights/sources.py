@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from ..system.files import name_errors
+from ..system.files import make_directories, name_errors
 from ..text import shorten
 from .record import Listing, RemoteFile, WeightsError, check_listing
 from .verification import CountBytes
@@ -243,7 +243,7 @@ class HubSource:
         caller verifies the whole file. Raises WeightsError, OSError.
         """
         part = part_path(staging, item)
-        part.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(part.parent)
         part.touch()
         count(part.stat().st_size)
         pauses = list(PAUSES_S)

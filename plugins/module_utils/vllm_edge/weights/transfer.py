@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..system.files import sync
+from ..system.files import make_directories, sync
 from ..system.space import explain_unwritable, measure
 from .directory import DirectorySource, UnfitDirectory
 from .progress import Progress, mib
@@ -275,7 +275,7 @@ def bring(
     drop_stale_staging(wanted, staging, files)
     needed_bytes = sum_bytes(files) - sum_bytes(list_staged(wanted, plan.commit, files))
     check_space(wanted.path, needed_bytes - sum_parts(staging, files)[1], reserve_bytes)
-    staging.mkdir(parents=True, exist_ok=True)
+    make_directories(staging)
     staging.parent.chmod(0o700)
     arrived: dict[str, tuple[Path, str]] = {}
     count = progress.count(sum_bytes(files), lambda: f"{len(arrived)} of {len(files)} files")
@@ -299,7 +299,7 @@ def bring(
     for item in files:
         path, sha256 = arrived[item.path]
         target = wanted.path / item.path
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(target.parent)
         if target.is_dir() and not target.is_symlink():
             raise WeightsError(
                 f"{target} is a directory, but {wanted.repo} has a file of that name. Remove the directory."

@@ -106,19 +106,14 @@ def check_docker_settings(facts: Facts) -> Verdict:
             "Remove the address (hosts in /etc/docker/daemon.json, -H in docker.service), or set tlsverify and "
             "certificates; use 'DOCKER_HOST=ssh://...' from elsewhere.",
         )
-    if config.get("userns-remap"):
-        return warn(
-            "userns-remap shifts the users of containers, so engines can read neither their weights nor their caches",
-            "Remove userns-remap from /etc/docker/daemon.json. Engines need no remapping: they run as a user of their "
-            "own without capabilities.",
-        )
     if config.get("seccomp-profile") == "unconfined":
         return warn(
             "seccomp-profile is unconfined: containers, engines too, may use every system call",
             "Remove seccomp-profile from /etc/docker/daemon.json and restart Docker.",
         )
     loose = [text for name, text in ADVICE.items() if config.get(name) is not False]
-    told = "engines, which userns-remap would keep from their files, run as a user of their own without capabilities"
+    remapped = ", outside of its userns-remap" if config.get("userns-remap") else ""
+    told = f"engines run as a user of their own without capabilities{remapped}"
     if not loose:
         return good(told)
     return good(

@@ -33,11 +33,11 @@ def check_units(facts: Facts) -> Verdict:
     if failed:
         told = ", ".join(f"{engine.unit.id} {engine.unit.active_state} ({engine.unit.result})" for engine in failed)
         return fail(told, f"'vllm-edge explain {failed[0].name}' says why it ended last, and what to do.")
-    if aside := [engine for engine in found if engine.cache_aside]:
+    if caches := [(engine.name, text) for engine in found for text in known(engine.cache)]:
         return warn(
-            f"a compile cache may have broken a start and is set aside: {listed([each.cache_aside for each in aside])}",
-            f"'vllm-edge explain {aside[0].name}' says what happened. It goes once the engine has started, and with "
-            "playbooks/engines.yml.",
+            f"compile caches of engines: {'; '.join(text for _, text in caches)}",
+            f"'vllm-edge explain {caches[0][0]}' says whether one broke a start. One that is set aside goes once "
+            "the engine has started, and with playbooks/engines.yml. The next start empties one that is too large.",
         )
     down = [engine for engine in found if engine.unit.active_state != "active"]
     if not down:

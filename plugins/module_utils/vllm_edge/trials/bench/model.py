@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...paths import HostPaths
-from ...system.files import name_errors, prune
+from ...system.files import make_directories, name_errors, prune
 from ...system.records import read_record
 
 KEPT_RUNS = 50
@@ -186,7 +186,7 @@ class Recorded:
 
 def add_record(path: Path, record: Run | Measurement | End) -> None:
     """Append a record to the file of a run; it is on the disk before the next one is measured. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+    make_directories(path.parent, 0o750)
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, MODE)
     with name_errors(path), os.fdopen(handle, "a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(record), ensure_ascii=False) + "\n")

@@ -29,6 +29,7 @@ from ...gpu.driver import module_version
 from ...paths import HostPaths
 from ...switch.steps.gpu_memory import load_slots
 from ...system.docker import Container, DockerAway, DockerEngine, DockerRefused
+from ...system.files import make_directories
 from ...system.http import request
 from ...system.long_run import CommandRefused, LongRun
 from ...system.records import read_record
@@ -109,8 +110,7 @@ def relay_to_gateway(paths: HostPaths) -> Iterator[Path]:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     place = paths.run / "companions" / "bench-gateway"
     shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    place.chmod(0o755)
+    make_directories(place)
     end = program.start_relay(place / "api.sock", (host, parts.port or 80), context)
     try:
         (place / "api.sock").chmod(0o666)
