@@ -55,7 +55,9 @@ class Host:
             shutil.copy(ROOT / name, root / "project")
         for name in ("bin", "cache", "opt", "packages/pip", "path", "state", "wheels"):
             (root / name).mkdir(parents=True)
-        (root / "wheels/none.whl").touch()
+        for line in (ROOT / "roles/vllm_edge_host/files/requirements.txt").read_text().splitlines():
+            if "==" in line:
+                (root / "wheels" / f"{line.partition('==')[0].replace('-', '_')}-1-py3-none-any.whl").touch()
         (root / "packages/pip/__init__.py").touch()
         (root / "packages/pip/__main__.py").write_text(PIP)
         write_program(root / "bin/python3", PYTHON)
@@ -108,6 +110,11 @@ def a_bare_host(host: Host) -> Steps:
     foreseen = yield host.run(check=True)
     assert (foreseen.failed, foreseen.changed) == (False, FORESEEN), foreseen.text
     assert list(host.prefix.iterdir()) == [] and not host.command.is_symlink()
+    (host.root / "wheels/hf_xet-1-py3-none-any.whl").rename(host.root / "wheel")
+    refused = yield host.run()
+    assert refused.failed and "/wheels (vllm_edge_host_wheels_directory) has no wheel of hf-xet on" in refused.text
+    assert list(host.prefix.iterdir()) == []
+    (host.root / "wheel").rename(host.root / "wheels/hf_xet-1-py3-none-any.whl")
 
     played = yield host.run()
     assert not played.failed, played.text
