@@ -41,7 +41,7 @@ ABOVE = {
     **{f"serving_{name}": "the program is installed" for name in ("advise", "observations", "plan", "switch")},
 }
 """Modules that import more than the lowest layers of the package, and why they may."""
-WRITERS = ("ansible.builtin.copy", "ansible.builtin.file", "ansible.builtin.template", "community.general.archive")
+WRITERS = ("ansible.builtin.copy", "ansible.builtin.file", "ansible.builtin.template")
 PRIVATE = ("0600", "0700", "u+rwx", "u=rwX,go=")
 OF_THE_REPOSITORY = {"Create the directory of the inventory's facts", "Write the facts"}
 """Files of the project itself or of an inventory, as git keeps them: shapes of published checkpoints."""

@@ -60,8 +60,11 @@ def main(arguments: list[str]) -> None:
         case ["info", *_]:
             print(DIRECTORY)
         case ["image", "inspect", "--format={{.Id}}", *references]:
+            # As Docker does: what is there is printed also where another image is missing.
+            there = {name: image["id"] for image in state["images"] for name in (image["id"], *image["tags"])}
+            print(*(there[reference] for reference in references if reference in there), sep="\n")
             for reference in references:
-                print(find(state, reference)["id"])
+                find(state, reference)
         case ["image", "inspect", "--format={{json .Config.Labels}}", reference]:
             print(json.dumps(find(state, reference)["labels"]))
         case ["image", "inspect", reference]:
