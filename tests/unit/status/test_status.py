@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from ansible.module_utils.vllm_edge.generation.model import FileChange
 from ansible.module_utils.vllm_edge.gpu.topology import Card, find_obstacles
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.planning.drift import TOLERANCES
+from ansible.module_utils.vllm_edge.status import command
 from ansible.module_utils.vllm_edge.status.command import render_explanation, render_status, run_explain
 from ansible.module_utils.vllm_edge.status.problems import add_problems, describe_state, judge, judge_gateway
 from ansible.module_utils.vllm_edge.switch.journal import take_lock, to_json
@@ -130,11 +132,22 @@ def test_an_empty_host_says_so_and_is_no_problem_until_a_profile_is_expected(bar
     assert "the Docker Engine cannot be asked" in text and "the driver is not loaded" in text
 
 
-def test_engines_without_a_recorded_profile_are_a_problem(serving: Host) -> None:
-    assert serving.ask()["problems"] == []
+def test_engines_without_a_recorded_profile_are_a_problem(
+    serving: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(host: Host) -> int:
+        monkeypatch.setattr(command, "collect", lambda *_, **__: host.ask())
+        return command.run_status(host.paths, output="json")
+
+    assert serving.ask()["problems"] == [] and run(serving) == 0
+    assert run(Host(HostPaths(tmp_path / "new", tmp_path / "empty"))) == 0, "a host on which nothing was ever deployed"
+    serving.remember(digest="lost with its generation")
+    assert run(serving) == (os.geteuid() == 0)
     serving.paths.active_profile.unlink()
     (problem,) = serving.ask()["problems"]
     assert "no profile is recorded" in problem and "Run site.yml" in problem
+    capsys.readouterr()
+    assert run(serving) == 1 and problem in json.loads(capsys.readouterr().out)["problems"]
 
 
 def test_a_serving_engine(serving: Host) -> None:

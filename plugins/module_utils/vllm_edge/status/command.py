@@ -16,7 +16,7 @@ from ..names import ENGINE_NAME, SWITCH_UNIT
 from ..paths import HostPaths
 from ..switch.render import describe_generation, render_switches
 from ..text import print_result, printable, table, wrapped
-from .problems import add_problems, chosen_words, describe_state, name_phase
+from .problems import add_problems, chosen_words, describe_state, is_unrecorded, name_phase
 from .tables import render_drift_table, render_engine_table, render_gpu_table, render_problems, render_warnings
 
 SHOWN = 5
@@ -108,12 +108,13 @@ def render_status(status: Mapping[str, Any]) -> list[str]:
 
 
 def run_status(paths: HostPaths, *, output: str, expected_profile: str | None = None) -> int:
-    """Print the status. To report a bad state is a success: the exit status is 0, whatever the problems."""
+    """Print the status. To report a bad state is a success, with the exit status 0; it is 1 where engines run and it
+    is lost what they are compared with."""
     from ..system.docker import DockerEngine
 
     status = add_problems(collect(paths, DockerEngine(request_timeout_s=10), expected_profile=expected_profile))
     print_result(output, status, [] if output == "json" else render_status(status))
-    return 0
+    return 1 if is_unrecorded(status) else 0
 
 
 def render_explanation(engine: str, state: EngineState | None) -> list[str]:
