@@ -430,8 +430,14 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+class _Parser(argparse.ArgumentParser):
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help or an error, and raise OSError, which argparse drops."""
+        (file or sys.stderr).write(message)
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="vllm-edge", description="Program of a vLLM serving host.")
+    parser = _Parser(prog="vllm-edge", description="Program of a vLLM serving host.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print version and hash of the sources, and exit")
     parser.add_argument("--etc", metavar="DIR", help=f"configuration tree (default: $VLLM_EDGE_ETC or {ETC})")
     parser.add_argument("--state", metavar="DIR", help=f"state tree (default: $VLLM_EDGE_STATE or {STATE})")

@@ -37,11 +37,8 @@ def printable(text: str, keep: str = "\n\t") -> str:
     )
 
 
-class OutputLost(Exception):
-    """What a command prints cannot be written, such as to a full disk. The text says why.
-
-    It is no OSError, which argparse drops where it prints help, and a command may take for one of its own files.
-    """
+class OutputLost(OSError):
+    """What a command prints cannot be written, such as to a full disk. The text says why."""
 
 
 class PrintableStream:
@@ -76,7 +73,7 @@ def _telling_loss() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise OutputLost(str(error)) from error
+        raise OutputLost(error.errno, error.strerror) from error
 
 
 def make_printable(stream: TextIO) -> TextIO:
