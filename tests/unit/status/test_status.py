@@ -525,6 +525,8 @@ def test_explain_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert told in text
     assert run_explain("e2b", paths, output="json") == 0
     assert json.loads(capsys.readouterr().out)["last_failure"]["cause"] == "no_kv"
+    paths.engine_state("e2b").write_text("{")
+    assert run_explain("e2b", paths, output="text") == 1 and "e2b.json is damaged" in capsys.readouterr().err
     assert run_explain("nobody", paths, output="text") == 1
     assert "there are: e2b" in capsys.readouterr().err
     assert main(["--etc", str(tmp_path), "explain", "../e2b"]) == 1

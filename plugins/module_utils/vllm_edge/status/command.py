@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -135,9 +136,14 @@ def render_explanation(engine: str, state: EngineState | None) -> list[str]:
 
 
 def run_explain(engine: str, paths: HostPaths, *, output: str) -> int:
-    """Print the last failure of an engine. The exit status is 1 if there is no such engine, otherwise 0."""
+    """Print the last failure of an engine. The exit status is 1 if there is no such engine, or it cannot be read."""
     known = ENGINE_NAME.fullmatch(engine) is not None
-    state = read_state(paths.engine_state(engine)) if known else None
+    place = paths.engine_state(engine)
+    state = read_state(place) if known else None
+    if known and state is None and os.path.lexists(place):
+        why = "is damaged" if os.access(place, os.R_OK) else f"is for root: 'sudo vllm-edge explain {engine}'"
+        print(f"{place} {why}, so it is not known why {engine} failed last.", file=sys.stderr)
+        return 1
     if not known or (state is None and engine not in list_engine_names(paths)):
         there = ", ".join(list_engine_names(paths)) or "none"
         print(f"{engine!r} is no engine of this host; there are: {there}", file=sys.stderr)
