@@ -20,7 +20,7 @@ from ansible.module_utils.vllm_edge.engine.config import parse_engine
 from ansible.module_utils.vllm_edge.engine.loads import Load, remember_load
 from ansible.module_utils.vllm_edge.engine.state import EngineState, Failure, read_state, stamp, write_state
 from ansible.module_utils.vllm_edge.facts import serving as serving_facts
-from ansible.module_utils.vllm_edge.facts.serving import collect, sum_budgets
+from ansible.module_utils.vllm_edge.facts.serving import collect, read_quality, sum_budgets
 from ansible.module_utils.vllm_edge.generation.model import FileChange
 from ansible.module_utils.vllm_edge.gpu.topology import Card, find_obstacles
 from ansible.module_utils.vllm_edge.paths import HostPaths
@@ -531,6 +531,19 @@ def test_explain_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "there are: e2b" in capsys.readouterr().err
     assert main(["--etc", str(tmp_path), "explain", "../e2b"]) == 1
     assert render_explanation("e2b", EngineState("e2b", "serving", "t"))[-1] == "No failure has been recorded."
+
+
+def test_records_that_a_user_may_not_see_are_not_called_none(
+    bare: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trees = ["--etc", str(bare.paths.etc), "--state", str(bare.paths.state)]
+    for place, name in ((bare.paths.bench, "bench"), (bare.paths.quality, "quality")):
+        assert main([*trees, name, "--list"]) == 0 and "no run is recorded" in capsys.readouterr().out
+        place.mkdir(parents=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "access", lambda *_: False)
+            assert main([*trees, name, "--list"]) == 2 and f"{place} is for root" in capsys.readouterr().err
+            assert read_quality(bare.paths) is None or name == "bench"
 
 
 def test_state_survives_what_is_beside_it(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import os
 from dataclasses import replace
 
 from ..generation import committed as generation_committed
-from ..generation import live, secrets, store
+from ..generation import live, secrets
 from ..generation.model import Choice, GenerationError
 from ..names import TARGET, unit_name
 from .host import SwitchedHost
