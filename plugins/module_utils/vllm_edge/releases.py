@@ -161,9 +161,11 @@ def _find_difference(release: Path) -> str:
     """Return what differs from the release as it was built, or is not for everybody; added files do not count."""
     try:
         built: dict[str, str] = json.loads((release / MANIFEST).read_text(encoding="utf-8"))
+        if SOURCE not in built:
+            raise ValueError
     except FileNotFoundError:
         return f"{release} was not built to its end"
-    except ValueError:
+    except (ValueError, TypeError):
         return f"{release / MANIFEST} is damaged"
     there = _contents(release)
     for path, found in built.items():

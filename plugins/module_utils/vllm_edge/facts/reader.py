@@ -28,6 +28,8 @@ from ..gateway.command import synchronize
 from ..gateway.describe import list_addresses, list_places
 from ..gateway.names import name_link
 from ..gateway.sync import CONFIGURATION, Report, is_installed, open_proxy
+from ..generation.model import GenerationError
+from ..generation.store import load_committed
 from ..gpu import slots, topology
 from ..gpu.access import CannotAsk, ask_docker, refuse_stopped_docker
 from ..gpu.owners import Owner, find_owners
@@ -600,27 +602,38 @@ class Reader(RuntimeReader):
             target=self.unit(TARGET),
             unfinished_switch=str(killed["message"] or killed["id"]) if killed else "",
             switching=switches.get("switch") is not None,
-            without_profile=not os.path.lexists(self.paths.active_profile),
+            unrecorded=self._find_record_fault(),
             open_to_others=tuple(self._find_open()),
             socket_directories=self._find_open_directories(sockets) if sockets else (),
             over_budget=kept[0]["message"] if kept and kept[0]["result"] == Result.OVER_BUDGET else "",
         )
 
+    def _find_record_fault(self) -> str | Unread:
+        try:
+            return "" if load_committed(self.paths) else "no profile is recorded on this host"
+        except GenerationError as error:
+            return str(error) if os.geteuid() == 0 else Unread(str(error))
+
     def gateway(self) -> model.Gateway | Unread | None:
         place = self.paths.gateway
         if place.is_dir() and not os.access(place, os.R_OK | os.X_OK):
             return Unread(f"{place} is for root")
-        if not is_installed(self.paths):
+        unit, text, problems = self.unit(GATEWAY_UNIT), "", tuple[str, ...]()
+        if is_installed(self.paths):
+            try:
+                text = (place / CONFIGURATION).read_text(encoding="utf-8", errors="replace")
+            except OSError as error:
+                return Unread(f"{place / CONFIGURATION}: {error.strerror}")
+        elif isinstance(unit, Unread) or unit.active_state not in ("active", "reloading"):
             return None
-        try:
-            text = (place / CONFIGURATION).read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            return Unread(f"{place / CONFIGURATION}: {error.strerror}")
-        problems: tuple[str, ...] = ()
+        else:
+            problems = (
+                f"{place / CONFIGURATION} is missing: the gateway runs, and does not start again. Run site.yml.",
+            )
         try:
             report = synchronize(self.paths, read_switch_progress, check=True, proxy=self.proxy(self.paths))
         except GatewayError as error:
-            report, problems = Report(True), (str(error),)
+            report, problems = Report(True), (*problems, str(error))
         places = list_places(text)
         certificate: Certificate | Unread | None = None
         if server_pem(self.paths).exists():
@@ -629,8 +642,8 @@ class Reader(RuntimeReader):
             except ValueError as error:
                 certificate = Unread(str(error))
         return model.Gateway(
-            unit=self.unit(GATEWAY_UNIT),
-            answers=report.answers,
+            unit=unit,
+            answers=report.answers or not report.installed,
             differences=report.changes,
             problems=problems + report.warnings,
             without_backend=tuple(name for name in report.served if name_link(name, 0) not in places),
@@ -638,6 +651,6 @@ class Reader(RuntimeReader):
                 name for name, engines in report.served.items() if name_link(name, engines - 1) not in places
             ),
             port_users=tuple(find_port_users([("127.0.0.1", 1)], GATEWAY_UNIT, self.at("proc"))),
-            with_tls=any(address.startswith("https:") for address in list_addresses(text)),
+            with_tls=not text or any(address.startswith("https:") for address in list_addresses(text)),
             certificate=certificate,
         )

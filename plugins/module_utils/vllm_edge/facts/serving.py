@@ -7,6 +7,7 @@ passed is recorded as always.
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import json
 import os
@@ -43,7 +44,7 @@ from ..system.docker import (
     docker_unit,
     explain_unreachable_docker,
 )
-from ..system.long_run import watch_moves
+from ..system.long_run import CommandRefused, watch_moves
 from ..system.nvml import NvmlFailure, open_nvml, pynvml_missing
 from ..system.space import STATE_BYTES, find_shortage, measure
 from ..system.systemd import ask_units
@@ -256,7 +257,9 @@ def sum_budgets(configs: Sequence[EngineConfig]) -> dict[str, int | None]:
 
 def read_quality(paths: HostPaths) -> Json | None:
     """Return the newest run of the quality suite; None if there is none that this user may read."""
-    newest = next(read_suites(paths), None)
+    newest = None
+    with contextlib.suppress(CommandRefused):
+        newest = next(read_suites(paths), None)
     keys = ("run", "at", "profile", "generation", "passed", "failed", "unsteady", "note")
     return {key: getattr(newest, key) for key in keys} if newest else None
 

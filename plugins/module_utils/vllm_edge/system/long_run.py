@@ -87,6 +87,13 @@ class CommandRefused(Exception):
     """A command does nothing. The text says why and what to do."""
 
 
+def list_records(directory: Path, pattern: str) -> list[Path]:
+    """Return the records of long commands, sorted. Raises CommandRefused: this user may not see whether there are."""
+    if directory.is_dir() and not os.access(directory, os.R_OK | os.X_OK):
+        raise CommandRefused(f"{directory} is for root, so its records cannot be listed. Run the command with sudo.")
+    return sorted(directory.glob(pattern))
+
+
 def refusing(run: Callable[P, int]) -> Callable[P, int]:
     """Print why a command was refused, and return 2 as its exit status."""
 
