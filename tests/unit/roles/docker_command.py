@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> None:
     state = json.loads(STATE.read_text())
     match arguments:
         case ["info", *_]:
-            print(DIRECTORY)
+            print(json.dumps({"DockerRootDir": str(DIRECTORY)}))
         case ["image", "inspect", "--format={{.Id}}", *references]:
             for reference in references:
                 print(find(state, reference)["id"])
