@@ -61,6 +61,8 @@ STEPS: Mapping[str, Step] = {
         "'docker system df' shows what Docker uses, and a larger file system could hold Docker's data.",
     ),
     "weights": Step({"data": 1024, "state": 64}, "vllm_edge_host_data_directory names another place."),
+    # Of a benchmark, a suite of questions or a reference: what it records.
+    "run": Step({"state": 64, "run": 1}, "Records need it."),
     "switch": Step({"state": 64, "etc": 4, "run": 1}, "Switches and records need it."),
 }
 
