@@ -7,7 +7,7 @@ from functools import partial
 
 from ...facts.model import Facts
 from ...system.host import Unread
-from ...system.space import MIB, STEPS, find_shortage
+from ...system.space import MIB, STEPS, Space, find_shortage
 from ..contract import NotKnown, Verdict, fail, good, warn
 
 WARN_FACTOR = 5
@@ -15,25 +15,31 @@ WARN_FACTOR = 5
 be enough for an update."""
 
 
-def judge_step(step: str, facts: Facts) -> Verdict:
-    """Judge the file systems that a step writes to; the worst one decides."""
-    spaces = facts.spaces[step]
-    if isinstance(spaces, Unread):
-        raise NotKnown(spaces.why)
-    shows = "'du -xh --max-depth=2 {} | sort -h | tail' shows where it went. " + STEPS[step].hint
+def judge_steps(steps: tuple[str, ...], facts: Facts) -> Verdict:
+    """Judge the file systems that these steps write to; the worst one decides."""
+    spaces: list[Space] = []
+    for found in map(facts.spaces.__getitem__, steps):
+        if isinstance(found, Unread):
+            raise NotKnown(found.why)
+        spaces += found
     for space in spaces:
         if wrong := find_shortage(space):
-            return fail(wrong, shows.format(space.mount))
+            return fail(wrong, _tell_remedy(space))
     for space in (one for one in spaces if one.kept_bytes >= 1024 * MIB):
         if space.free_inodes is not None and space.free_inodes < 10_000:
-            return warn(f"{space.where} has {space.free_inodes} inodes left", shows.format(space.mount))
+            return warn(f"{space.where} has {space.free_inodes} inodes left", _tell_remedy(space))
         if space.free_bytes < WARN_FACTOR * space.kept_bytes:
-            return warn(f"{space.where} has {space.free_bytes // MIB} MiB free", shows.format(space.mount))
-    return good(", ".join(f"{space.where} has {space.free_bytes // MIB} MiB free" for space in spaces))
+            return warn(f"{space.where} has {space.free_bytes // MIB} MiB free", _tell_remedy(space))
+    free = {space.mount: space.free_bytes // MIB for space in spaces}
+    return good(", ".join(f"{mount} has {mib} MiB free" for mount, mib in free.items()))
 
 
-check_root = partial(judge_step, "system")
-check_images = partial(judge_step, "image")
-check_data = partial(judge_step, "weights")
-check_state = partial(judge_step, "switch")
-check_boot = partial(judge_step, "initramfs")
+def _tell_remedy(space: Space) -> str:
+    return f"'du -xh --max-depth=2 {space.mount} | sort -h | tail' shows where it went. {STEPS[space.step].hint}"
+
+
+check_root = partial(judge_steps, ("system", "packages"))
+check_images = partial(judge_steps, ("image",))
+check_data = partial(judge_steps, ("weights",))
+check_state = partial(judge_steps, ("switch",))
+check_boot = partial(judge_steps, ("initramfs",))
