@@ -239,7 +239,7 @@ LONG_RUN = (
 
 
 def _describe_long_run(name: str, options: Options, paths: HostPaths) -> LongRun:
-    return LongRun(paths.run, name, options.attended, options.format == "text")
+    return LongRun(paths.run, name, options.attended, options.format == "text", vars(paths))
 
 
 def _add_reference(parser: argparse.ArgumentParser) -> None:

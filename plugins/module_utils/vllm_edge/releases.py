@@ -91,9 +91,10 @@ class Releases:
         # Tells the next release which one was current before it.
         os.utime(release / MANIFEST, ns=(time.time_ns(),) * 2)
         fresh = durable.make_fresh_name(self.link)
-        fresh.unlink(missing_ok=True)
-        fresh.symlink_to(release.relative_to(self.prefix))
-        os.rename(fresh, self.link)
+        with durable.name_errors(fresh):
+            fresh.unlink(missing_ok=True)
+            fresh.symlink_to(release.relative_to(self.prefix))
+            os.rename(fresh, self.link)
         durable.sync(self.prefix)
 
     def remove_others(self, release: Path, *, apply: bool = True) -> list[str]:

@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> None:
     state = json.loads(STATE.read_text())
     match arguments:
         case ["info", *_]:
-            print(DIRECTORY)
+            print(json.dumps({"DockerRootDir": str(DIRECTORY)}))
         case ["image", "inspect", "--format={{.Id}}", *references]:
             # As Docker does: what is there is printed also where another image is missing.
             there = {name: image["id"] for image in state["images"] for name in (image["id"], *image["tags"])}

@@ -220,7 +220,8 @@ class Facts:
     image: Image | Unread | None
     """None if no image is recorded."""
     topology: Topology
-    spaces: tuple[Space | Unread, ...]
+    spaces: Mapping[str, Sequence[Space] | Unread]
+    """File systems that are written to, by the step."""
     serving: Serving
     gateway: Gateway | Unread | None = None
     """None if the host has no gateway."""

@@ -46,10 +46,10 @@ from ..system.http import Answer, get_health
 from ..system.listeners import find_port_users
 from ..system.process import engine_uid
 from ..system.sockets import pin
-from ..system.space import Space, measure
+from ..system.space import STEPS, Space, locate_images, measure_step
 from ..system.systemd import SystemdError
 from . import model
-from .docker_daemon import locate_images, locate_swarm_state
+from .docker_daemon import locate_swarm_state
 from .driver import REFUSAL, switch
 from .runtime import RuntimeReader
 
@@ -70,13 +70,6 @@ NODE = re.compile(r"nvidia(ctl|-uvm|-uvm-tools|-modeset|\d{1,4})")
 NO_SHELL = re.compile(r"(^|/)(nologin|false|sync|shutdown|halt)?$")
 REFRESH = "systemd/system/nvidia-cdi-refresh.service"
 REFRESH_FILES = (f"usr/lib/{REFRESH}", f"lib/{REFRESH}", f"etc/{REFRESH}", f"etc/{REFRESH}.d/*.conf")
-
-
-def read_free_space(what: str, path: Path) -> Space | Unread:
-    try:
-        return measure(what, path)
-    except OSError as error:
-        return Unread(f"{path}: {error}")
 
 
 def parse_dockerd_flags(words: Sequence[str]) -> dict[str, Any]:
@@ -160,7 +153,7 @@ class Reader(RuntimeReader):
     paths: HostPaths = field(default_factory=HostPaths)
     owners: Callable[[Iterable[int]], Mapping[int, Owner]] = find_owners
     engine_uid: Callable[[], int | None] = engine_uid
-    space: Callable[[str, Path], Space | Unread] = read_free_space
+    measure: Callable[..., Sequence[Space]] = measure_step
     proxy: Callable[[HostPaths], HAProxy] = open_proxy
     health: Callable[[str, float], Answer] = get_health
 
@@ -170,7 +163,6 @@ class Reader(RuntimeReader):
         rows, problem = self.smi(GPU_FIELDS)
         gpus = self.gpus(rows, problem, engines, expected)
         runtime = self.runtime()
-        docker_root = locate_images({} if isinstance(runtime.config, Unread) else runtime.config)
         return model.Facts(
             as_root=os.geteuid() == 0,
             system=system,
@@ -179,16 +171,7 @@ class Reader(RuntimeReader):
             runtime=runtime,
             image=self.image(),
             topology=self.topology(rows),
-            spaces=tuple(
-                self.space(what, self.at(path))
-                for what, path in (
-                    ("/", "/"),
-                    ("images", self.image_store(docker_root)),
-                    ("weights and caches", expected.data),
-                    ("state", str(self.paths.state.relative_to(self.root))),
-                    ("boot", "/boot"),
-                )
-            ),
+            spaces=self.spaces(expected.data),
             serving=serving,
             gateway=self.gateway(),
         )
@@ -435,13 +418,17 @@ class Reader(RuntimeReader):
             leftovers=self.leftovers(),
         )
 
-    def image_store(self, docker_root: str) -> str:
-        """Return the directory of the images: containerd's where Docker keeps them there, as new hosts do since 29."""
-        ran = self.ask("docker", "info", "--format", "{{json .DriverStatus}}")
-        if isinstance(ran, Unread) or "io.containerd.snapshotter" not in ran.out:
-            return docker_root
-        root = re.search(r'^root\s*=\s*"(.+)"', self.plain("etc/containerd/config.toml"), re.MULTILINE)
-        return root[1] if root else "/var/lib/containerd"
+    def spaces(self, data: str) -> dict[str, Sequence[Space] | Unread]:
+        """Return the file systems of each step, by its name; `data` is the directory of weights and caches."""
+        places = {name: f"/{getattr(self.paths, name).relative_to(self.root)}" for name in ("etc", "run", "state")}
+        at = {**places, **locate_images(self), "data": data}
+        found: dict[str, Sequence[Space] | Unread] = {}
+        for step in STEPS:
+            try:
+                found[step] = self.measure(step, at, root=self.root)
+            except OSError as error:
+                found[step] = Unread(str(error))
+        return found
 
     def in_swarm(self, config: Mapping[str, Any]) -> bool | Unread:
         """Return whether there is the file of a node, with which dockerd does not start where live-restore is set."""

@@ -46,7 +46,7 @@ from ..system.docker import (
 )
 from ..system.long_run import CommandRefused, watch_moves
 from ..system.nvml import NvmlFailure, open_nvml, pynvml_missing
-from ..system.space import STATE_BYTES, find_shortage, measure
+from ..system.space import find_shortage, measure_step
 from ..system.systemd import ask_units
 from ..weights.record import load_record
 from ..weights.verification import Ownership, find_ownership_faults, verify_recorded
@@ -142,12 +142,12 @@ def read_live_files(paths: HostPaths, profile: Mapping[str, Any] | None) -> tupl
 
 
 def judge_state_space(paths: HostPaths) -> list[str]:
-    """Return that the state directory, where each switch and engine writes, has no room."""
+    """Return each file system that has no room, where a switch and the engines write."""
     try:
-        wrong = find_shortage(measure("state", paths.state), STATE_BYTES)
+        found = list(filter(None, map(find_shortage, measure_step("switch", vars(paths)))))
     except OSError as error:
-        wrong = f"{paths.state} cannot be read: {error}"
-    return [f"{wrong}: no switch can begin, and records are not written. Make room there."] if wrong else []
+        found = [f"{error.filename} cannot be read: {error.strerror}"]
+    return [f"{wrong}: no switch can begin, and records are not written. Make room there." for wrong in found]
 
 
 def parse_systemd_time(unit: Mapping[str, str], key: str) -> int | None:

@@ -23,7 +23,16 @@ from ..generation.model import Generation
 from ..names import GATEWAY_UNIT
 from ..paths import HostPaths
 from ..planning.load_time import expect_load
-from ..system.files import LockHeld, hold_lock, make_directories, make_fresh_name, read_foreign, sync, write_fresh
+from ..system.files import (
+    LockHeld,
+    hold_lock,
+    make_directories,
+    make_fresh_name,
+    name_errors,
+    read_foreign,
+    sync,
+    write_fresh,
+)
 from ..system.systemd import SystemdError
 from .admin import GatewayDown, GatewayRefused, HAProxy, Worker, end_worker
 from .clients import Client, GatewayBusy, GatewayError, read_clients, read_temporary
@@ -166,7 +175,8 @@ def _write(paths: HostPaths, files: Mapping[Path, str], links: Mapping[str, str 
         for name, target in placed.items():
             remove(f".{name}.new")
             end.callback(remove, f".{name}.new")
-            os.symlink(target, f".{name}.new", dir_fd=directory)
+            with name_errors(paths.run / "roles" / name):
+                os.symlink(target, f".{name}.new", dir_fd=directory)
         for path in files:
             os.rename(make_fresh_name(path), path)
         for name in placed:
