@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from ansible.module_utils.vllm_edge.generation.model import Choice
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch.command import SANDBOX, build_start_command
 from generations import engine, put, rendered
-from helpers import ROOT, run_playbook
+from helpers import ROOT, run_playbook, start_warm_python
 
 ROLE = ROOT / "roles/vllm_engine"
 GATEWAY = ROOT / "roles/serving_gateway"
@@ -50,7 +49,7 @@ def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
     variables = {
         "__vllm_engine_item": {"name": "e", "model": "m", "gpus": [0], "served_names": ["one"]},
         "vllm_engine_models": {"m": {"path": "/data/m"}},
-        "ansible_python_interpreter": sys.executable,
+        "ansible_python_interpreter": start_warm_python(),
     }
     tasks = [{"ansible.builtin.template": {"src": str(of), "dest": f"{directory}/{to}"}} for of, to in names.items()]
     head = {"hosts": "localhost", "gather_facts": False, "connection": "local"}
