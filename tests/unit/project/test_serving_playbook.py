@@ -10,13 +10,14 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from helpers import ROOT, find_failures, run_playbook, start_warm_python, write_program
+from helpers import ROOT, find_failures, run_playbook, write_program
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +73,7 @@ ODD = {
 PINNED = {
     **GOOD,
     **{"serving_profile": "e2b-only", "container_runtime_repository_key_fingerprint": "", "require_pins": "true"},
-    **{"ansible_connection": "local", "ansible_python_interpreter": start_warm_python()},
+    **{"ansible_connection": "local", "ansible_python_interpreter": sys.executable},
     "ansible_facts": {"distribution": "Debian", "distribution_version": "13.1", "distribution_major_version": "13"},
 }
 WRONG: dict[str, dict[str, Any]] = {

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from ansible.module_utils.vllm_edge.generation.model import Choice
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch.command import SANDBOX, build_start_command
 from generations import engine, put, rendered
-from helpers import ROOT, run_playbook, start_warm_python
+from helpers import ROOT, run_playbook
 
 ROLE = ROOT / "roles/vllm_engine"
 GATEWAY = ROOT / "roles/serving_gateway"
@@ -49,7 +50,7 @@ def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
     variables = {
         "__vllm_engine_item": {"name": "e", "model": "m", "gpus": [0], "served_names": ["one"]},
         "vllm_engine_models": {"m": {"path": "/data/m"}},
-        "ansible_python_interpreter": start_warm_python(),
+        "ansible_python_interpreter": sys.executable,
     }
     tasks = [{"ansible.builtin.template": {"src": str(of), "dest": f"{directory}/{to}"}} for of, to in names.items()]
     head = {"hosts": "localhost", "gather_facts": False, "connection": "local"}
