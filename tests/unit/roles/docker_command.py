@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/env -S python3 -IS
 # SPDX-License-Identifier: Apache-2.0
 """The docker command as far as the role vllm_image uses it, over a JSON file: images, tags, labels, containers.
 
