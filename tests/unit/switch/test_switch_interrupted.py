@@ -112,8 +112,8 @@ def test_no_phase_acts_unjournalled(bench: SwitchHost, capsys: pytest.CaptureFix
 
 
 def test_without_room_for_the_ballast_nothing_begins(bench: SwitchHost) -> None:
-    bench.monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=OSError(errno.ENOSPC, "")))
-    assert "df -h" in bench.ends(Result.REFUSED).message and bench.log == []
+    bench.monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    assert " is full" in bench.ends(Result.REFUSED).message and bench.log == []
 
 
 @pytest.mark.parametrize("phase", ACTIONS)

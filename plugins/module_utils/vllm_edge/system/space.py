@@ -181,8 +181,8 @@ def locate_images(host: HostReader, docker: str = "docker") -> dict[str, str]:
     own = "/docker/" in str((info.get("Containerd") or {}).get("Address"))
     if own or "io.containerd.snapshotter" not in str(info.get("DriverStatus")):
         return {"docker": root, "images": root}
-    top = re.split(r"(?m)^\s*\[", host.plain("etc/containerd/config.toml"))[0]
-    store = re.search(r"""^root\s*=\s*(["'])(.+?)\1""", top, re.MULTILINE)
+    top = re.split(r"(?m)^[ \t]*\[", host.plain("etc/containerd/config.toml"))[0]
+    store = re.search(r"""^root[ \t]*=[ \t]*(["'])(.+?)\1""", top, re.MULTILINE)
     return {"docker": root, "images": store[2] if store else "/var/lib/containerd"}
 
 
