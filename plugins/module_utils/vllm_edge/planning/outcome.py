@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from . import feasibility
 from .checkpoint import generic
@@ -71,12 +72,21 @@ class _Place:
     """What is left for the KV cache."""
 
 
-def compute_outcome(engine: Engine) -> Outcome:
+class End(Enum):
+    """Of what a generic plan does not know: the weights, and what encoders need."""
+
+    LEAST = "least"
+    PLANNED = "planned"
+    """The most, except that an encoder leaves the KV cache to vLLM if that measures the encoder itself."""
+    MOST = "most"
+
+
+def compute_outcome(engine: Engine, end: End = End.PLANNED) -> Outcome:
     """Return the outcome of an engine as it is written, without looking for a fix that fits."""
     findings = feasibility.findings(engine)
     if findings and not findings[0].after_load:
         return _refuse(findings[0])
-    ranks = _compute_ranks(engine)
+    ranks = _compute_ranks(engine, end)
     pinned = engine.arguments.kv_cache_memory_bytes
     if pinned is None and engine.arguments.gpu_memory_utilization is None:
         pinned = derive_kv_cache_bytes(engine, ranks)
@@ -91,8 +101,19 @@ def _refuse(finding: feasibility.Finding) -> Outcome:
     return Outcome(finding.verdict, to_sentence(finding.reason), finding.fix)
 
 
-def _compute_ranks(engine: Engine) -> tuple[Rank, ...]:
+def compute_encoder_bytes(engine: Engine) -> int:
+    """Return the most that encoders of an architecture take that the planner does not know; 0 for text only, or if it
+    was measured."""
+    known = engine.arguments.language_model_only or "overhead_bytes" in engine.observed
+    if known or not engine.model.generic or not engine.model.multimodal:
+        return 0
+    return generic.bound_encoder(engine.model, engine.max_num_batched_tokens, engine.max_model_len)
+
+
+def _compute_ranks(engine: Engine, end: End) -> tuple[Rank, ...]:
     model, arguments, release = engine.model, engine.arguments, engine.release
+    measured = arguments.gpu_memory_utilization is not None or arguments.kv_cache_memory_bytes is not None
+    encoder = 0 if end is End.LEAST or (end is End.PLANNED and measured) else compute_encoder_bytes(engine)
     sequences, tokens = engine.max_num_seqs, engine.max_num_batched_tokens
     rows = min(sequences, tokens)
     graphs = overhead.graphs(model, arguments, sequences, tokens, in_budget=release.graphs_in_budget)
@@ -111,12 +132,13 @@ def _compute_ranks(engine: Engine) -> tuple[Rank, ...]:
         if model.generic:
             whole = per_rank(model, Arguments(), release.version)[0]
             loaded = generic.bound_weights(loaded.high, whole.bytes, len(engine.slots))
+            loaded = replace(loaded, value=loaded.low) if end is End.LEAST else loaded
         activations = overhead.activations(model, arguments, rows, tokens, samples=samples)
         ranks.append(
             Rank(
                 loaded=rank,
                 weights=_replace_observed(engine, "weights_bytes", loaded),
-                overhead=_replace_observed(engine, "overhead_bytes", activations + latent),
+                overhead=_replace_observed(engine, "overhead_bytes", activations + latent + encoder),
                 context=_replace_observed(engine, "context_bytes", context),
                 graphs=_replace_observed(engine, "graphs_bytes", graphs),
                 graphs_kept=kept,

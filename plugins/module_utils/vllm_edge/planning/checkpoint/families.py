@@ -17,7 +17,7 @@ from ...text import printable, shown
 from ..contract import Attention, DecoderLayer, Facts, Latent, Model, Sharding, UnknownArchitecture
 from .components import build_components, copy_k_to_v, cut_encoder, drop_draft_layers
 from .config_keys import CONFIG_KEYS, check_config
-from .generic import describe_generic, find_unbounded, has_towers, widen_for_groups
+from .generic import count_layers, describe_generic, find_unbounded, has_towers, is_kv_cache_exact, widen_for_groups
 from .headers import FactsError
 from .inferred import EXPERT_KEYS
 from .quantization import read_quantization
@@ -349,6 +349,7 @@ FAMILIES: Mapping[str, _Family] = {
 }
 """One row for each architecture that the planner knows. Another one is a row here and cases in
 tests/unit/planning/published.py."""
+_GENERATES = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
 GENERIC = _Family("generic", _build_generic_layers, {}, Sharding.REPLICATED, every_stage=True, rope_float32=True)
 """For an architecture without a row. Its RoPE cache is counted in float32, the largest that it can be."""
 
@@ -392,7 +393,8 @@ def _interpret(facts: Facts) -> Model:
     text = facts.config.get("text_config") or {}
     said = {key: value for key, value in text.items() if value is not None or key not in facts.config}
     config = _Config(facts.repo, {**facts.config, **said}, family.defaults)
-    if family is GENERIC:
+    if family is GENERIC or config.get("is_causal") is False:
+        _check_generates(facts.repo, architecture, config.get("is_causal"))
         facts, config = _bound_unknown(facts, config, architecture)
     layers = family.layers(config)
     latent = _read_latent(config) if family.layers is _build_latent_layers else None
@@ -422,6 +424,7 @@ def _interpret(facts: Facts) -> Model:
         rope_float32=family.rope_float32,
         router_float32=family.router_float32,
         generic=family is GENERIC,
+        kv_cache_exact=family is not GENERIC or is_kv_cache_exact(config.values, facts.tensors, _read_window(config)),
         latent=latent,
     )
     tied = bool(config.get("tie_word_embeddings"))
@@ -445,6 +448,21 @@ def _interpret(facts: Facts) -> Model:
     return replace(model, components=tuple(components))
 
 
+def _check_generates(repo: str, architecture: str, causal: bool | None) -> None:
+    """Raise UnknownArchitecture for a model that generates no tokens: vLLM takes the names of architectures that do by
+    these endings (_SUFFIX_TO_DEFAULTS, 0.32.0 config/model.py), and `is_causal: false` as attention without a KV cache
+    (llama.py, qwen2.py)."""
+    if causal is not False and (architecture == "(none)" or architecture.endswith(_GENERATES)):
+        return
+    name = printable(architecture[:100], "")
+    what = "says is_causal false in config.json" if causal is False else f"is a {name}, which the planner does not know"
+    raise UnknownArchitecture(
+        f"{repo} {what}: it plans models that generate text, whose architectures end in {', '.join(_GENERATES)}. "
+        "Encoders, embedding models and rerankers have no tokens per second and mostly no KV cache. Start it without a "
+        "plan (-e plan_override=true)."
+    )
+
+
 def _bound_unknown(facts: Facts, config: _Config, architecture: str) -> tuple[Facts, _Config]:
     """Return what is planned of an architecture without a row. Raises UnknownArchitecture if that has no bound."""
     found = find_unbounded(config.values, facts.tensors, read_quantization(facts))
@@ -456,8 +474,7 @@ def _bound_unknown(facts: Facts, config: _Config, architecture: str) -> tuple[Fa
             f"plan is not possible: {unbounded}. Take a model of one of these, start it without a plan "
             "(-e plan_override=true), or add the architecture (CONTRIBUTING.md, Add a model)."
         )
-    layers = max((layer + 1 for tensor in facts.tensors for layer in tensor.layers or ()), default=0)
-    values = {**config.values, "num_hidden_layers": max(config["num_hidden_layers"], layers)}
+    values = {**config.values, "num_hidden_layers": count_layers(config.values, facts.tensors)}
     return replace(facts, source=describe_generic(name, facts.source)), replace(config, values=values)
 
 
