@@ -5,6 +5,7 @@ with the exact plan of their own, which vLLM's model classes confirmed (test_pub
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ import checkpoints
 import kv_models
 import published
 import pytest
-from ansible.module_utils.vllm_edge.planning import planner
+from ansible.module_utils.vllm_edge.planning import command, planner
 from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts, recording
 from ansible.module_utils.vllm_edge.planning.checkpoint.generic import (
     LEAST_OF_WEIGHTS,
@@ -148,9 +149,12 @@ def test_what_generates_no_text_is_refused_by_name(architecture: str) -> None:
 
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "NewForCausalLM"])
 def test_attention_in_both_directions_has_no_kv_cache(architecture: str) -> None:
-    with pytest.raises(UnknownArchitecture, match=r"says is_causal false in config\.json: .* mostly no KV cache"):
-        generic(QWEN, architectures=[architecture], is_causal=False)
-    assert generic(QWEN, architectures=[architecture], is_causal=True).layers
+    for key, value in {"is_causal": False, "use_bidirectional_attention": True}.items():
+        with pytest.raises(
+            UnknownArchitecture, match=f"says {key} {str(value).lower()} in config.* mostly no KV cache"
+        ):
+            generic(QWEN, architectures=[architecture], **{key: value})
+        assert generic(QWEN, architectures=[architecture], **{key: None}).layers
 
 
 def test_a_record_has_all_keys_of_an_unknown_architecture() -> None:
@@ -215,6 +219,14 @@ def test_an_encoder_decides_only_where_it_may(
     assert (found.fix == "limit_mm_per_prompt of 0 for each") is (verdict is Verdict.CANNOT_SAY)
     if verdict is Verdict.FITS and more is not TEXT_ONLY:
         assert any("what its encoders need" in advice for advice in found.advice)
+
+
+def test_the_longest_context_leaves_room_for_an_encoder() -> None:
+    options = dict.fromkeys(("max_num_seqs", "kv_cache_dtype", "gpu_memory_utilization", "enforce_eager", "context"))
+    asked = Namespace(tensor_parallel_size=1, text_only=False, vllm=RELEASE, **options)
+    gpus = [Gpu("NVIDIA H100 80GB HBM3", 79 * GIB)]
+    (planned,) = command.plan_layouts(generic("Qwen/Qwen3-VL-30B-A3B-Instruct"), gpus, asked).values()
+    assert (planned.verdict, planned.engines[0].max_model_len) == (Verdict.FITS, 32768)
 
 
 def test_the_bound_of_an_encoder_is_above_what_a_layer_of_it_holds() -> None:

@@ -350,6 +350,7 @@ FAMILIES: Mapping[str, _Family] = {
 """One row for each architecture that the planner knows. Another one is a row here and cases in
 tests/unit/planning/published.py."""
 _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
+_BOTH_WAYS = {"is_causal": False, "use_bidirectional_attention": True}
 GENERIC = _Family("generic", _build_generic_layers, {}, Sharding.REPLICATED, every_stage=True, rope_float32=True)
 """For an architecture without a row. Its RoPE cache is counted in float32, the largest that it can be."""
 
@@ -393,8 +394,8 @@ def _interpret(facts: Facts) -> Model:
     text = facts.config.get("text_config") or {}
     said = {key: value for key, value in text.items() if value is not None or key not in facts.config}
     config = _Config(facts.repo, {**facts.config, **said}, family.defaults)
-    if family is GENERIC or config.get("is_causal") is False:
-        _check_generates(facts.repo, architecture, config.get("is_causal"))
+    _check_generates(facts.repo, architecture, config, family)
+    if family is GENERIC:
         facts, config = _bound_unknown(facts, config, architecture)
     layers = family.layers(config)
     latent = _read_latent(config) if family.layers is _build_latent_layers else None
@@ -448,14 +449,17 @@ def _interpret(facts: Facts) -> Model:
     return replace(model, components=tuple(components))
 
 
-def _check_generates(repo: str, architecture: str, causal: bool | None) -> None:
+def _check_generates(repo: str, architecture: str, config: _Config, family: _Family) -> None:
     """Raise UnknownArchitecture for a model that generates no tokens: vLLM takes the names of architectures that do by
-    these endings (_SUFFIX_TO_DEFAULTS, 0.32.0 config/model.py), and `is_causal: false` as attention without a KV cache
-    (llama.py, qwen2.py)."""
-    if causal is not False and (architecture == "(none)" or architecture.endswith(_GENERATES)):
+    these endings (_SUFFIX_TO_DEFAULTS, 0.32.0 config/model.py), and two keys as attention in both directions, without
+    a KV cache (llama.py, qwen2.py, config.py)."""
+    said = [f"{key} {str(no).lower()}" for key, no in _BOTH_WAYS.items() if config.get(key) is no]
+    if said:
+        what = f"says {said[0]} in config.json"
+    elif family is GENERIC and architecture != "(none)" and not architecture.endswith(_GENERATES):
+        what = f"is a {printable(architecture[:100], '')}, which the planner does not know"
+    else:
         return
-    name = printable(architecture[:100], "")
-    what = "says is_causal false in config.json" if causal is False else f"is a {name}, which the planner does not know"
     raise UnknownArchitecture(
         f"{repo} {what}: it plans models that generate text, whose architectures end in {', '.join(_GENERATES)}. "
         "Encoders, embedding models and rerankers have no tokens per second and mostly no KV cache. Start it without a "

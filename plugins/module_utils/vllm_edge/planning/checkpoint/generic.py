@@ -67,7 +67,6 @@ use_cache use_parallel_residual use_qk_norm use_qkv_bias vision_config z_loss_co
 _WITHOUT_MEMORY_TOO = re.compile(
     r"(_token_ids?|_token_index|dropout\w*|_pdrop|_eps|epsilon|_aux_loss_coef|_softcapping|_noise)$"
 )
-_ATTENTIONS = frozenset({Attention.FULL, Attention.SLIDING, Attention.CHUNKED})
 _PARTS = re.compile(
     r"(^|\.)(self_attn|self_attention|attn|attention)\.((q|k|v|o|qkv|out|c)_proj|dense|query|key|value|query_key_value"
     r"|c_attn|w?qkv|Wqkv|W_pack|w[qkvo]|sinks)$"
@@ -109,12 +108,12 @@ def find_unbounded(config: Mapping[str, Any], tensors: Sequence[Tensor], quantiz
     """
     for key in _NEEDED:
         if config.get(key) is None:
-            return f"config.json lacks {key}"
+            return f"config.json lacks {key}" + (" (record it again)" if key == "model_type" else "")
     known = (CONFIG_KEYS.keys() - _OTHER_ATTENTION).union(_WITHOUT_MEMORY.split())
     keys = sorted(key for key, value in config.items() if value and key not in known)
     if keys := [key for key in keys if not _WITHOUT_MEMORY_TOO.search(key)]:
         return f"{_name_some(keys)} in config.json may change the memory in a way that the planner does not know"
-    if kinds := set(config.get("layer_types") or ()) - _ATTENTIONS:
+    if kinds := set(config.get("layer_types") or ()) - {Attention.FULL, Attention.SLIDING, Attention.CHUNKED}:
         return f"layer_types in config.json has {_name_some(sorted(kinds))}, whose memory the planner does not know"
     experts = any("experts" in tensor.name for tensor in tensors)
     if quantization.method == "mxfp4" or (
@@ -172,14 +171,11 @@ def is_kv_cache_exact(config: Mapping[str, Any], tensors: Sequence[Tensor], wind
 
 def count_layers(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> int:
     """Return the number of decoder layers, with those for speculative decoding that config.json does not count."""
-    numbers = (layer + 1 for tensor in tensors for layer in tensor.layers or ())
-    return max(int(config["num_hidden_layers"]), *numbers)
+    return max([int(config["num_hidden_layers"]), *(layer + 1 for tensor in tensors for layer in tensor.layers or ())])
 
 
 def _name_some(names: Sequence[str]) -> str:
-    some = [name[:200] for name in names[:4]]
-    more = len(names) - len(some)
-    return ", ".join(some) + (f" and {more} more" if more else "")
+    return ", ".join(name[:200] for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def is_tower(tensor: Tensor) -> bool:
