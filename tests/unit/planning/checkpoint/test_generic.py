@@ -31,7 +31,7 @@ from ansible.module_utils.vllm_edge.planning.contract import (
     UnknownArchitecture,
     Verdict,
 )
-from ansible.module_utils.vllm_edge.planning.memory import weights
+from ansible.module_utils.vllm_edge.planning.memory import overhead, weights
 
 RELEASE, GIB = "0.32.0", 2**30
 QWEN = "Qwen/Qwen2.5-7B-Instruct"
@@ -47,6 +47,7 @@ REPOS = (
     "nvidia/Gemma-4-31B-IT-NVFP4",
     "RedHatAI/gemma-4-26B-A4B-it-FP8-dynamic",
     "Qwen/Qwen3-30B-A3B",
+    "mistralai/Mixtral-8x7B-Instruct-v0.1",
 )
 
 
@@ -70,8 +71,13 @@ def plan(model: Model, gpu_gib: float, size: int = 1, **more: Any) -> EnginePlan
 
 @pytest.mark.parametrize("repo", REPOS)
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_weights_and_kv_cache_are_upper_bounds(repo: str, size: int) -> None:
+def test_what_is_planned_is_an_upper_bound(repo: str, size: int) -> None:
     known, found = families.interpret(facts_of(repo)), generic(repo)
+    most, least = (
+        overhead.activations(each, Arguments(tensor_parallel_size=size), 256, 65536, samples=False).value
+        for each in (found, known)
+    )
+    assert most >= least
     arguments = Arguments(tensor_parallel_size=size)
     exact, bound = (weights.per_rank(each, arguments, RELEASE)[0].bytes for each in (known, found))
     assert 1.01 < bound * MOST_OF_WEIGHTS / exact < 1.11
@@ -90,6 +96,16 @@ def test_a_weight_that_no_rule_knows_is_on_every_gpu() -> None:
         weights.per_rank(each, Arguments(tensor_parallel_size=4), RELEASE)[0].bytes for each in (generic(QWEN), found)
     )
     assert after - before == 2 * 64 * 64 * 2
+
+
+def test_keys_that_are_the_values_too_are_in_memory_twice() -> None:
+    facts = facts_of(QWEN)
+    keys = tuple(tensor for tensor in facts.tensors if ".v_proj." not in tensor.name)
+    found = families.interpret(rename(replace(facts, tensors=keys), attention_k_eq_v=True))
+    assert (
+        weights.per_rank(found, Arguments(), RELEASE)[0].bytes
+        == weights.per_rank(generic(QWEN), Arguments(), RELEASE)[0].bytes
+    )
 
 
 def test_layers_beyond_those_of_config_json_count() -> None:
@@ -127,6 +143,13 @@ def test_layers_beyond_those_of_config_json_count() -> None:
             "layer_types in config.json has compressed_sparse_attention",
         ),
         ("model.layers.*.norm.weight", (64,), {"vocab_size": None}, "config.json lacks vocab_size"),
+        ("model.layers.*.mlp.experts.w1.weight", (64, 64), {}, "config.json lacks num_experts or num_local_experts or"),
+        (
+            "model.layers.*.mlp.experts.w1.weight",
+            (64, 64),
+            {"num_experts": 8},
+            "config.json lacks num_experts_per_tok or top_k_experts",
+        ),
         ("model.layers.*.norm.weight", (64,), {"model_type": None}, "config.json lacks model_type"),
     ],
 )
@@ -165,7 +188,11 @@ def test_a_record_has_all_keys_of_an_unknown_architecture() -> None:
         families.interpret(again)
 
 
-WITHOUT = {"openai/gpt-oss-20b": "mxfp4", "google/gemma-4-E4B-it": "1024 outputs, and config.json says 512"}
+WITHOUT = {
+    "meta-llama/Llama-4-Maverick-17B-128E-Instruct": "intermediate_size_mlp in config.json",
+    "openai/gpt-oss-20b": "mxfp4",
+    "google/gemma-4-E4B-it": "hidden_size_per_layer_input in",
+}
 
 
 @pytest.mark.parametrize("repo", WITHOUT)

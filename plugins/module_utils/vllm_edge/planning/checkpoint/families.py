@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...text import printable, shown
-from ..contract import Attention, DecoderLayer, Facts, Latent, Model, Sharding, UnknownArchitecture
+from ..contract import Attention, Component, DecoderLayer, Facts, Latent, Model, Sharding, UnknownArchitecture
 from .components import build_components, copy_k_to_v, cut_encoder, drop_draft_layers
 from .config_keys import CONFIG_KEYS, check_config
 from .generic import count_layers, describe_generic, find_unbounded, has_towers, is_kv_cache_exact, widen_for_groups
@@ -429,12 +429,17 @@ def _interpret(facts: Facts) -> Model:
         latent=latent,
     )
     tied = bool(config.get("tie_word_embeddings"))
+
+    def copies(parts: list[Component]) -> list[Component]:
+        return [*copy_k_to_v(parts)] if config.get("attention_k_eq_v") else []
+
     if model.generic:
         # What no rule knows is counted on every rank; so are towers, even where the engine takes only text.
-        parts = build_components(model, family.towers, tied, Sharding.REPLICATED)
-        return replace(
-            model, components=tuple(replace(part, kind=part.kind.replace("towers", "other")) for part in parts)
-        )
+        parts = [
+            replace(part, kind=part.kind.replace("towers", "other"))
+            for part in build_components(model, family.towers, tied, Sharding.REPLICATED)
+        ]
+        return replace(model, components=tuple(parts + copies(parts)))
     _check(model)
     components = list(build_components(model, family.towers, tied))
     if family.name == "llava_next":
@@ -444,9 +449,7 @@ def _interpret(facts: Facts) -> Model:
             f"{facts.repo}: config.json says that tie_word_embeddings is false, and there is no lm_head.weight. "
             "Fetch its weights again."
         )
-    if config.get("attention_k_eq_v"):
-        components += copy_k_to_v(components)
-    return replace(model, components=tuple(components))
+    return replace(model, components=tuple(components + copies(components)))
 
 
 def _check_generates(repo: str, architecture: str, config: _Config, family: _Family) -> None:
@@ -489,7 +492,8 @@ def _read_experts(config: _Config, family: _Family) -> tuple[int, int, int]:
     if not experts:
         return 0, 0, 0
     per_token = config.get("top_k_experts") or config.get("num_experts_per_tok") or 0
-    return experts, per_token, config.get(family.expert_size) or 0
+    size = config.get(family.expert_size) or (config.get("intermediate_size") if family is GENERIC else 0)
+    return experts, per_token, size or 0
 
 
 def _read_dtype(config: _Config) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from ..contract import Attention, Model, Quantization, Tensor, Uncertain
 from .components import has_rule, split_name
 from .config_keys import CONFIG_KEYS
-from .inferred import APPROXIMATE
+from .inferred import APPROXIMATE, EXPERT_KEYS
 
 LARGEST_IMAGE_TOKENS = 16 * 1024
 """Tokens of the largest image: an assumption, because it is in no config.json. Processors of transformers 5.19 have up
@@ -47,10 +47,13 @@ _NEEDED = (
     "model_type",
 )
 """Without model_type, config.json or its record is not whole."""
-_OTHER_ATTENTION = frozenset(
-    {"index_topk", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"}
+_OF_ONE_FAMILY = frozenset(
+    {
+        *("hidden_size_per_layer_input", "index_topk", "intermediate_size_mlp", "kv_lora_rank", "q_lora_rank"),
+        *("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+    }
 )
-"""Keys that the planner reads of one family, and that another one may mean otherwise."""
+"""Keys that the planner reads of one family only."""
 # In the configuration classes of transformers 5.19 (models/*/configuration_*.py, configuration_utils.py): what tokens
 # mean, how a model is initialized and trained, and factors of what it computes.
 _WITHOUT_MEMORY = """
@@ -109,13 +112,16 @@ def find_unbounded(config: Mapping[str, Any], tensors: Sequence[Tensor], quantiz
     for key in _NEEDED:
         if config.get(key) is None:
             return f"config.json lacks {key}" + (" (record it again)" if key == "model_type" else "")
-    known = (CONFIG_KEYS.keys() - _OTHER_ATTENTION).union(_WITHOUT_MEMORY.split())
+    known = (CONFIG_KEYS.keys() - _OF_ONE_FAMILY).union(_WITHOUT_MEMORY.split())
     keys = sorted(key for key, value in config.items() if value and key not in known)
     if keys := [key for key in keys if not _WITHOUT_MEMORY_TOO.search(key)]:
         return f"{_name_some(keys)} in config.json may change the memory in a way that the planner does not know"
     if kinds := set(config.get("layer_types") or ()) - {Attention.FULL, Attention.SLIDING, Attention.CHUNKED}:
         return f"layer_types in config.json has {_name_some(sorted(kinds))}, whose memory the planner does not know"
-    experts = any("experts" in tensor.name for tensor in tensors)
+    experts = any("experts" in tensor.name and not is_tower(tensor) for tensor in tensors)
+    for either in (EXPERT_KEYS, ("num_experts_per_tok", "top_k_experts")):
+        if experts and not any(map(config.get, either)):
+            return f"config.json lacks {' or '.join(either)}"
     if quantization.method == "mxfp4" or (
         experts and quantization.weight_bits == 4 and not config.get("moe_intermediate_size")
     ):
