@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from typing import Literal
 
 from . import feasibility
 from .checkpoint import generic
@@ -17,6 +17,7 @@ from .memory.kv_cache import DEFAULT_BLOCK_TOKENS, UnsupportedKvCache, capacity
 from .memory.overhead import GIB, MIB
 from .memory.weights import per_rank
 
+End = Literal["least", "planned", "most"]
 Refusal = tuple[Verdict, str]
 """A verdict and its reason."""
 
@@ -72,17 +73,13 @@ class _Place:
     """What is left for the KV cache."""
 
 
-class End(Enum):
-    """Of what a generic plan does not know: the weights, and what encoders need."""
+def compute_outcome(engine: Engine, end: End = "planned") -> Outcome:
+    """Return the outcome of an engine as it is written, without looking for a fix that fits.
 
-    LEAST = "least"
-    PLANNED = "planned"
-    """The most, except that an encoder leaves the KV cache to vLLM if that measures the encoder itself."""
-    MOST = "most"
-
-
-def compute_outcome(engine: Engine, end: End = End.PLANNED) -> Outcome:
-    """Return the outcome of an engine as it is written, without looking for a fix that fits."""
+    Args:
+        end: what a generic model takes: the least, the most, or as planned, which is the most, except that what vLLM
+            measures of an encoder is left in the KV cache.
+    """
     findings = feasibility.findings(engine)
     if findings and not findings[0].after_load:
         return _refuse(findings[0])
@@ -113,7 +110,7 @@ def compute_encoder_bytes(engine: Engine) -> int:
 def _compute_ranks(engine: Engine, end: End) -> tuple[Rank, ...]:
     model, arguments, release = engine.model, engine.arguments, engine.release
     measured = arguments.gpu_memory_utilization is not None or arguments.kv_cache_memory_bytes is not None
-    encoder = 0 if end is End.LEAST or (end is End.PLANNED and measured) else compute_encoder_bytes(engine)
+    encoder = compute_encoder_bytes(engine) if end == "most" or (end == "planned" and not measured) else 0
     sequences, tokens = engine.max_num_seqs, engine.max_num_batched_tokens
     rows = min(sequences, tokens)
     graphs = overhead.graphs(model, arguments, sequences, tokens, in_budget=release.graphs_in_budget)
@@ -132,7 +129,7 @@ def _compute_ranks(engine: Engine, end: End) -> tuple[Rank, ...]:
         if model.generic:
             whole = per_rank(model, Arguments(), release.version)[0]
             loaded = generic.bound_weights(loaded.high, whole.bytes, len(engine.slots))
-            loaded = replace(loaded, value=loaded.low) if end is End.LEAST else loaded
+            loaded = replace(loaded, value=loaded.low) if end == "least" else loaded
         activations = overhead.activations(model, arguments, rows, tokens, samples=samples)
         ranks.append(
             Rank(

@@ -17,7 +17,7 @@ from ..text import printable, shown
 from .checkpoint.headers import MODULES
 from .contract import Model, Verdict
 from .feasibility import Engine
-from .outcome import End, Outcome, compute_encoder_bytes, compute_outcome, mib, to_sentence
+from .outcome import Outcome, compute_encoder_bytes, compute_outcome, mib, to_sentence
 
 
 class Effect(StrEnum):
@@ -183,11 +183,11 @@ def judge_generic(outcome: Outcome, engine: Engine) -> Outcome:
     ):
         return outcome
     fix = outcome.fix
-    least = compute_outcome(engine, End.LEAST)
+    least = compute_outcome(engine, "least")
     certain = least.verdict is not Verdict.KV_BELOW_MAX_MODEL_LEN or model.kv_cache_exact
     if least.verdict is not Verdict.FITS and certain:
         return replace(outcome, verdict=least.verdict, reason=least.reason)
-    most = compute_outcome(engine, End.MOST) if outcome.verdict is Verdict.FITS else outcome
+    most = compute_outcome(engine, "most") if outcome.verdict is Verdict.FITS else outcome
     if arguments.pipeline_parallel_size > 1:
         why, fix = "which tensors each stage of its pipeline has is not known", "pipeline_parallel_size: 1"
     elif most.verdict is Verdict.FITS:

@@ -38,21 +38,12 @@ GROUPS = 3 / 2
 layers, so that some have unused pages (kv_cache.FEW_MORE_LAYERS)."""
 
 _MARK = f"{APPROXIMATE}generic, "
-_NEEDED = (
-    "num_hidden_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "vocab_size",
-    "max_position_embeddings",
-    "model_type",
-)
+_NEEDED = "num_hidden_layers hidden_size num_attention_heads vocab_size max_position_embeddings model_type"
 """Without model_type, config.json or its record is not whole."""
-_OF_ONE_FAMILY = frozenset(
-    {
-        *("hidden_size_per_layer_input", "index_topk", "intermediate_size_mlp", "kv_lora_rank", "q_lora_rank"),
-        *("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
-    }
-)
+_OF_ONE_FAMILY = """
+hidden_size_per_layer_input index_topk intermediate_size_mlp kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim
+v_head_dim
+"""
 """Keys that the planner reads of one family only."""
 # In the configuration classes of transformers 5.19 (models/*/configuration_*.py, configuration_utils.py): what tokens
 # mean, how a model is initialized and trained, and factors of what it computes.
@@ -109,10 +100,10 @@ def find_unbounded(config: Mapping[str, Any], tensors: Sequence[Tensor], quantiz
     Args:
         config: config.json, with its text_config in place of the keys that both have.
     """
-    for key in _NEEDED:
+    for key in _NEEDED.split():
         if config.get(key) is None:
             return f"config.json lacks {key}" + (" (record it again)" if key == "model_type" else "")
-    known = (CONFIG_KEYS.keys() - _OF_ONE_FAMILY).union(_WITHOUT_MEMORY.split())
+    known = (CONFIG_KEYS.keys() - _OF_ONE_FAMILY.split()).union(_WITHOUT_MEMORY.split())
     keys = sorted(key for key, value in config.items() if value and key not in known)
     if keys := [key for key in keys if not _WITHOUT_MEMORY_TOO.search(key)]:
         return f"{_name_some(keys)} in config.json may change the memory in a way that the planner does not know"
