@@ -142,6 +142,7 @@ def test_the_source_is_a_hub_a_directory_or_a_file(
     tmp_path: Path,
 ) -> None:
     directory = write(tmp_path / "hub" / "example" / "tiny")
+    (directory / "modules.json").write_text("[]")
     endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
     of_hub = json.loads(run(capsys, "facts", "--model", "example/tiny", "--endpoint", endpoint)[1])
     of_directory = json.loads(run(capsys, "facts", "--model", str(directory))[1])
@@ -150,6 +151,7 @@ def test_the_source_is_a_hub_a_directory_or_a_file(
     record.write_text(json.dumps(of_hub))
     of_record = json.loads(run(capsys, "facts", "--model", str(record))[1])
     assert of_hub["tensors"] == of_directory["tensors"] == of_config["tensors"]
+    assert of_hub["pooling"] and of_directory["pooling"]
     assert of_record == of_hub and of_hub["source"].startswith(endpoint)
     assert model_facts.parse_record("a/b", of_record, "").repo == "a/b"
 

@@ -126,9 +126,13 @@ def plan_layouts(model: Model, gpus: Sequence[Gpu], options: Namespace) -> dict[
         too_long = plan.verdict is Verdict.KV_BELOW_MAX_MODEL_LEN or (
             model.generic and plan.verdict is not Verdict.FITS
         )
-        if options.context is None and too_long and 0 < longest < engine["max_model_len"]:
-            shorter = {**engine, "max_model_len": longest}
-            plan = planner.plan(engine["name"], [shorter], {"model": model}, gpus, options.vllm)
+        # What encoders of an unknown architecture take grows with the context, so that none may be left.
+        most, halves = engine["max_model_len"], range(1, 6 if model.generic and model.multimodal else 1)
+        for shorter in [longest] if longest else [most >> half for half in halves]:
+            if options.context is None and too_long and plan.verdict is not Verdict.FITS and 0 < shorter < most:
+                plan = planner.plan(
+                    engine["name"], [{**engine, "max_model_len": shorter}], {"model": model}, gpus, options.vllm
+                )
         plans[engine["name"]] = plan
     if not plans:
         raise ValueError(f"--tensor-parallel-size: {sizes[0]} needs more GPUs than --count {len(gpus)}.")

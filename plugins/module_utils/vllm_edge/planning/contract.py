@@ -78,6 +78,9 @@ class Facts:
     """`quantization_config` of config.json, or hf_quant_config.json if only that exists; empty if there is neither."""
     source: str = "files"
     """`files`, or `recorded: <from where, when>`."""
+    pooling: bool = False
+    """Whether it has modules.json of Sentence Transformers, with which vLLM serves it as an embedding model (`--runner
+    pooling`), whatever its architecture is (get_pooling_config, 0.32.0 transformers_utils/config.py)."""
 
 
 class Attention(StrEnum):
@@ -197,6 +200,8 @@ class Model:
     """Whether the router is in float32, and not in the model's dtype."""
     generic: bool = False
     """Whether the planner does not know the architecture: weights and KV cache are upper bounds then."""
+    kv_cache_exact: bool = True
+    """Whether the KV cache takes no less than what is planned; for `generic` only."""
     latent: Latent | None = None
     """If the attention of all layers is latent."""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from . import feasibility
 from .checkpoint import generic
@@ -16,6 +17,7 @@ from .memory.kv_cache import DEFAULT_BLOCK_TOKENS, UnsupportedKvCache, capacity
 from .memory.overhead import GIB, MIB
 from .memory.weights import per_rank
 
+End = Literal["least", "planned", "most"]
 Refusal = tuple[Verdict, str]
 """A verdict and its reason."""
 
@@ -71,12 +73,17 @@ class _Place:
     """What is left for the KV cache."""
 
 
-def compute_outcome(engine: Engine) -> Outcome:
-    """Return the outcome of an engine as it is written, without looking for a fix that fits."""
+def compute_outcome(engine: Engine, end: End = "planned") -> Outcome:
+    """Return the outcome of an engine as it is written, without looking for a fix that fits.
+
+    Args:
+        end: what a generic model takes: the least, the most, or as planned, which is the most, except that what vLLM
+            measures of an encoder is left in the KV cache.
+    """
     findings = feasibility.findings(engine)
     if findings and not findings[0].after_load:
         return _refuse(findings[0])
-    ranks = _compute_ranks(engine)
+    ranks = _compute_ranks(engine, end)
     pinned = engine.arguments.kv_cache_memory_bytes
     if pinned is None and engine.arguments.gpu_memory_utilization is None:
         pinned = derive_kv_cache_bytes(engine, ranks)
@@ -91,8 +98,19 @@ def _refuse(finding: feasibility.Finding) -> Outcome:
     return Outcome(finding.verdict, to_sentence(finding.reason), finding.fix)
 
 
-def _compute_ranks(engine: Engine) -> tuple[Rank, ...]:
+def compute_encoder_bytes(engine: Engine) -> int:
+    """Return the most that encoders of an architecture take that the planner does not know; 0 for text only, or if it
+    was measured."""
+    known = engine.arguments.language_model_only or "overhead_bytes" in engine.observed
+    if known or not engine.model.generic or not engine.model.multimodal:
+        return 0
+    return generic.bound_encoder(engine.model, engine.max_num_batched_tokens, engine.max_model_len)
+
+
+def _compute_ranks(engine: Engine, end: End) -> tuple[Rank, ...]:
     model, arguments, release = engine.model, engine.arguments, engine.release
+    measured = arguments.gpu_memory_utilization is not None or arguments.kv_cache_memory_bytes is not None
+    encoder = compute_encoder_bytes(engine) if end == "most" or (end == "planned" and not measured) else 0
     sequences, tokens = engine.max_num_seqs, engine.max_num_batched_tokens
     rows = min(sequences, tokens)
     graphs = overhead.graphs(model, arguments, sequences, tokens, in_budget=release.graphs_in_budget)
@@ -111,12 +129,13 @@ def _compute_ranks(engine: Engine) -> tuple[Rank, ...]:
         if model.generic:
             whole = per_rank(model, Arguments(), release.version)[0]
             loaded = generic.bound_weights(loaded.high, whole.bytes, len(engine.slots))
+            loaded = replace(loaded, value=loaded.low) if end == "least" else loaded
         activations = overhead.activations(model, arguments, rows, tokens, samples=samples)
         ranks.append(
             Rank(
                 loaded=rank,
                 weights=_replace_observed(engine, "weights_bytes", loaded),
-                overhead=_replace_observed(engine, "overhead_bytes", activations + latent),
+                overhead=_replace_observed(engine, "overhead_bytes", activations + latent + encoder),
                 context=_replace_observed(engine, "context_bytes", context),
                 graphs=_replace_observed(engine, "graphs_bytes", graphs),
                 graphs_kept=kept,

@@ -27,8 +27,16 @@ from .memory.vllm_versions import (
     resolve_model_dtype,
     set_gpu_defaults,
 )
-from .outcome import Outcome, compute_outcome, compute_requested_bytes, derive_kv_cache_bytes, mib, to_sentence
-from .unmodeled_arguments import find_unmodeled, judge, judge_generic
+from .outcome import (
+    Outcome,
+    compute_encoder_bytes,
+    compute_outcome,
+    compute_requested_bytes,
+    derive_kv_cache_bytes,
+    mib,
+    to_sentence,
+)
+from .unmodeled_arguments import TASK, find_unmodeled, judge, judge_generic
 
 MARGIN_MIB = 512
 TOLERANCE_MIB = 300
@@ -75,9 +83,11 @@ def plan(
         outcome = compute_outcome(engine)
         if outcome.verdict is not Verdict.FITS:
             outcome = replace(outcome, fix=find_nearest_fix(engine, outcome) or outcome.fix)
-        unmodeled = find_unmodeled(engine.model, engine.extra_args, engine.environment)
-        outcome = judge_generic(judge(outcome, unmodeled, engine.observed), engine)
+        unmodeled = [*find_unmodeled(engine.model, engine.extra_args, engine.environment)]
+        outcome = judge_generic(judge(outcome, unmodeled, engine), engine)
         found = _describe_engine(engine, outcome)
+        if any(item.what == TASK.what for item in unmodeled):
+            found = replace(found, decode_tok_s=None, decode_together_tok_s=None)
         budget = described.get("vram_budget_mib") or _compute_budget_mib(outcome, gpus, tolerance_mib)
         settings = {**found.settings, **({} if described.get("vram_budget_mib") else {"vram_budget_mib": budget})}
         plans.append(replace(found, settings=settings))
@@ -222,6 +232,11 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         most = min(fit, engine.max_num_seqs)
         together = decode.estimate_together(
             engine.model, engine.arguments, weights, engine.gpu_model, engine.kv_cache_dtype, most
+        )
+    if fits and (encoder := compute_encoder_bytes(engine)):
+        advice.append(
+            f"what its encoders need for images, videos or audio is not known: at most {mib(encoder)} by assumption, "
+            f"with which it fits too"
         )
     uncertainty = _compute_uncertainty(outcome)
     advice += _describe_extrapolation(engine, uncertainty)
