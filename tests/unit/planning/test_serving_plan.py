@@ -98,8 +98,12 @@ def test_gpus_by_what_nvidia_smi_prints(run_module: Run) -> None:
     by_total = plan(run_module, gpus=[{"nvml_total_mib": 23034}] * 3)
     assert by_total["engines"] == plan(run_module)["engines"]
     unknown = plan(run_module, gpus=[{"nvml_total_mib": 49140}] * 2)
-    assert len(unknown["warnings"]) == 2 and "48135 MiB" in unknown["warnings"][0]
+    assert len(unknown["warnings"]) == 4 and "48135 MiB" in unknown["warnings"][0]
+    assert "compute capability of this GPU is not known" in unknown["warnings"][1]
     assert unknown["engines"][0]["decode_tok_s"] is None
+    stated = {"nvml_total_mib": 49140, "nvml_reserved_mib": 600, "compute_capability": "8.9", "bandwidth_gb_s": 864}
+    told = plan(run_module, gpus=[stated] * 2)
+    assert told["warnings"] == [] and told["engines"][0]["decode_tok_s"]["mid"] > 100
 
 
 def test_a_release_that_nobody_examined_is_planned_with_a_warning(run_module: Run) -> None:
