@@ -15,7 +15,7 @@ from ..gpu import models as gpu_models
 from ..text import shown
 from ..weights.access import read_token_file
 from ..weights.record import WeightsError
-from . import inputs, planner, render
+from . import feasibility, inputs, planner, render
 from .advice import model as advice_model
 from .advice import render as advice_render
 from .advice import search
@@ -107,7 +107,10 @@ def find_gpus(options: Namespace) -> list[Gpu]:
         "compute_capability": options.compute_capability,
         "bandwidth_gb_s": options.gpu_bandwidth,
     }
-    return [inputs.build_gpu("--gpu", given, _warn)] * options.count
+    gpu = inputs.build_gpu("--gpu", given, _warn)
+    if said := feasibility.describe_unconfirmed(gpu):
+        _warn(said)
+    return [gpu] * options.count
 
 
 def plan_layouts(model: Model, gpus: Sequence[Gpu], options: Namespace) -> dict[str, Plan]:

@@ -396,11 +396,8 @@ def list_advice(engine: Engine) -> Iterator[str]:
             f"the compute capability of {gpu.name or 'the GPU'} is not known, so it counts as one that computes in "
             f"bfloat16, and whether it has FP4 units is left open; set {STATE_CAPABILITY}"
         )
-    if gpu.model and not gpu.model.bandwidth_is_confirmed and gpu.stated_bandwidth_bytes_per_s is None:
-        yield (
-            f"the memory bandwidth of {gpu.name}, {gpu.model.bandwidth_bytes_per_s / 1e9:,.0f} GB/s, is unconfirmed, "
-            f"and so is the speed; set it as its data sheet says (gpu_bandwidth_gb_s, --gpu-bandwidth)"
-        )
+    if said := describe_unconfirmed(gpu):
+        yield said
     if has and has < FP4_UNITS_SINCE and _is_fp4(model):
         yield (
             f"{gpu.name} has no FP4 units: the weights stay in FP4 and are multiplied in bf16 through Marlin, "
@@ -427,6 +424,16 @@ def list_advice(engine: Engine) -> Iterator[str]:
             f"all {model.experts} experts are in memory, of which a token reads {model.experts_per_token}: "
             f"plan on the whole size"
         )
+
+
+def describe_unconfirmed(gpu: Gpu) -> str:
+    """Return a sentence on the bandwidth of a card for which no source was found; empty for others."""
+    if gpu.model is None or gpu.model.bandwidth_is_confirmed or gpu.stated_bandwidth_bytes_per_s:
+        return ""
+    return (
+        f"the memory bandwidth of {gpu.name}, {gpu.model.bandwidth_bytes_per_s / 1e9:,.0f} GB/s, is unconfirmed, and so is "
+        f"its speed; its data sheet has it (gpu_bandwidth_gb_s, --gpu-bandwidth)"
+    )
 
 
 def advise_on_context(max_model_len: int, max_concurrency: float) -> list[str]:
