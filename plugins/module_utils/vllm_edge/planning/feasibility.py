@@ -431,8 +431,8 @@ def describe_unconfirmed(gpu: Gpu) -> str:
     if gpu.model is None or gpu.model.bandwidth_is_confirmed or gpu.stated_bandwidth_bytes_per_s:
         return ""
     return (
-        f"the memory bandwidth of {gpu.name}, {gpu.model.bandwidth_bytes_per_s / 1e9:,.0f} GB/s, is unconfirmed, and so is "
-        f"its speed; its data sheet has it (gpu_bandwidth_gb_s, --gpu-bandwidth)"
+        f"the memory bandwidth of {gpu.name}, {gpu.model.bandwidth_bytes_per_s / 1e9:,.0f} GB/s, is unconfirmed, and "
+        f"so is its speed; its data sheet has it (gpu_bandwidth_gb_s, --gpu-bandwidth)"
     )
 
 
