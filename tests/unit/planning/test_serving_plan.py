@@ -159,6 +159,7 @@ del UNMODELED["serving_engines"]["e2b"]["name"]
 MISSPELT = {"model": "e2b", "gpus": [3], "served_names": ["architect"], "tool_call_parsr": "gemma4"}
 NVFP4 = REFUSED | dict.fromkeys(("serving_profile", "plan_profile"), "nvfp4-tp1")
 OVERRIDE = {"plan_override": "true"}
+UNKNOWN_CARD = {"gpu_name": "New card", "gpu_memory_mib": 30000}
 PLANS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "measured": (REFUSED | {"vllm_version": "0.19.0", "plan_details": "true"}, []),
     "pipeline": (REFUSED | {"plan_profile": "nvfp4-pp2"}, []),
@@ -178,6 +179,12 @@ PLANS: dict[str, tuple[dict[str, Any], list[str]]] = {
         ],
     ),
     "uncounted_anyway": (UNMODELED | OVERRIDE, []),
+    "card": (UNKNOWN_CARD, ["cannot_say. An FP8 KV cache needs compute capability 8.9, and that of New card is not"]),
+    "stated_card": (UNKNOWN_CARD | {"gpu_compute_capability": 12.0, "gpu_bandwidth_gb_s": 1792}, []),
+    "wrong_card": (
+        UNKNOWN_CARD | {"gpu_bandwidth_gb_s": 1.8},
+        ["gpu_bandwidth_gb_s: 1.8 is too small, the least is 100"],
+    ),
     "format": ({"format": "yaml"}, ["format is 'yaml'; a plan is written as"]),
     "profile": ({"plan_profile": "e2b-olny"}, ["plan_profile 'e2b-olny' is not a key of serving_profiles"]),
     "release": ({"gpu_count": 2, "vllm_image_base": "registry/vllm:latest"}, ["names no release of vLLM"]),
