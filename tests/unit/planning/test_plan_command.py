@@ -158,10 +158,11 @@ def test_cards_have_what_logs_print_and_never_more() -> None:
     """GiB that vLLM printed as the total of the card, of public logs; an estimate is never above what was read."""
     logs = {"T4": 14.56, "A10G": 22.06, "L40S": 44.39, "3090": 23.56, "4090": 23.52, "5090": 31.36, "H100": 79.19}
     logs |= {"A100 40GB": 39.49, "RTX PRO 6000": 95.01, "H200": 139.8, "B300": 267.69, "GB10": 121.69, "L4": 22.03}
+    logs |= {"L20": 44.5, "GH200": 94.5, "A100": 79.25}
     warned: list[str] = []
     for name, printed in logs.items():
         offered = build_gpu("", {"name": name}, warned.append).cuda_total_bytes / 2**30
-        assert printed * 0.994 < offered < printed + 0.005, name
+        assert printed * 0.998 < offered < printed + 0.005, name
     assert [sentence for sentence in warned if "shares its memory" not in sentence] == []
     assert len(GPU_MODELS) == CARDS.strip().count("\n") + 1
     for name, card in GPU_MODELS.items():

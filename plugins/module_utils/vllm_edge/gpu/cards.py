@@ -23,8 +23,8 @@ Tesla T4                                          |  7.5 |  320 | sheet   |     
 NVIDIA TITAN RTX                                  |  7.5 |  672 | pages   |        | 24576       | -
 Quadro RTX 4000                                   |  7.5 |  416 | memory  |        | 8192        | -
 Quadro RTX 5000                                   |  7.5 |  448 | pages   |        | 16384       | -
-Quadro RTX 6000                                   |  7.5 |  672 | pages   |        | 23040 24576 | -
-Quadro RTX 8000                                   |  7.5 |  672 | pages   |        | 46080 49152 | 48380 Ultralytics
+Quadro RTX 6000                                   |  7.5 |  672 | pages   |        | 24576       | -
+Quadro RTX 8000                                   |  7.5 |  672 | pages   |        | 49152       | 48380 Ultralytics
 NVIDIA GeForce RTX 2060 SUPER                     |  7.5 |  448 | pages   |        | 8192        | -
 NVIDIA GeForce RTX 2070                           |  7.5 |  448 | memory  |        | 8192        | -
 NVIDIA GeForce RTX 2070 SUPER                     |  7.5 |  448 | memory  |        | 8192        | -
@@ -61,7 +61,7 @@ NVIDIA GeForce RTX 3070 Ti Laptop GPU             |  8.6 |  448 | geforce |     
 NVIDIA GeForce RTX 3080 Laptop GPU                |  8.6 |  448 | geforce |        | 8192 16384  | -
 NVIDIA GeForce RTX 3080 Ti Laptop GPU             |  8.6 |  512 | geforce |        | 16384       | -
 NVIDIA L4                                         |  8.9 |  300 | sheet   |        | 23034       | 22563.125 vLLM
-NVIDIA L20                                        |  8.9 |  864 | memory  |        | 46068 49140 | 48642 Unsloth
+NVIDIA L20                                        |  8.9 |  864 | memory  |        | 46068       | 45563 vLLM
 NVIDIA L40                                        |  8.9 |  864 | memory  |        | 46068       | -
 NVIDIA L40S                                       |  8.9 |  864 | sheet   |        | 46068       | 45455 vLLM
 NVIDIA RTX 2000 Ada Generation                    |  8.9 |  224 | memory  |        | 16380       | -
@@ -89,7 +89,7 @@ NVIDIA H100 PCIe                                  |  9.0 | 2000 | memory  |     
 NVIDIA H100 80GB HBM3                             |  9.0 | 3350 | sheet   | NVLink | 81559       | 81079 Unsloth
 NVIDIA H100 NVL                                   |  9.0 | 3900 | memory  | NVLink | 95830       | 95248 Unsloth
 NVIDIA H20                                        |  9.0 | 4000 | memory  | NVLink | 97871       | -
-NVIDIA GH200 480GB                                |  9.0 | 4000 | memory  | NVLink | 97871       | -
+NVIDIA GH200 480GB                                |  9.0 | 4000 | memory  | NVLink | 97871       | 96762 vLLM
 NVIDIA H200                                       |  9.0 | 4800 | sheet   | NVLink | 143771      | 143052 Unsloth
 NVIDIA H200 NVL                                   |  9.0 | 4800 | memory  | NVLink | 143771      | -
 NVIDIA B200                                       | 10.0 | 8000 | pages   | NVLink | 183359      | 182631 torch

@@ -72,6 +72,7 @@ SHORT_NAMES = {
     "RTX 6000 Ada": "NVIDIA RTX 6000 Ada Generation",
     "RTX PRO 6000": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
     "GH200": "NVIDIA GH200 480GB",
+    "GH200 96GB": "NVIDIA GH200 480GB",
     "B300": "NVIDIA B300 SXM6 AC",
     "DGX Spark": "NVIDIA GB10",
 }

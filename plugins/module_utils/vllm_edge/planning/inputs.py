@@ -16,7 +16,8 @@ from .checkpoint.inferred import is_approximate
 from .contract import Facts, Gpu, Model
 from .separate_process import read_in_subprocess
 
-L4_TOTAL_MIB, L4_RESERVE_MIB = 23034, 470.875
+_L4 = models.GPU_MODELS[models.KNOWN_BY_TOTAL]
+L4_TOTAL_MIB, L4_RESERVE_MIB = _L4.totals_mib[0], _L4.totals_mib[0] - (_L4.cuda_mib or 0)
 """nvidia-smi's total of an L4, and what the driver keeps of it. A GPU whose CUDA total was never read is planned as if
 the driver kept as much, and of a larger memory the same fraction: no card of the table that was read keeps more."""
 
