@@ -180,7 +180,7 @@ def main() -> None:
     try:
         tolerances = drift.tolerances(options["drift_tolerances"], options["tolerance_mib"])
         known = observations.read(Path(options["observed"])) if options["observed"] else []
-        gpus = [inputs.build_gpu(slot, given, module.warn) for slot, given in enumerate(options["gpus"])]
+        gpus = [inputs.build_gpu(f"gpus[{k}]", given, module.warn) for k, given in enumerate(options["gpus"])]
     except ValueError as error:
         module.fail_json(msg=str(error))
 

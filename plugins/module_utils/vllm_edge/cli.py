@@ -325,6 +325,8 @@ GPUS = (
     option("--gpu", required=True, metavar="NAME", help="model of the GPUs, for example L4 or H100"),
     option("--count", type=above_zero(int), default=1, metavar="N", help="number of GPUs (default: 1)"),
     option("--gpu-memory-mib", type=above_zero(int), metavar="MIB", help="memory of a GPU as nvidia-smi prints it"),
+    option("--compute-capability", metavar="N.N", help="of a GPU, as nvidia-smi prints compute_cap"),
+    option("--gpu-bandwidth", type=above_zero(float), metavar="GB/S", help="of a GPU's memory, in GB/s"),
     option("--vllm", default="0.32.0", metavar="RELEASE", help="release of vLLM (default: %(default)s)"),
     *SOURCE,
     FORMAT,

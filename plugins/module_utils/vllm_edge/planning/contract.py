@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from ..gpu.models import GPU_MODELS, GpuModel
+
 
 class Verdict(StrEnum):
     """What will happen when an engine starts. The members are in the order in which vLLM itself finds out."""
@@ -239,6 +241,21 @@ class Gpu:
     """What CUDA can use: NVML's total minus what the driver reserves."""
     free_bytes: int | None = None
     """Free at the moment; None if that was not read."""
+    stated_capability: tuple[int, int] | None = None
+    """As NVML or an operator states it, for a model that the planner does not know, or knows wrongly."""
+    stated_bandwidth_bytes_per_s: float | None = None
+
+    @property
+    def model(self) -> GpuModel | None:
+        return GPU_MODELS.get(self.name)
+
+    @property
+    def compute_capability(self) -> tuple[int, int] | None:
+        return self.stated_capability or (self.model.compute_capability if self.model else None)
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float | None:
+        return self.stated_bandwidth_bytes_per_s or (self.model.bandwidth_bytes_per_s if self.model else None)
 
 
 @dataclass(frozen=True)

@@ -81,16 +81,20 @@ def compute_outcome(engine: Engine, end: End = "planned") -> Outcome:
             measures of an encoder is left in the KV cache.
     """
     findings = feasibility.findings(engine)
-    if findings and not findings[0].after_load:
+    unknown = bool(findings) and findings[0].verdict is Verdict.CANNOT_SAY
+    if findings and not findings[0].after_load and not unknown:
         return _refuse(findings[0])
     ranks = _compute_ranks(engine, end)
     pinned = engine.arguments.kv_cache_memory_bytes
     if pinned is None and engine.arguments.gpu_memory_utilization is None:
         pinned = derive_kv_cache_bytes(engine, ranks)
     outcome = replace(_judge_memory(engine, ranks, pinned), ranks=ranks, kv_cache_memory_bytes=pinned)
+    if unknown and outcome.verdict is not Verdict.FITS:
+        return outcome
     if findings and outcome.verdict not in (Verdict.NOT_FREE, Verdict.OOM_WEIGHTS):
         first = _refuse(findings[0])
-        return replace(outcome, verdict=first.verdict, reason=first.reason, fix=first.fix)
+        reason = f"{first.reason} Apart from that it would fit: {outcome.reason}" if unknown else first.reason
+        return replace(outcome, verdict=first.verdict, reason=reason, fix=first.fix)
     return replace(outcome, later=tuple(findings))
 
 

@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from ..gpu.models import GPU_MODELS
 from ..inventory.engine_arguments import Argument, derive_key, parse_arguments
 from ..text import shown
 from . import decode, feasibility
 from .checkpoint.inferred import is_approximate
 from .contract import Arguments, EnginePlan, Gpu, Model, Plan, Verdict
-from .feasibility import THRESHOLD_PERCENT, Engine, check_threshold, warn_of_plan
+from .feasibility import THRESHOLD_PERCENT, Engine, check_threshold, find_weakest, warn_of_plan
 from .fixes import find_nearest_fix
 from .load_time import plan_load
 from .memory import overhead
@@ -164,8 +163,7 @@ def _parse_engine(
             f"give one for each."
         )
     arguments = set_gpu_defaults(arguments, gpus[slots[0]])
-    found = GPU_MODELS.get(gpus[slots[0]].name)
-    capability = found and found.compute_capability
+    capability = find_weakest(gpus[slot] for slot in slots).compute_capability
     model = models[str(engine["model"])]
     model = replace(model, dtype=resolve_model_dtype(model, arguments.dtype, capability))
     kv_cache_dtype = resolve_dtype(model, arguments, release.version)
@@ -227,11 +225,12 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         advice += _check_highest(engine, outcome)
     weights = tuple(rank.loaded for rank in outcome.ranks)
     together = None
-    if kv and weights and engine.gpu_model:
+    bandwidth = engine.bandwidth_bytes_per_s
+    if kv and weights and bandwidth:
         fit = kv.tokens // decode.TOGETHER_CONTEXT_TOKENS
         most = min(fit, engine.max_num_seqs)
         together = decode.estimate_together(
-            engine.model, engine.arguments, weights, engine.gpu_model, engine.kv_cache_dtype, most
+            engine.model, engine.arguments, weights, bandwidth, engine.kv_cache_dtype, most
         )
     if fits and (encoder := compute_encoder_bytes(engine)):
         advice.append(
@@ -250,8 +249,8 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         kv_cache_tokens=kv.tokens if kv else 0,
         max_concurrency=kv.max_concurrency if kv else 0.0,
         max_context=kv.max_context_tokens if kv else 0,
-        decode_tok_s=decode.estimate(engine.model, engine.arguments, weights, engine.gpu_model)
-        if weights and engine.gpu_model
+        decode_tok_s=decode.estimate(engine.model, engine.arguments, weights, bandwidth)
+        if weights and bandwidth
         else None,
         decode_together_tok_s=together,
         gpus=outcome.gpus,
