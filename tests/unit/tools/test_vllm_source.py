@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tools.vllm_source import (
     Sources,
     UnreadableSource,
     read_kv_functions,
+    read_memory_rules,
     read_metrics,
     read_model_classes,
     read_options,
@@ -244,6 +246,62 @@ def test_what_changed_for_users_is_told(sources: Sources, tmp_path: Path) -> Non
     lines, differences = vllm_release.compare_functions(read_kv_functions(sources), read_kv_functions(new))
     assert lines == ["changed: v1/core: groups", "new: v1/core: new", "gone: v1/core: old"]
     assert "+    return a + 1" in differences and "Tell" not in differences
+
+
+def test_rules_of_memory_are_read_and_compared_with_the_planners(tmp_path: Path) -> None:
+    config = """
+NAMES = DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES = frozenset({"A", "B"})
+class VllmConfig:
+    def use_v2_model_runner(self): return self._is_default_v2_model_runner_model()
+    def _is_default_v2_model_runner_model(self):
+        return any(name in NAMES for name in names) or not model_config.is_moe
+    def _get_v2_model_runner_unsupported_features(self):
+        if self.compilation_config.mode == 1: pass
+        if speculative_config is not None:
+            if speculative_config.parallel_drafting: pass
+        if model_config.sliding or has_plugins: pass
+        if self.parallel_config.share == "x" and self.parallel_config.pipeline_parallel_size > 1: pass
+"""
+    runner = "def profile_cudagraph_memory(self):\n    # To be done.\n    return 0\n"
+    sampler = (
+        "def apply_sampling_params(self, logits):\n    logits = copy(logits, dtype=torch.float32)\n    return logits\n"
+    )
+    served = "tokens = {UsageContext.OPENAI_API_SERVER: %d}\n        seqs = {UsageContext.OPENAI_API_SERVER: %d}\n"
+    engine = f"""{ENGINE}
+class EngineArgs:
+    sliding: bool = False
+    share: str = ""
+    mode: int = 0
+def get_batch_defaults():
+    if device_memory >= 70 * GiB_bytes and "a100" not in device_name:
+        {served % (8192, 1024)}
+    else:
+        {served % (2048, 256)}
+"""
+    files = {
+        **{"config/vllm.py": config, "v1/worker/gpu/model_runner.py": runner, "engine/arg_utils.py": engine},
+        "v1/worker/gpu/sample/sampler.py": sampler,
+    }
+    found = read_memory_rules(written(tmp_path, files))
+    assert found == {
+        **{"second_runner": "dense A B", "first_runner_options": "mode sliding", "second_runner_estimates": False},
+        **{"second_runner_copies_logits": True, "batch_defaults": "70:8192:1024 0:2048:256"},
+    }
+    newer = {
+        "config/vllm.py": re.sub(r"    def _is_default(.|\n)*?moe\n", "", config),
+        "v1/worker/gpu/model_runner.py": runner.replace("return 0", "return estimate(self)"),
+        "v1/worker/gpu/sample/sampler.py": sampler.replace(
+            "    logits =", "    if greedy: return logits\n    logits ="
+        ),
+    }
+    changed = read_memory_rules(written(tmp_path, {**files, **newer}))
+    assert changed["second_runner"] == "all" and changed["second_runner_estimates"]
+    assert not changed["second_runner_copies_logits"]
+    told = list(vllm_release.compare_rules("0.33.0", changed))
+    assert [line.partition(" ")[0] for line in told] == ["first_runner_options", "batch_defaults"]
+    assert "planned ''" in told[0] and "CHANGES in vllm_versions.py" in told[0]
+    with pytest.raises(UnreadableSource, match="no function profile_cudagraph_memory"):
+        read_memory_rules(written(tmp_path, {**files, "v1/worker/gpu/model_runner.py": ""}))
 
 
 def test_a_record_is_python_with_the_releases_in_order(tmp_path: Path) -> None:

@@ -22,8 +22,10 @@ from .memory.kv_cache import choose_block_size, resolve_dtype
 from .memory.overhead import MIB
 from .memory.vllm_versions import (
     LARGE_GPU_GIB,
+    SWITCHES,
     Behaviour,
     behaviour,
+    list_first_runner_options,
     resolve_model_dtype,
     set_gpu_defaults,
 )
@@ -97,13 +99,19 @@ def arguments_of(engine: Mapping[str, Any]) -> Arguments:
     """
     kinds = {field.name: str(field.type) for field in fields(Arguments)}
     chosen = {name: value for name, value in engine.items() if name in kinds and value is not None}
+    keep = set()
     for argument in parse_arguments([str(word) for word in engine.get("extra_args") or ()])[0]:
         key = derive_key(argument.option) if argument.option and not argument.dotted else ""
         if key in kinds:
             chosen[key] = _read_value(engine, argument, kinds[key])
+        if key in list_first_runner_options() and not argument.name.startswith("--no-"):
+            keep.add(key)
+    for key, variable in SWITCHES.items():
+        if (value := str((engine.get("extra_env") or {}).get(variable, "")).strip()) in ("0", "1"):
+            chosen[key] = value == "1"
     if takes_text_only(engine.get("limit_mm_per_prompt")):
         chosen["language_model_only"] = True
-    return Arguments(**chosen)
+    return Arguments(**chosen, first_runner_options=frozenset(keep))
 
 
 def _read_value(engine: Mapping[str, Any], argument: Argument, kind: str) -> bool | int | float | str:
@@ -153,7 +161,7 @@ def _parse_engine(
             f"{where}.gpus: {len(slots)} GPUs for tensor_parallel_size x pipeline_parallel_size = {ranks}; "
             f"give one for each."
         )
-    arguments = set_gpu_defaults(arguments, gpus[slots[0]])
+    arguments = set_gpu_defaults(arguments, gpus[slots[0]], release.version)
     found = GPU_MODELS.get(gpus[slots[0]].name)
     capability = found and found.compute_capability
     model = models[str(engine["model"])]
@@ -212,7 +220,9 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
     advice = [to_sentence(finding.reason)[:-1] for finding in outcome.later] + [*feasibility.list_advice(engine)]
     if is_approximate(engine.model.facts.source):
         advice.insert(0, f"this plan is {engine.model.facts.source.removeprefix('recorded: ')}")
+    unknown = _list_free_uncertainties(engine, outcome)
     if fits and kv is not None:
+        advice += _check_free_uncertainties(outcome, unknown)
         advice += feasibility.advise_on_context(engine.max_model_len, kv.max_concurrency)
         advice += _check_highest(engine, outcome)
     weights = tuple(rank.loaded for rank in outcome.ranks)
@@ -247,6 +257,7 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         settings=_derive_settings(engine, outcome),
         pinned=outcome.kv_cache_memory_bytes is not None,
         uncertainty_mib=uncertainty,
+        free_uncertainty_mib=unknown,
         observed=tuple(sorted(engine.observed)),
         max_model_len=engine.max_model_len,
         load_s=plan_load(engine.model, engine.arguments),
@@ -258,6 +269,34 @@ def _compute_uncertainty(outcome: Outcome) -> tuple[int, int]:
     less = max((sum(part.value - part.low for part in rank.parts) for rank in outcome.ranks), default=0.0)
     more = max((sum(part.high - part.value for part in rank.parts) for rank in outcome.ranks), default=0.0)
     return round(less / MIB), round(more / MIB)
+
+
+def _list_free_uncertainties(engine: Engine, outcome: Outcome) -> dict[str, int]:
+    names = []
+    if outcome.kv_cache_memory_bytes is None and not engine.arguments.enforce_eager:
+        names.append("compile_cache")
+    measured = engine.gpu.name == overhead.FITTED_GPU or {"overhead_bytes", "context_bytes"} <= engine.observed.keys()
+    if engine.arguments.tensor_parallel_size > 1 and not engine.has_nvlink and not measured:
+        names.append("pcie")
+    return {name: math.ceil(overhead.FREE_UNCERTAINTIES[name][0].high / MIB) for name in names if outcome.gpus}
+
+
+def _check_free_uncertainties(outcome: Outcome, unknown: Mapping[str, int]) -> list[str]:
+    """Return a warning if an engine that fits would not do so with all that may be missing."""
+    kv, missing = outcome.kv, sum(unknown.values()) * MIB
+    if kv is None or not missing:
+        return []
+    room = kv.available_bytes - kv.needed_bytes
+    pinned = outcome.kv_cache_memory_bytes is not None
+    short = missing - (min(gpu.free_bytes for gpu in outcome.gpus) if pinned else room)
+    if short <= 0:
+        return []
+    reasons = " and ".join(f"{size:,} MiB {overhead.FREE_UNCERTAINTIES[name][1]}" for name, size in unknown.items())
+    what = "what is free" if pinned else "the KV cache, which then holds no request of max_model_len"
+    return [
+        f"vLLM may take up to {reasons}: {mib(short)} more than {what} has room for. Take a smaller max_model_len or "
+        f"max_num_seqs, or measure the engine with playbooks/calibrate.yml"
+    ]
 
 
 def _describe_extrapolation(engine: Engine, uncertainty_mib: tuple[int, int]) -> list[str]:
