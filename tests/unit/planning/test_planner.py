@@ -288,6 +288,48 @@ def test_what_is_uncertain_is_told_where_it_decides() -> None:
     assert not any("highest of the uncertain figures" in sentence for sentence in plan_of(BF16_TP4).advice)
 
 
+PINNED = {"gpu_memory_utilization": None}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "ranks", "more", "named"),
+    [
+        ("NVIDIA GeForce RTX 4090", 1, {}, {"compile_cache": 1014}),
+        ("NVIDIA GeForce RTX 4090", 1, {"enforce_eager": True}, {}),
+        ("NVIDIA GeForce RTX 4090", 1, PINNED, {}),
+        ("NVIDIA GeForce RTX 4090", 2, PINNED, {"pcie": 1352}),
+        ("NVIDIA L4", 2, PINNED, {}),
+        ("NVIDIA H100 80GB HBM3", 2, PINNED, {}),
+    ],
+)
+def test_what_may_be_missing_is_named(gpu: str, ranks: int, more: dict[str, Any], named: dict[str, int]) -> None:
+    host = [dataclasses.replace(L4, name=gpu)] * ranks
+    wanted = engine("Qwen/Qwen3-8B", ranks, gpu_memory_utilization=0.92) | more
+    found = planner.plan("any", [wanted], {"Qwen/Qwen3-8B": model("Qwen/Qwen3-8B")}, host, DEFAULT).engines[0]
+    assert found.free_uncertainty_mib == named
+
+
+def test_a_warning_tells_where_what_may_be_missing_decides() -> None:
+    for length, warned in ((4096, False), (24576, True)):
+        found = plan_of(engine("Qwen/Qwen3-8B", gpu_memory_utilization=0.92, max_model_len=length), DEFAULT)
+        assert found.verdict is Verdict.FITS
+        told = [sentence for sentence in found.advice if "1,014 MiB while vLLM compiles" in sentence]
+        assert bool(told) is warned and all("holds no request of max_model_len" in sentence for sentence in told)
+
+
+def test_variables_that_choose_the_model_runner_are_planned() -> None:
+    """E4B of 0.27 runs in the second one, with its graphs beside the share; in 0.32 that keeps them inside too."""
+    wanted = engine("e4b", gpu_memory_utilization=0.9)
+    runner, estimate = "VLLM_USE_V2_MODEL_RUNNER", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
+    for release, variable in (("0.27.0", {runner: "0"}), ("0.32.0", {estimate: 1})):
+        second, other = (plan_of(wanted | {"extra_env": env}, release) for env in ({}, variable))
+        assert (second.gpus[0].kv_cache_bytes > other.gpus[0].kv_cache_bytes) is (release == "0.27.0")
+    outside = plan_of(wanted | {"extra_env": {estimate: "0"}}, "0.32.0").gpus[0]
+    inside = plan_of(wanted, "0.32.0").gpus[0]
+    assert outside.kv_cache_bytes - inside.kv_cache_bytes == pytest.approx(inside.graphs_bytes * 1.16, rel=0.001)
+    assert outside.free_bytes < inside.free_bytes
+
+
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
