@@ -453,69 +453,40 @@ def read_metrics(sources: Sources) -> list[str]:
 
 def read_memory_rules(sources: Sources) -> dict[str, Any]:
     """Return what a release does, by fields of the planner's `vllm_versions.Behaviour`. Raises UnreadableSource."""
-    runner, config = "v1/worker/gpu/model_runner.py", "config/vllm.py"
-    estimate = _find_function(sources, runner, "profile_cudagraph_memory")
-    copies = ast.unparse(_find_function(sources, "v1/worker/gpu/sample/sampler.py", "apply_sampling_params"))
+    estimate = _find_functions(sources, "v1/worker/gpu/model_runner.py", "profile_cudagraph_memory")
+    sampler = _find_functions(sources, "v1/worker/gpu/sample/sampler.py", "apply_sampling_params")
+    copies = ast.unparse(sampler["apply_sampling_params"])
     found: dict[str, Any] = {
         "second_runner": "",
         "first_runner_options": "",
-        "second_runner_estimates": ast.unparse(estimate.body[-1]) != "return 0",
+        "second_runner_estimates": ast.unparse(estimate["profile_cudagraph_memory"].body[-1]) != "return 0",
         "second_runner_copies_logits": -1 < copies.find("float32") < copies.find("return"),
-        "batch_defaults": " ".join(_read_batch_defaults(sources)),
     }
-    methods = _find_functions(sources, config)
+    methods = _find_functions(sources, "config/vllm.py")
     if "use_v2_model_runner" not in methods:
         return found
     found["second_runner"] = "all"
     if by_default := methods.get("_is_default_v2_model_runner_model"):
-        last = by_default.body[-1]
-        dense = (
-            isinstance(last, ast.Return) and isinstance(last.value, ast.BoolOp) and isinstance(last.value.op, ast.Or)
-        )
-        words = ["dense"] * dense + ["unquantized"] * ("is_quantized" in ast.unparse(by_default))
         table = sources.find("vllm.config.vllm", "DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES")
-        names = {each.value for each in ast.walk(table.node) if isinstance(each, ast.Constant)} if table else set()
-        found["second_runner"] = " ".join([*words, *sorted(map(str, names))])
+        names = {str(each.value) for each in ast.walk(table.node) if isinstance(each, ast.Constant)} if table else set()
+        dense = ["dense"] if " or " in ast.unparse(by_default.body[-1]) else []
+        unquantized = ["unquantized"] if "is_quantized" in ast.unparse(by_default) else []
+        found["second_runner"] = " ".join([*dense, *unquantized, *sorted(names)])
     arguments = sources.find(ENGINE, "EngineArgs")
     options = set(sources.find_fields(arguments)) if arguments else set()
-    tests = [
-        ast.unparse(node.test)
-        for node in ast.walk(methods["_get_v2_model_runner_unsupported_features"])
-        if isinstance(node, ast.If) and "parallel_size" not in ast.unparse(node.test)
-    ]
-    asked = {name for test in tests for name in re.findall(r"\.(\w+)(?![\w.])", test)}
-    found["first_runner_options"] = " ".join(sorted(asked & options))
+    nodes = ast.walk(methods["_get_v2_model_runner_unsupported_features"])
+    tests = [ast.unparse(node.test) for node in nodes if isinstance(node, ast.If)]
+    asked = re.findall(r"\.(\w+)(?![\w.])", " ".join(test for test in tests if "parallel_size" not in test))
+    found["first_runner_options"] = " ".join(sorted(options & set(asked)))
     return found
 
 
-def _read_batch_defaults(sources: Sources) -> Iterator[str]:
-    """Yield `GiB:tokens:sequences` for each size of a GPU from which an API server has other defaults."""
-    function = _find_function(sources, "engine/arg_utils.py", "get_batch_defaults")
-    nodes = [node for node in function.body if isinstance(node, ast.If) and "device_memory" in ast.unparse(node.test)]
-    body: list[ast.stmt] = list(nodes[:1])
-    while body:
-        size, branch, body = 0, body, []
-        if isinstance(node := branch[0], ast.If):
-            least = re.search(r"device_memory >= (\d+) \* GiB_bytes", ast.unparse(node.test))
-            if least is None:
-                raise sources.fail(Place(ENGINE, node), "the size of the GPU is not known")
-            size, branch, body = int(least[1]), node.body, node.orelse
-        served = re.findall(r"OPENAI_API_SERVER: (\d+)", "\n".join(map(ast.unparse, branch)))
-        if len(served) != 2:
-            raise sources.fail(Place(ENGINE, function), "the defaults of max_num_batched_tokens and max_num_seqs")
-        yield ":".join([str(size), *served])
-
-
-def _find_functions(sources: Sources, file: str) -> dict[str, ast.FunctionDef]:
+def _find_functions(sources: Sources, file: str, *needed: str) -> dict[str, ast.FunctionDef]:
     path = sources.root / file
     tree = ast.parse(path.read_bytes() if path.is_file() else b"")
-    return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-
-
-def _find_function(sources: Sources, file: str, name: str) -> ast.FunctionDef:
-    found = _find_functions(sources, file).get(name)
-    if found is None:
-        raise UnreadableSource(f"{sources.root / file}: no function {name}; teach it to tools/vllm_source.py")
+    found = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    if missing := set(needed) - found.keys():
+        raise UnreadableSource(f"{path}: no function {', '.join(missing)}; teach it to tools/vllm_source.py")
     return found
 
 

@@ -314,7 +314,7 @@ def test_a_warning_tells_where_what_may_be_missing_decides() -> None:
         found = plan_of(engine("Qwen/Qwen3-8B", gpu_memory_utilization=0.92, max_model_len=length), DEFAULT)
         assert found.verdict is Verdict.FITS
         told = [sentence for sentence in found.advice if "1,014 MiB while vLLM compiles" in sentence]
-        assert bool(told) is warned and all("holds no request of max_model_len" in sentence for sentence in told)
+        assert bool(told) is warned and all("smaller max_model_len" in sentence for sentence in told)
 
 
 def test_variables_that_choose_the_model_runner_are_planned() -> None:

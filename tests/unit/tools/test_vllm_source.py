@@ -266,18 +266,7 @@ class VllmConfig:
     sampler = (
         "def apply_sampling_params(self, logits):\n    logits = copy(logits, dtype=torch.float32)\n    return logits\n"
     )
-    served = "tokens = {UsageContext.OPENAI_API_SERVER: %d}\n        seqs = {UsageContext.OPENAI_API_SERVER: %d}\n"
-    engine = f"""{ENGINE}
-class EngineArgs:
-    sliding: bool = False
-    share: str = ""
-    mode: int = 0
-def get_batch_defaults():
-    if device_memory >= 70 * GiB_bytes and "a100" not in device_name:
-        {served % (8192, 1024)}
-    else:
-        {served % (2048, 256)}
-"""
+    engine = f"{ENGINE}\nclass EngineArgs:\n    sliding: bool = False\n    share: str = ''\n    mode: int = 0\n"
     files = {
         **{"config/vllm.py": config, "v1/worker/gpu/model_runner.py": runner, "engine/arg_utils.py": engine},
         "v1/worker/gpu/sample/sampler.py": sampler,
@@ -285,7 +274,7 @@ def get_batch_defaults():
     found = read_memory_rules(written(tmp_path, files))
     assert found == {
         **{"second_runner": "dense A B", "first_runner_options": "mode sliding", "second_runner_estimates": False},
-        **{"second_runner_copies_logits": True, "batch_defaults": "70:8192:1024 0:2048:256"},
+        "second_runner_copies_logits": True,
     }
     newer = {
         "config/vllm.py": re.sub(r"    def _is_default(.|\n)*?moe\n", "", config),
@@ -298,7 +287,7 @@ def get_batch_defaults():
     assert changed["second_runner"] == "all" and changed["second_runner_estimates"]
     assert not changed["second_runner_copies_logits"]
     told = list(vllm_release.compare_rules("0.33.0", changed))
-    assert [line.partition(" ")[0] for line in told] == ["first_runner_options", "batch_defaults"]
+    assert [line.partition(" ")[0] for line in told] == ["first_runner_options"]
     assert "planned ''" in told[0] and "CHANGES in vllm_versions.py" in told[0]
     with pytest.raises(UnreadableSource, match="no function profile_cudagraph_memory"):
         read_memory_rules(written(tmp_path, {**files, "v1/worker/gpu/model_runner.py": ""}))

@@ -99,7 +99,8 @@ def _compute_ranks(engine: Engine) -> tuple[Rank, ...]:
     sequences, tokens = engine.max_num_seqs, engine.max_num_batched_tokens
     rows = min(sequences, tokens)
     second = uses_second_runner(model, arguments, release.version)
-    graphs = overhead.graphs(model, arguments, sequences, tokens, all_seen=second or release.graphs_in_budget)
+    seen = second or release.graphs_in_budget or engine.gpu.name != overhead.FITTED_GPU
+    graphs = overhead.graphs(model, arguments, sequences, tokens, all_seen=seen)
     kept = graphs * 0
     if counts_graphs(model, arguments, release.version):
         kept = _replace_observed(engine, "graphs_bytes", graphs * overhead.GRAPH_ESTIMATE_RATIO.value)

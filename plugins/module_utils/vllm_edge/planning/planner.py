@@ -292,11 +292,13 @@ def _check_free_uncertainties(outcome: Outcome, unknown: Mapping[str, int]) -> l
     if short <= 0:
         return []
     reasons = " and ".join(f"{size:,} MiB {overhead.FREE_UNCERTAINTIES[name][1]}" for name, size in unknown.items())
-    what = "what is free" if pinned else "the KV cache, which then holds no request of max_model_len"
-    return [
-        f"vLLM may take up to {reasons}: {mib(short)} more than {what} has room for. Take a smaller max_model_len or "
-        f"max_num_seqs, or measure the engine with playbooks/calibrate.yml"
-    ]
+    what, change = (
+        "the KV cache has beside one request of max_model_len",
+        "take a smaller max_model_len or max_num_seqs",
+    )
+    if pinned:
+        what, change = "is free", "raise plan_margin_mib or lower kv_cache_memory_bytes"
+    return [f"vLLM may take up to {reasons}, which is {mib(short)} more than {what}: measure it, or {change}"]
 
 
 def _describe_extrapolation(engine: Engine, uncertainty_mib: tuple[int, int]) -> list[str]:
@@ -334,7 +336,9 @@ def _check_highest(engine: Engine, outcome: Outcome) -> list[str]:
     for placed, (_, number) in zip(outcome.gpus, engine.places, strict=True):
         rank = outcome.ranks[number]
         # vLLM takes what it counts itself out of its share, which only makes the KV cache smaller.
-        beyond = rank.parts if pinned else (rank.context, *(() if rank.graphs_kept.value else (rank.graphs,)))
+        beyond = (
+            rank.parts if pinned else (rank.context, rank.warm_up, *(() if rank.graphs_kept.value else (rank.graphs,)))
+        )
         more = sum(part.high - part.value for part in beyond)
         short = max(short, math.ceil(more) - placed.free_bytes)
     if short <= 0:

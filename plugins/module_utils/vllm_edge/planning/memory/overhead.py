@@ -287,7 +287,7 @@ def graphs(
     a cost for each of its layers, and all share one pool that is as large as the largest batch needs.
 
     Args:
-        all_seen: False for the first model runner of vLLM 0.19, see GRAPHS_SEEN_ALONE.
+        all_seen: False for the first model runner of vLLM 0.19 on the reference's GPU, see GRAPHS_SEEN_ALONE.
     """
     if arguments.enforce_eager:
         return Uncertain(0.0, 0.0, 0.0)

@@ -38,16 +38,15 @@ class Behaviour:
     """The architectures that run in vLLM's second model runner (`use_v2_model_runner`, config/vllm.py). `dense` stands
     for all without experts, `all` for all; with `unquantized` only checkpoints that are not quantized count."""
     first_runner_options: str = ""
-    """Options with which an engine runs in the first model runner all the same, as keys
+    """Options with which (some of them with a certain value) an engine stays in the first model runner, as keys
     (`_get_v2_model_runner_unsupported_features`, config/vllm.py); not those of unmodeled_arguments."""
     second_runner_estimates: bool = False
     """The second model runner estimates CUDA graphs too (v1/worker/gpu/model_runner.py, profile_cudagraph_memory)."""
     second_runner_copies_logits: bool = True
     """The second model runner's profile samples with a copy of the logits in fp32 (v1/worker/gpu/sample/sampler.py,
     apply_sampling_params)."""
-    batch_defaults: str = "70:8192:1024 0:2048:256"
-    """Defaults of max_num_batched_tokens and max_num_seqs of an API server, from so many GiB of the GPU on
-    (engine/arg_utils.py, get_batch_defaults)."""
+    largest_gpu_tokens: int = 8192
+    """The default of max_num_batched_tokens on a GPU from LARGEST_GPU_GIB on."""
     tokens_by_concurrency: bool = False
     """The log line `GPU KV cache size` has maximum concurrency * max_model_len tokens; otherwise blocks // groups *
     smallest block (0.19.0 v1/core/kv_cache_utils.py:1287)."""
@@ -79,7 +78,7 @@ class Change:
     """File and line under vllm/ in the release that made the change."""
 
 
-LARGE_GPU_GIB = 70
+LARGE_GPU_GIB, LARGEST_GPU_GIB = 70, 160
 DEFAULT_MAX_NUM_SEQS, DEFAULT_MAX_NUM_BATCHED_TOKENS = 256, 2048
 """Of an API server on a GPU below LARGE_GPU_GIB (engine/arg_utils.py:2064-2072, the same until 0.33.0)."""
 FIRST = (0, 19)
@@ -137,7 +136,7 @@ CHANGES = (
         {"first_runner_options": "-ec_transfer_config -enable_return_routed_experts"},
         "config/vllm.py:2369",
     ),
-    Change((0, 28), {"batch_defaults": "160:16384:1024"}, "engine/arg_utils.py:2582"),
+    Change((0, 28), {"largest_gpu_tokens": 16384}, "engine/arg_utils.py:2582"),
     Change(
         (0, 29),
         {
@@ -202,20 +201,15 @@ def list_first_runner_options() -> frozenset[str]:
 def set_gpu_defaults(arguments: Arguments, gpu: Gpu, version: str) -> Arguments:
     """Return the arguments with the defaults of vLLM's API server on a large GPU.
 
-    An A100 counts as a smaller one, and so does a GB10, whose memory NVML does not tell (0.33.0
-    engine/arg_utils.py:2962; before, platforms/cuda.py: get_device_total_memory raises, and vLLM takes the GPU for a
-    small one). vLLM compares NVML's total, of which CUDA has all but 1 to 3 GiB: no GPU lies between.
+    An A100 counts as a smaller one (0.32.0 engine/arg_utils.py:2894, get_batch_defaults). So does a GB10 (0.33.0
+    engine/arg_utils.py:2963), of which earlier releases do not learn the memory. vLLM compares NVML's total, of which
+    CUDA has all but 1 to 3 GiB: no GPU lies between.
     """
     name, gib = gpu.name.lower(), gpu.cuda_total_bytes / 2**30
-    if "gb10" in name:
+    if "gb10" in name or gib < LARGE_GPU_GIB or (gib < LARGEST_GPU_GIB and "a100" in name):
         return arguments
-    defaults = [[int(part) for part in words.split(":")] for words in behaviour(version).batch_defaults.split()]
-    for least, tokens, sequences in sorted(defaults, reverse=True):
-        if least <= gib and not (least == LARGE_GPU_GIB and "a100" in name):
-            if least:
-                return replace(arguments, default_max_num_seqs=sequences, default_max_num_batched_tokens=tokens)
-            break
-    return arguments
+    tokens = behaviour(version).largest_gpu_tokens if gib >= LARGEST_GPU_GIB else 8192
+    return replace(arguments, default_max_num_seqs=1024, default_max_num_batched_tokens=tokens)
 
 
 def uses_second_runner(model: Model, arguments: Arguments, version: str) -> bool:
