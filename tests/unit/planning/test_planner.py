@@ -15,6 +15,7 @@ import pytest
 from ansible.module_utils.vllm_edge.planning import planner
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, EnginePlan, Verdict
 from ansible.module_utils.vllm_edge.planning.memory import overhead
+from ansible.module_utils.vllm_edge.planning.memory import vllm_versions as versions
 from checkpoints import BF16_TP4, DEFAULT, GIB, L4, MIB, NVFP4_TP2, REFERENCE, engine, model, plan, plan_of
 
 
@@ -317,17 +318,13 @@ def test_a_warning_tells_where_what_may_be_missing_decides() -> None:
         assert bool(told) is warned and all("smaller max_model_len" in sentence for sentence in told)
 
 
-def test_variables_that_choose_the_model_runner_are_planned() -> None:
-    """E4B of 0.27 runs in the second one, with its graphs beside the share; in 0.32 that keeps them inside too."""
+def test_variables_that_choose_the_model_runner_and_its_estimate_are_planned() -> None:
+    """E4B of 0.27 runs in the second one, with its graphs beside the share; in 0.32 that keeps them inside."""
     wanted = engine("e4b", gpu_memory_utilization=0.9)
-    runner, estimate = "VLLM_USE_V2_MODEL_RUNNER", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
-    for release, variable in (("0.27.0", {runner: "0"}), ("0.32.0", {estimate: 1})):
-        second, other = (plan_of(wanted | {"extra_env": env}, release) for env in ({}, variable))
-        assert (second.gpus[0].kv_cache_bytes > other.gpus[0].kv_cache_bytes) is (release == "0.27.0")
-    outside = plan_of(wanted | {"extra_env": {estimate: "0"}}, "0.32.0").gpus[0]
-    inside = plan_of(wanted, "0.32.0").gpus[0]
-    assert outside.kv_cache_bytes - inside.kv_cache_bytes == pytest.approx(inside.graphs_bytes * 1.16, rel=0.001)
-    assert outside.free_bytes < inside.free_bytes
+    for release, name in {"0.27.0": "VLLM_USE_V2_MODEL_RUNNER", "0.32.0": versions.SWITCHES["estimate_graphs"]}.items():
+        unset, off = (plan_of(wanted | {"extra_env": env}, release).gpus[0] for env in ({}, {name: "0"}))
+        assert (unset.kv_cache_bytes > off.kv_cache_bytes) is (release == "0.27.0")
+        assert (unset.free_bytes < off.free_bytes) is (release == "0.27.0")
 
 
 @pytest.mark.parametrize(
