@@ -229,6 +229,12 @@ class Arguments:
     default_max_num_seqs: int | None = None
     """vLLM's default on the engine's GPU, no option; None for a GPU below 70 GiB. The next field too."""
     default_max_num_batched_tokens: int | None = None
+    first_runner_options: frozenset[str] = frozenset()
+    """The keys of its options that some release runs in its first model runner only."""
+    second_runner: bool | None = None
+    """VLLM_USE_V2_MODEL_RUNNER of extra_env; None if release, model and options decide."""
+    estimate_graphs: bool | None = None
+    """VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS of extra_env; None for the default of the release."""
     default_block_size: int | None = None
     """Tokens of a block that the attention backend of the GPU wants, no option; None for vLLM's default."""
 
@@ -412,6 +418,9 @@ class EnginePlan:
     """None if the bandwidth of the GPU is not known, or the engine takes one request at a time."""
     uncertainty_mib: tuple[int, int] = (0, 0)
     """By how many MiB what is beside the KV cache may be less, and more, on the GPU on which that is most."""
+    free_uncertainty_mib: Mapping[str, int] = field(default_factory=dict)
+    """Up to how many MiB may be missing on each GPU for a reason that the plan cannot know, by its name
+    (overhead.FREE_UNCERTAINTIES): of the KV cache if a share of the GPU decides, otherwise of what is free."""
     observed: tuple[str, ...] = ()
     """Figures that come from the operator (plan_observations), as fields of GpuPlan."""
     max_model_len: int = 0

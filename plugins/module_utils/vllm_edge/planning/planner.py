@@ -21,8 +21,10 @@ from .memory.kv_cache import choose_block_size, resolve_dtype
 from .memory.overhead import MIB
 from .memory.vllm_versions import (
     LARGE_GPU_GIB,
+    SWITCHES,
     Behaviour,
     behaviour,
+    list_first_runner_options,
     resolve_model_dtype,
     set_gpu_defaults,
 )
@@ -106,13 +108,19 @@ def arguments_of(engine: Mapping[str, Any]) -> Arguments:
     """
     kinds = {field.name: str(field.type) for field in fields(Arguments)}
     chosen = {name: value for name, value in engine.items() if name in kinds and value is not None}
+    keep = set()
     for argument in parse_arguments([str(word) for word in engine.get("extra_args") or ()])[0]:
         key = derive_key(argument.option) if argument.option and not argument.dotted else ""
         if key in kinds:
             chosen[key] = _read_value(engine, argument, kinds[key])
+        if key in list_first_runner_options() and not argument.name.startswith("--no-"):
+            keep.add(key)
+    for key, variable in SWITCHES.items():
+        if (value := str((engine.get("extra_env") or {}).get(variable, "")).strip()) in ("0", "1"):
+            chosen[key] = value == "1"
     if takes_text_only(engine.get("limit_mm_per_prompt")):
         chosen["language_model_only"] = True
-    return Arguments(**chosen)
+    return Arguments(**chosen, first_runner_options=frozenset(keep))
 
 
 def _read_value(engine: Mapping[str, Any], argument: Argument, kind: str) -> bool | int | float | str:
@@ -162,7 +170,7 @@ def _parse_engine(
             f"{where}.gpus: {len(slots)} GPUs for tensor_parallel_size x pipeline_parallel_size = {ranks}; "
             f"give one for each."
         )
-    arguments = set_gpu_defaults(arguments, gpus[slots[0]])
+    arguments = set_gpu_defaults(arguments, gpus[slots[0]], release.version)
     capability = find_weakest(gpus[slot] for slot in slots).compute_capability
     model = models[str(engine["model"])]
     model = replace(model, dtype=resolve_model_dtype(model, arguments.dtype, capability))
@@ -220,7 +228,9 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
     advice = [to_sentence(finding.reason)[:-1] for finding in outcome.later] + [*feasibility.list_advice(engine)]
     if is_approximate(engine.model.facts.source):
         advice.insert(0, f"this plan is {engine.model.facts.source.removeprefix('recorded: ')}")
+    unknown = _list_free_uncertainties(engine, outcome)
     if fits and kv is not None:
+        advice += _check_free_uncertainties(outcome, unknown)
         advice += feasibility.advise_on_context(engine.max_model_len, kv.max_concurrency)
         advice += _check_highest(engine, outcome)
     weights = tuple(rank.loaded for rank in outcome.ranks)
@@ -261,6 +271,7 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         settings=_derive_settings(engine, outcome),
         pinned=outcome.kv_cache_memory_bytes is not None,
         uncertainty_mib=uncertainty,
+        free_uncertainty_mib=unknown,
         observed=tuple(sorted(engine.observed)),
         max_model_len=engine.max_model_len,
         load_s=plan_load(engine.model, engine.arguments),
@@ -272,6 +283,36 @@ def _compute_uncertainty(outcome: Outcome) -> tuple[int, int]:
     less = max((sum(part.value - part.low for part in rank.parts) for rank in outcome.ranks), default=0.0)
     more = max((sum(part.high - part.value for part in rank.parts) for rank in outcome.ranks), default=0.0)
     return round(less / MIB), round(more / MIB)
+
+
+def _list_free_uncertainties(engine: Engine, outcome: Outcome) -> dict[str, int]:
+    names = []
+    if outcome.kv_cache_memory_bytes is None and not engine.arguments.enforce_eager:
+        names.append("compile_cache")
+    measured = engine.gpu.name == overhead.FITTED_GPU or {"overhead_bytes", "context_bytes"} <= engine.observed.keys()
+    if engine.arguments.tensor_parallel_size > 1 and not engine.has_nvlink and not measured:
+        names.append("pcie")
+    return {name: math.ceil(overhead.FREE_UNCERTAINTIES[name][0].high / MIB) for name in names if outcome.gpus}
+
+
+def _check_free_uncertainties(outcome: Outcome, unknown: Mapping[str, int]) -> list[str]:
+    """Return a warning if an engine that fits would not do so with all that may be missing."""
+    kv, missing = outcome.kv, sum(unknown.values()) * MIB
+    if kv is None or not missing:
+        return []
+    room = kv.available_bytes - kv.needed_bytes
+    pinned = outcome.kv_cache_memory_bytes is not None
+    short = missing - (min(gpu.free_bytes for gpu in outcome.gpus) if pinned else room)
+    if short <= 0:
+        return []
+    reasons = " and ".join(f"{size:,} MiB {overhead.FREE_UNCERTAINTIES[name][1]}" for name, size in unknown.items())
+    what, change = (
+        "the KV cache has beside one request of max_model_len",
+        "take a smaller max_model_len or max_num_seqs",
+    )
+    if pinned:
+        what, change = "is free", "raise plan_margin_mib or lower kv_cache_memory_bytes"
+    return [f"vLLM may take up to {reasons}, which is {mib(short)} more than {what}: measure it, or {change}"]
 
 
 def _describe_extrapolation(engine: Engine, uncertainty_mib: tuple[int, int]) -> list[str]:
@@ -309,7 +350,9 @@ def _check_highest(engine: Engine, outcome: Outcome) -> list[str]:
     for placed, (_, number) in zip(outcome.gpus, engine.places, strict=True):
         rank = outcome.ranks[number]
         # vLLM takes what it counts itself out of its share, which only makes the KV cache smaller.
-        beyond = rank.parts if pinned else (rank.context, *(() if rank.graphs_kept.value else (rank.graphs,)))
+        beyond = (
+            rank.parts if pinned else (rank.context, rank.warm_up, *(() if rank.graphs_kept.value else (rank.graphs,)))
+        )
         more = sum(part.high - part.value for part in beyond)
         short = max(short, math.ceil(more) - placed.free_bytes)
     if short <= 0:

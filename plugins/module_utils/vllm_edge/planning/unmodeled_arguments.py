@@ -99,9 +99,7 @@ _ARGUMENTS: Mapping[str, Unmodeled] = {
 }
 _VARIABLES: Mapping[str, str] = {
     "VLLM_PP_LAYER_PARTITION": "the layers of each rank",
-    "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": "what vLLM keeps out of its share for CUDA graphs",
     "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE": "whether layers with chunked attention keep only their chunk",
-    "VLLM_USE_V2_MODEL_RUNNER": "the batches that a request holds at once",
 }
 _NEUTRAL = frozenset({"0", "0.0", "null", "none", "auto", "", "{}"})
 _DEFAULTS = {
