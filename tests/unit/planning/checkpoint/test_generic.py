@@ -74,8 +74,7 @@ def plan(model: Model, gpu_gib: float, size: int = 1, **more: Any) -> EnginePlan
 def test_what_is_planned_is_an_upper_bound(repo: str, size: int) -> None:
     known, found = families.interpret(facts_of(repo)), generic(repo)
     most, least = (
-        overhead.activations(each, Arguments(tensor_parallel_size=size), 256, 65536, samples=False).value
-        for each in (found, known)
+        overhead.activations(each, Arguments(tensor_parallel_size=size), 65536).value for each in (found, known)
     )
     assert most >= least
     arguments = Arguments(tensor_parallel_size=size)
