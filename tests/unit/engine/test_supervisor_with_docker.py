@@ -208,7 +208,7 @@ def fail_with_cache(begin: Begin, docker: FakeDocker, root: Path, *names: str) -
     case.until(lambda: docker.calls.count("follow") == 1)
     for line in DAMAGED:
         docker.log(line)
-    docker.kill_container(signal.SIGHUP)
+    docker.kill_container(signal.SIGUSR1)  # SIGHUP is ignored under nohup
     return case, cache, cache.with_name("0a0a.set-aside")
 
 
