@@ -229,7 +229,7 @@ def test_a_second_failure_is_not_blamed_on_the_cache(begin: Begin, docker: FakeD
     case, cache, aside = fail_with_cache(begin, docker, tmp_path, "graph")
     case.until(lambda: docker.calls.count("follow") == 2)
     (cache / "new").touch()
-    docker.kill_container(signal.SIGHUP)
+    docker.kill_container(signal.SIGUSR1)
     assert "the compile cache was new" in case.fails_with("compile_failed", EXIT_CONFIG)["reason"]
     assert aside.exists() and (cache / "new").exists() and docker.calls.count("create") == 2
 
