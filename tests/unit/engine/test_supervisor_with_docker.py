@@ -208,7 +208,7 @@ def fail_with_cache(begin: Begin, docker: FakeDocker, root: Path, *names: str) -
     case.until(lambda: docker.calls.count("follow") == 1)
     for line in DAMAGED:
         docker.log(line)
-    docker.kill_container(signal.SIGHUP)
+    docker.kill_container(signal.SIGUSR1)  # SIGHUP is ignored under nohup
     return case, cache, cache.with_name("0a0a.set-aside")
 
 
@@ -229,7 +229,7 @@ def test_a_second_failure_is_not_blamed_on_the_cache(begin: Begin, docker: FakeD
     case, cache, aside = fail_with_cache(begin, docker, tmp_path, "graph")
     case.until(lambda: docker.calls.count("follow") == 2)
     (cache / "new").touch()
-    docker.kill_container(signal.SIGHUP)
+    docker.kill_container(signal.SIGUSR1)
     assert "the compile cache was new" in case.fails_with("compile_failed", EXIT_CONFIG)["reason"]
     assert aside.exists() and (cache / "new").exists() and docker.calls.count("create") == 2
 
