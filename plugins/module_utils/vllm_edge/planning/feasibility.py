@@ -16,6 +16,7 @@ from ..engine.config import EngineConfig
 from ..engine.state import EngineState
 from ..gpu.models import GPU_MODELS, GpuModel
 from .checkpoint.model_classes import ADDED, GONE
+from .checkpoint.model_facts import ranges
 from .contract import Arguments, EnginePlan, Gpu, Model, Verdict
 from .memory.overhead import MIB
 from .memory.vllm_versions import (
@@ -415,20 +416,25 @@ def check_threshold(percent: int) -> int:
 
 
 def warn_of_plan(engines: Iterable[EnginePlan], gpus: Sequence[Gpu], experts: Iterable[str], percent: int) -> list[str]:
-    """Return one sentence for each GPU on which the planned engines hold more than the threshold besides KV caches.
+    """Return a sentence for GPUs on which the planned engines hold more than the threshold besides KV caches; GPUs that
+    hold the same share one. An engine that does not start holds nothing.
 
     `experts` are the names of the engines whose model is a mixture of experts.
     """
     held = dict.fromkeys(range(len(gpus)), 0)
     names: dict[int, list[str]] = {slot: [] for slot in held}
     for engine in engines:
-        for part in engine.gpus:
+        for part in engine.gpus if engine.verdict in (Verdict.FITS, Verdict.CANNOT_SAY) else ():
             held[part.slot] += part.total_bytes - part.kv_cache_bytes
             names[part.slot].append(engine.engine)
     mixtures, found = set(experts), []
+    alike: dict[tuple[int, int, bool], list[int]] = {}
     for slot, size in held.items():
-        words = _describe(f"GPU {slot}", size / MIB, gpus[slot].cuda_total_bytes / MIB, percent, "will hold")
-        if words and mixtures & set(names[slot]):
+        alike.setdefault((size, gpus[slot].cuda_total_bytes, bool(mixtures & set(names[slot]))), []).append(slot)
+    for (size, total, mixture), slots in alike.items():
+        verb = "will each hold" if len(slots) > 1 else "will hold"
+        words = _describe(f"GPU {ranges(slots)}", size / MIB, total / MIB, percent, verb)
+        if words and mixture:
             words += (
                 " A mixture of experts keeps every expert in memory, whatever a token reads: fewer bits or more GPUs "
                 "make it smaller, a shorter context does not."
