@@ -303,13 +303,7 @@ def _list_vllm_arguments(
             raise EngineConfigError(f"served_names is {shown(name)}: vLLM would read it as an option")
         yield name
     yield "--uds=/run/api/api.sock"
-    for name in PASSED:
-        value, flag = engine.get(name), f"--{name.replace('_', '-')}"
-        if isinstance(value, bool):
-            yield from [flag] if value else []
-        elif value is not None:
-            text = json.dumps(value, sort_keys=True) if isinstance(value, Mapping) else value
-            yield f"{flag}={_check_line(text, name)}"
+    yield from list_passed(engine)
     if engine.get("tool_call_parser"):
         yield "--enable-auto-tool-choice"
     if settings.shutdown_timeout_s > 0:
@@ -327,6 +321,17 @@ def _list_vllm_arguments(
     yield from _bound_generation(own, settings.max_tokens)
     # vLLM makes the last one the outermost.
     yield policy.MIDDLEWARE
+
+
+def list_passed(engine: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the arguments of PASSED that an engine states. Raises EngineConfigError."""
+    for name in PASSED:
+        value, flag = engine.get(name), f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            yield from [flag] if value else []
+        elif value is not None:
+            text = json.dumps(value, sort_keys=True) if isinstance(value, Mapping) else value
+            yield f"{flag}={_check_line(text, name)}"
 
 
 def _get_base(model: Mapping[str, Any]) -> str:

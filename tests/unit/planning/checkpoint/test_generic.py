@@ -141,7 +141,8 @@ def test_verdicts(gpu_gib: float, size: int, more: Mapping[str, Any], verdict: V
     assert found.verdict is verdict
     assert re.search(said, found.reason)
     assert found.advice[0].startswith("this plan is approximate: generic, because the planner does not know NewForC")
-    assert "kv_below" not in found.reason or found.fix == "max_model_len: 3072"
+    changes = [fix.change for fix in found.fixes]
+    assert "kv_below" not in found.reason or (changes[0], changes[-1]) == ("max_num_seqs: 8", "max_model_len: 3072")
 
 
 def test_encoders_are_bounded_for_text_only() -> None:
