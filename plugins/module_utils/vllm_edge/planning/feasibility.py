@@ -260,17 +260,12 @@ def _check_divisibility(engine: Engine) -> Iterator[Finding]:
         )
 
 
-# Of each kind of layer: what it is called, the function that checks the shape, and the fix.
-MARLIN_LINEAR = (
-    "Marlin",
-    "model_executor/layers/quantization/utils/marlin_utils.py, check_marlin_supports_shape",
-    "",
-)
+# Of each kind of layer: what it is called, and the function that checks the shape.
+MARLIN_LINEAR = ("Marlin", "model_executor/layers/quantization/utils/marlin_utils.py, check_marlin_supports_shape")
 MARLIN_MOE = (
     "Marlin's MoE",
     "model_executor/layers/quantization/utils/marlin_utils.py, check_moe_marlin_supports_layer; "
     "vllm-project/vllm#39595",
-    "extra_args: [--enable-expert-parallel]",
 )
 
 
@@ -286,15 +281,15 @@ def _check_marlin(engine: Engine) -> Iterator[Finding]:
         return
     group = max(quantization.group_size or 1, 1)
     pads = engine.vllm >= TILE_PADDING_SINCE
-    for what, whole, tile, (kernel, where, fix) in _list_inputs(engine):
+    for what, whole, tile, (kernel, where) in _list_inputs(engine):
         part, rest = divmod(whole, size)
         if rest == 0 and (part % group or (not pads and part % tile)):
             rule = f"groups of {group}" if pads else f"{max(tile, group)}"
             reason = f"{what} over tensor_parallel_size {size} is {part}, which {kernel} cannot divide by {rule}"
-            yield _build_misfit(engine, reason, where, fix)
+            yield _build_misfit(engine, reason, where)
 
 
-def _list_inputs(engine: Engine) -> Iterator[tuple[str, int, int, tuple[str, str, str]]]:
+def _list_inputs(engine: Engine) -> Iterator[tuple[str, int, int, tuple[str, str]]]:
     """Yield name, size, tile and kernel of the inputs of packed layers that tensor parallelism divides."""
     model = engine.model
     packed = {part.kind for part in model.components if part.tensor.dtype in PACKED_DTYPES}
@@ -310,8 +305,8 @@ def _list_inputs(engine: Engine) -> Iterator[tuple[str, int, int, tuple[str, str
         yield f"intermediate size {size} of an expert", size, MARLIN_EXPERTS, MARLIN_MOE
 
 
-def _build_misfit(engine: Engine, reason: str, where: str, fix: str = "") -> Finding:
-    return Finding(f"{reason} (vLLM {_said(engine.vllm)} {where})", fix, Verdict.UNSUPPORTED_SHAPE)
+def _build_misfit(engine: Engine, reason: str, where: str) -> Finding:
+    return Finding(f"{reason} (vLLM {_said(engine.vllm)} {where})", "", Verdict.UNSUPPORTED_SHAPE)
 
 
 RULES: Sequence[Rule] = (

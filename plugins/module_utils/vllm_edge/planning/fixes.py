@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from enum import IntEnum, StrEnum
+from enum import Enum, IntEnum
 from typing import Any
 
 from .contract import Fix, Verdict
@@ -42,25 +42,10 @@ Levels = Sequence[Settings]
 """Settings of one kind, the mildest first."""
 
 
-class Search(StrEnum):
-    """Where changes are looked for."""
-
-    NOWHERE = "nowhere"
-    SAME_GPUS = "same_gpus"
-    EVERYWHERE = "everywhere"
-
-
-class Loss(IntEnum):
-    """What a change costs, the cheapest first."""
-
-    NOTHING = 0
-    REQUESTS = 1
-    PROMPTS = 2
-    QUALITY = 3
-    MODALITIES = 4
-    SPEED = 5
-    GPUS = 6
-    CONTEXT = 7
+Search = Enum("Search", "NOWHERE SAME_GPUS EVERYWHERE")
+"""Where changes are looked for."""
+Loss = IntEnum("Loss", "NOTHING REQUESTS PROMPTS QUALITY MODALITIES SPEED GPUS CONTEXT")
+"""What a change costs, the cheapest first."""
 
 
 def find_fixes(
@@ -119,25 +104,11 @@ class _Tries:
         engine, outcome = self.attempt(settings)
         losses = list(_list_losses(self.engine, self.outcome, engine, outcome))
         place = any(most for _, most, _ in losses), max((loss for loss, _, _ in losses), default=Loss.NOTHING)
-        self.found.append(
-            (
-                place,
-                Fix(
-                    change=describe_settings(settings),
-                    settings=settings,
-                    costs=tuple(words for _, _, words in losses),
-                    max_model_len=engine.max_model_len,
-                    max_concurrency=outcome.kv.max_concurrency if outcome.kv else 0.0,
-                    decode_tok_s=_estimate_speed(engine, outcome),
-                ),
-            )
-        )
+        change = ", ".join(f"{key}: {json.dumps(value).replace(chr(34), '')}" for key, value in settings.items())
+        costs, at_once = tuple(words for _, _, words in losses), outcome.kv.max_concurrency if outcome.kv else 0.0
+        fix = Fix(change, settings, costs, engine.max_model_len, at_once, _estimate_speed(engine, outcome))
+        self.found.append((place, fix))
         return place < (False, Loss.CONTEXT)
-
-
-def describe_settings(settings: Settings) -> str:
-    """Return settings as an operator writes them into an engine, in one line."""
-    return ", ".join(f"{key}: {json.dumps(value).replace(chr(34), '')}" for key, value in settings.items())
 
 
 def _merge(settings: Sequence[Settings]) -> Settings:
@@ -182,12 +153,9 @@ def _find_mildest(tries: _Tries, start: Settings, kinds: Sequence[Levels]) -> Se
     if not tries.fits(start, *chosen):
         return None
     for number, levels in reversed(list(enumerate(kinds))):
-        before, after = chosen[:number], chosen[number + 1 :]
-        chosen[number] = levels[
-            bisect.bisect_left(
-                range(len(levels) - 1), True, key=lambda level: tries.fits(start, *before, levels[level], *after)
-            )
-        ]
+        rest = [start, *chosen[:number], *chosen[number + 1 :]]
+        milder = bisect.bisect_left(levels[:-1], True, key=lambda level: tries.fits(*rest, level))
+        chosen[number] = levels[milder]
     return _merge([start, *chosen])
 
 
@@ -245,13 +213,11 @@ def _change_gpus(tries: _Tries, start: Settings) -> None:
     engine = tries.engine
     others = set(range(len(engine.free))) - {*engine.slots, *engine.others}
     slots = (*engine.slots, *sorted(others, key=lambda slot: (-engine.free[slot], slot)))
-    spreads = list(_list_spreads(engine, slots))
-    if (spread := next((each for each in spreads if tries.fits(start, each)), None)) is not None:
+    if spread := next((each for each in _list_spreads(engine, slots) if tries.fits(start, each)), None):
         tries.add(_merge([start, spread]))
-    widest = [each for each in spreads if each.get("tensor_parallel_size", 0) >= len(engine.slots)]
-    widest = [each for each in widest if each.get("pipeline_parallel_size", 1) == 1]
-    if not tries.found and widest:
-        _change_in_place(tries, _merge([start, widest[-1]]))
+    widest = max(size for size in TENSOR_PARALLEL_SIZES if size <= len(slots))
+    if not tries.found and widest > engine.arguments.tensor_parallel_size:
+        _change_in_place(tries, _merge([start, _spread(engine, slots, widest, 1)]))
     for size in TENSOR_PARALLEL_SIZES:
         added = _spread(engine, (*slots, *range(len(engine.free), len(engine.free) + size)), size, 1)
         if not tries.found and size > len(slots) and tries.fits(start, added):
@@ -267,10 +233,10 @@ def _list_spreads(engine: Engine, slots: Sequence[int]) -> Iterator[Settings]:
         yield {"gpus": sorted(emptiest)}
     more = [size for size in TENSOR_PARALLEL_SIZES if size > had or (size == had and stages > 1)]
     fewer = [size for size in reversed(TENSOR_PARALLEL_SIZES) if size < had]
-    pipelines = [(size, number) for number in range(2, len(slots) + 1) for size in reversed(TENSOR_PARALLEL_SIZES)]
-    pipelines.sort(key=lambda each: each[0] * each[1])
-    for size, number in (*((size, 1) for size in (*more, *fewer)), *pipelines):
-        if (size * number <= len(slots) and number == 1) or had <= size * number <= len(slots):
+    pipelines = itertools.product(reversed(TENSOR_PARALLEL_SIZES), range(2, len(slots) + 1))
+    longer = sorted((each for each in pipelines if had <= math.prod(each)), key=math.prod)
+    for size, number in (*((size, 1) for size in (*more, *fewer)), *longer):
+        if size * number <= len(slots):
             yield _spread(engine, slots, size, number)
 
 
@@ -282,9 +248,7 @@ def _spread(engine: Engine, slots: Sequence[int], size: int, stages: int) -> Set
     return found if taken == sorted(engine.slots) else found | {"gpus": taken}
 
 
-def _list_losses(
-    was: Engine, was_outcome: Outcome, engine: Engine, outcome: Outcome
-) -> Iterator[tuple[Loss, bool, str]]:
+def _list_losses(was: Engine, before: Outcome, engine: Engine, after: Outcome) -> Iterator[tuple[Loss, bool, str]]:
     """Yield what an engine loses by a change, whether that is most of it, and both in words."""
     had, has = was.max_num_seqs, engine.max_num_seqs
     if has < had:
@@ -293,16 +257,15 @@ def _list_losses(
     if has < had:
         yield Loss.PROMPTS, False, f"long prompts in steps of {has:,} instead of {had:,} tokens"
     if engine.kv_cache_dtype.startswith("fp8") and not was.kv_cache_dtype.startswith("fp8"):
-        if str(engine.model.quantization.kv_cache_dtype).startswith("fp8"):
-            yield Loss.NOTHING, False, "quality: the checkpoint has scales for it"
-        else:
-            yield Loss.QUALITY, False, "quality: small, not measured here"
+        scaled = str(engine.model.quantization.kv_cache_dtype).startswith("fp8")
+        small = "small, and the checkpoint has scales" if scaled else "small, not measured here"
+        yield Loss.NOTHING if scaled else Loss.QUALITY, False, f"quality: {small}"
     if engine.arguments.language_model_only and not was.arguments.language_model_only:
         yield Loss.MODALITIES, False, "no images, videos or audio"
-    before, after = _estimate_speed(was, was_outcome), _estimate_speed(engine, outcome)
-    if before and after and round(after, 1) < round(before, 1):
-        yield Loss.SPEED, after * 2 < before, f"{after:.1f} instead of {before:.1f} tok/s"
-    if missing := max(engine.slots) + 1 - len(was.gpus) if max(engine.slots) >= len(was.gpus) else 0:
+    slow, fast = _estimate_speed(engine, after), _estimate_speed(was, before)
+    if slow and fast and round(slow, 1) < round(fast, 1):
+        yield Loss.SPEED, slow * 2 < fast, f"{slow:.1f} instead of {fast:.1f} tok/s"
+    if (missing := max(engine.slots) + 1 - len(was.gpus)) > 0:
         yield Loss.GPUS, True, f"{missing} more {engine.gpu.name or 'GPUs'} than there are"
     elif len(engine.slots) > len(was.slots):
         yield Loss.GPUS, False, f"{len(engine.slots)} GPUs instead of {len(was.slots)}"

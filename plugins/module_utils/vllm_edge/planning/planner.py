@@ -69,22 +69,15 @@ def plan(
 
     Raises PlanError, vllm_versions.UnknownVersion and overhead.ObservationError.
     """
-    release = behaviour(vllm_version)
-    given = observations or {}
     free = [gpu.cuda_total_bytes if gpu.free_bytes is None else gpu.free_bytes for gpu in gpus]
     budgets = dict.fromkeys(range(len(gpus)), 0)
+    about: dict[str, Any] = {"models": models, "observations": observations or {}, "release": behaviour(vllm_version)}
+    about["margin_bytes"] = margin_mib * MIB
     plans = []
     for described in engines:
         others = (slot for other in engines if other is not described for slot in other.get("gpus") or ())
-        parse = functools.partial(
-            _parse_engine,
-            others=frozenset(others),
-            models=models,
-            gpus=gpus,
-            free=free,
-            observations=given,
-            release=release,
-            margin_bytes=margin_mib * MIB,
+        parse: Callable[..., Engine] = functools.partial(
+            _parse_engine, others=frozenset(others), gpus=gpus, free=free, **about
         )
         engine = parse(described)
         outcome = compute_outcome(engine)

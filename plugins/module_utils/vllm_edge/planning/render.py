@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..engine.render import list_passed
+from ..engine.config import list_passed
 from ..text import WIDTH, table
 from .checkpoint.inferred import is_approximate
 from .checkpoint.model_facts import ranges
@@ -86,11 +86,7 @@ def legend() -> list[str]:
 
 
 def refusals(plan: Plan, spell: Callable[[Fix], str] = lambda fix: fix.change) -> list[str]:
-    """Return for each engine that does not start why, and changes with which it would.
-
-    Args:
-        spell: how a change is written.
-    """
+    """Return for each engine that does not start why, and changes with which it would, as `spell` writes them."""
     return [
         f"{engine.engine}: {engine.verdict.value}. {engine.reason}{_suggest(engine.fixes, spell)}"
         for engine in plan.engines
@@ -126,7 +122,7 @@ def _list_options(settings: Mapping[str, Any]) -> list[str]:
     text_only = takes_text_only(settings.get("limit_mm_per_prompt"))
     passed = {key: value for key, value in settings.items() if not text_only or key != "limit_mm_per_prompt"}
     given = [str(word) for word in settings.get("extra_args") or ()]
-    return [*list_passed(passed), *(["--language-model-only"] if text_only else []), *given]
+    return [*(word for _, word in list_passed(passed)), *(["--language-model-only"] if text_only else []), *given]
 
 
 def bar(parts: Mapping[str, int], capacity_bytes: int, width: int = BAR_WIDTH) -> str:
