@@ -210,6 +210,12 @@ def test_memory_of_others_and_of_the_engines_own_context() -> None:
         found = plan_beside(E2B, free_mib, REFERENCE)
         assert [found.verdict, found.fix] == expected, found.reason
         assert found.gpus[0].free_bytes == free_mib * MIB - found.gpus[0].total_bytes
+    busy = [dataclasses.replace(L4, free_bytes=8192 * MIB), L4]
+    (beside,) = planner.plan("profile", [engine("e2b", max_num_seqs=8)], {"e2b": model("e2b")}, busy, REFERENCE).engines
+    assert beside.verdict in (Verdict.NOT_FREE, Verdict.OOM_WEIGHTS) and (beside.fix, beside.fixes[0].costs) == (
+        "gpus: [1]",
+        (),
+    )
     assert plan_of(engine("e2b", gpu_memory_utilization=0.995)).verdict is Verdict.NOT_FREE
     alone, shared = (plan_beside(engine("e2b"), free_mib, DEFAULT) for free_mib in (22_563, 22_563 - 4096))
     assert alone.settings["kv_cache_memory_bytes"] - shared.settings["kv_cache_memory_bytes"] == 4096 * MIB

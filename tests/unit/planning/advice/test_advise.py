@@ -306,7 +306,7 @@ def test_a_model_that_fits_and_is_in_no_profile_is_left_out_with_the_reason() ->
     models = ("31b-w4a16", "e4b")
     cases = (
         (host(models, roles=("one",)), {}, "smaller than 31b-w4a16, and an engine beside the main one needs a third"),
-        (host(("31b-bf16", "e4b")), {}, "no GPUs are left for it beside them"),
+        (host(("31b-bf16", "e4b")), {}, "no GPUs are left beside them"),
         (host(("31b-w4a16", "31b-fp8")), {"main": "31b-fp8"}, "The main engine was to have 31b-fp8, and this is not"),
     )
     for at, wanted, why in cases:

@@ -353,15 +353,11 @@ def _list_left_out(
     """Yield for each model that fits and is in no profile why it is not."""
     used = {engine.fit.model for profile in profiles for engine in profile.engines}
     for name in dict.fromkeys(fit.model for fit in fits if profiles and fit.model not in used):
+        why = f"It is smaller than {', '.join(mains)}, and no GPUs are left beside them on which it is fast enough."
         if asked.main:
             why = f"The main engine was to have {asked.main}, and this is not a smaller model that fits beside it."
         elif len(host.roles) <= ROLES_OF_MAIN:
-            why = (
-                f"It is smaller than {', '.join(mains)}, and an engine beside the main one needs a third role; as the "
-                f"main engine (advise_main) it fits."
-            )
-        else:
-            why = f"It is smaller than {', '.join(mains)}, and no GPUs are left for it beside them on which it is fast."
+            why = f"It is smaller than {', '.join(mains)}, and an engine beside the main one needs a third role."
         yield Rejection(name, "left out", (), why)
 
 
