@@ -27,7 +27,7 @@ CONTEXT_STEP_TOKENS = 1024
 """A suggested context is a multiple of this."""
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 FP8_SINCE = (8, 9)
-"""Compute capability of an FP8 KV cache, as in `feasibility`; it is not suggested for a GPU that is not known."""
+"""Compute capability of an FP8 KV cache, as in `feasibility`; it is not suggested where that is not known."""
 FEWEST_BATCHED_TOKENS = 512
 """With fewer, prompts would take much longer; our choice."""
 MOST_PAIRS = 4
@@ -169,8 +169,8 @@ def _list_kinds(engine: Engine, outcome: Outcome) -> Iterator[Levels]:
     powers = (2**power for power in range(9, -1, -1))
     yield [{"max_num_seqs": fewer} for fewer in powers if fewer < engine.max_num_seqs]
     yield _list_batches(engine)
-    known = engine.gpu_model
-    if ELEMENT_BYTES.get(engine.kv_cache_dtype, 1) > 1 and known and known.compute_capability >= FP8_SINCE:
+    capability = engine.gpu.compute_capability
+    if ELEMENT_BYTES.get(engine.kv_cache_dtype, 1) > 1 and capability and capability >= FP8_SINCE:
         yield [{"kv_cache_dtype": "fp8"}]
     if model.multimodal and not now.language_model_only:
         yield [{"limit_mm_per_prompt": TEXT_ONLY}]
@@ -184,7 +184,13 @@ def _list_shares(engine: Engine, outcome: Outcome, now: float) -> Levels:
     """Return the largest share that is free if the stated one is not, otherwise larger ones, up to one that leaves the
     margin free on every GPU. The CUDA context comes on top of it, and with some releases graphs do."""
     smaller = outcome.verdict is Verdict.NOT_FREE
-    beyond = max((rank.context.bytes + rank.graphs.bytes - rank.graphs_kept.bytes for rank in outcome.ranks), default=0)
+    beyond = max(
+        (
+            rank.fixed_bytes - rank.weights.bytes - rank.overhead.bytes - rank.graphs_kept.bytes
+            for rank in outcome.ranks
+        ),
+        default=0,
+    )
     kept = beyond if smaller else beyond + engine.margin_bytes
     largest = min((engine.free[slot] - kept) / engine.gpus[slot].cuda_total_bytes for slot in engine.slots)
     end = math.floor(largest * 100)
@@ -276,6 +282,5 @@ def _list_losses(was: Engine, before: Outcome, engine: Engine, after: Outcome) -
 
 def _estimate_speed(engine: Engine, outcome: Outcome) -> float | None:
     weights = [rank.loaded for rank in outcome.ranks]
-    if not weights or engine.gpu_model is None:
-        return None
-    return estimate(engine.model, engine.arguments, weights, engine.gpu_model).mid
+    bandwidth = engine.bandwidth_bytes_per_s
+    return estimate(engine.model, engine.arguments, weights, bandwidth).mid if weights and bandwidth else None

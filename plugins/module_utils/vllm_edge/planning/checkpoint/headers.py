@@ -20,6 +20,8 @@ from ..contract import Tensor
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+MODULES = "modules.json"
+"""Of Sentence Transformers: the repository is an embedding model."""
 MAX_HEADER_BYTES = 16 * 2**20
 """Bytes of a header. The safetensors library takes 100 MB (`MAX_HEADER_SIZE` in safetensors/src/tensor.rs); the headers
 of published checkpoints have less than 2 MB."""

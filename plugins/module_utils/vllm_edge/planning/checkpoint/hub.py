@@ -14,7 +14,7 @@ from ...weights.access import find_endpoint_mistake, parse_token
 from ...weights.record import WeightsError
 from ..contract import Facts
 from . import model_facts
-from .headers import FactsError, read_json
+from .headers import MODULES, FactsError, read_json
 
 ENDPOINT = "https://huggingface.co"
 
@@ -40,7 +40,8 @@ def read(repo: str, revision: str, endpoint: str, token: str | None) -> Facts:
     shown_endpoint = re.sub("//[^/]*@", "//", endpoint)  # without a password
     api = HfApi(endpoint=endpoint, token=token or False)
     try:
-        commit = str(api.model_info(repo, revision=revision or "main").sha)
+        found = api.model_info(repo, revision=revision or "main")
+        commit = str(found.sha)
         with tempfile.TemporaryDirectory() as directory:
 
             def document(name: str) -> dict[str, Any]:
@@ -64,5 +65,6 @@ def read(repo: str, revision: str, endpoint: str, token: str | None) -> Facts:
             f"{repo} cannot be read at {shown_endpoint}: {shorten(str(error), 300)}. Is the name right, the hub within "
             "reach, the licence accepted and the token given? With the files at hand, give path."
         ) from error
+    pooling = any(file.rfilename == MODULES for file in found.siblings or ())
     headers = ((name, tensor.dtype, tensor.shape) for file in files.values() for name, tensor in file.tensors.items())
-    return model_facts.build_facts(repo, commit, config, headers, quantization, shown_endpoint)
+    return model_facts.build_facts(repo, commit, config, headers, quantization, shown_endpoint, pooling)
