@@ -91,7 +91,7 @@ class _Tries:
         added = [self.engine.gpu] * (max(changed["gpus"]) + 1 - len(self.engine.gpus))
         free = [*self.engine.free, *(gpu.cuda_total_bytes for gpu in added)]
         engine = self.parse(changed, gpus=[*self.engine.gpus, *added], free=free)
-        return engine, compute_outcome(engine)
+        return engine, compute_outcome(engine, "most")
 
     def judge(self, *settings: Settings) -> Verdict:
         return self.attempt(_merge(settings))[1].verdict

@@ -90,8 +90,10 @@ def plan(
         )
         engine = parse(described)
         outcome = compute_outcome(engine)
-        if outcome.verdict is not Verdict.FITS:
-            fixes = find_fixes(described, engine, outcome, parse, search)
+        most = compute_outcome(engine, "most") if engine.model.generic else outcome
+        # What would settle a compute capability that is not known is to state it.
+        if most.verdict not in (Verdict.FITS, Verdict.CANNOT_SAY):
+            fixes = find_fixes(described, engine, most, parse, search)
             outcome = replace(outcome, fix=fixes[0].change if fixes else outcome.fix, fixes=fixes)
         unmodeled = [*find_unmodeled(engine.model, engine.extra_args, engine.environment)]
         outcome = judge_generic(judge(outcome, unmodeled, engine), engine)
