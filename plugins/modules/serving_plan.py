@@ -76,10 +76,14 @@ plans:
         - The engines in the order in which they were given, each with the name C(engine) and a C(verdict), V(fits),
           V(oom_weights), V(no_kv), V(kv_below_max_model_len), V(not_free), V(oom_warmup), V(unsupported_shape),
           V(unsupported_engine) or V(cannot_say), where an argument is not counted. C(reason) is one sentence with what
-          decided, C(fix) the nearest setting with which the engine fits, written as in C(serving_engines), or empty.
+          decided, C(fix) the cheapest change with which the engine fits, written as in C(serving_engines), or empty.
+        - "C(fixes), all changes that were found, the cheapest first: C(change) is spelled like C(fix), C(settings) are
+          the same as keys of C(serving_engines), C(costs) what is lost, in words, and C(max_model_len),
+          C(max_concurrency) and C(decode_tok_s) are what the engine has then."
         - "Of the KV cache: C(kv_cache_dtype), C(kv_blocks), C(kv_cache_tokens) as vLLM prints it (C(GPU KV cache
-          size)), C(max_concurrency), the number of requests of C(max_model_len) tokens that fit into it, and
-          C(max_context), the tokens of the longest request that does, at most the model's own maximum."
+          size)), C(max_concurrency), the number of requests of C(max_model_len) tokens that fit into it, C(at_once),
+          the number of requests of 8192 and of 32768 tokens that do, at most C(max_num_seqs), and C(max_context), the
+          tokens of the longest request that does, at most the model's own maximum."
         - "Of the speed, in tokens per second with C(low), C(mid) and C(high), V(null) if the bandwidth of the GPU is
           not known: C(decode_tok_s) of one sequence at short context, with the C(ceiling) that the memory bandwidth
           sets, and C(decode_together_tok_s) of several C(requests) with C(context_tokens) each, added up; V(null) also
@@ -107,7 +111,7 @@ plans:
       type: dict
       returned: success
     memory_warnings:
-      description: One sentence for each GPU above O(memory_threshold_percent).
+      description: One sentence for each GPU above O(memory_threshold_percent), or for several that hold the same.
       type: list
       elements: str
       returned: success
@@ -117,7 +121,7 @@ plans:
       elements: str
       returned: success
     refusals:
-      description: One line for each engine that does not start.
+      description: One line for each engine that does not start, with changes and what they cost.
       type: list
       elements: str
       returned: success

@@ -10,6 +10,7 @@ import pytest
 from ansible.module_utils.vllm_edge.engine.config import parse_engine
 from ansible.module_utils.vllm_edge.engine.state import EngineState
 from ansible.module_utils.vllm_edge.planning import drift, feasibility, render
+from ansible.module_utils.vllm_edge.planning.contract import Verdict
 from ansible.module_utils.vllm_edge.status.tables import render as render_report
 from checkpoints import DEFAULT, L4, MIB, engine, plan
 from test_drift import ENGINE, EXPECTED, LIMITS, PLAN
@@ -38,6 +39,13 @@ def test_a_plan_warns(wanted: dict[str, Any], percent: int, warned: bool, mixtur
     said = f"warning: GPU 0 will hold {beside:,.0f} of 22,563 MiB ({beside * 100 / total:.0f} %) besides KV caches"
     assert (said in text) is warned
     assert ("keeps every expert in memory" in text) is mixture
+
+
+def test_a_plan_warns_once_of_gpus_that_are_alike_and_of_none_that_holds_nothing() -> None:
+    held, refused = plan(engine("31b-bf16", 4), version=DEFAULT), plan(engine("31b-bf16"), version=DEFAULT)
+    (said,) = held.memory_warnings
+    assert said.startswith("GPU 0-3 will each hold 19,304 of 22,563 MiB")
+    assert refused.verdict is Verdict.OOM_WEIGHTS and refused.memory_warnings == ()
 
 
 @pytest.mark.parametrize("percent", [0, -1, 101])

@@ -83,8 +83,33 @@ def test_without_a_context_the_longest_that_fits_is_planned(capsys: pytest.Captu
     assert run(capsys, *words, "--context", too_long)[0] == 1
     status, printed = run(capsys, *words[:5], "--count", "2")
     assert status == 1 and "tp2: oom_weights. Weights" in printed
+    # Without a context, what helps is not asked to hold the longest that the model has.
+    assert "Set --tensor-parallel-size=4 (2 more NVIDIA L4 than there are)." in " ".join(printed.split())
     status, printed = run(capsys, "advise", *words[1:5])
     assert status == 1 and "oom_weights" in printed
+
+
+def test_the_answer_is_a_command_or_options_that_make_it_one(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", "--model", "google/gemma-4-31B-it", "--gpu", "L4", "--count", "4", "--context", "131072")
+    status, printed = run(capsys, *words)
+    said = " ".join(printed.split())
+    for option in (
+        "max-num-seqs=128 (at most 128",
+        "kv-cache-dtype=fp8 (quality: small",
+        "language-model-only (no images",
+    ):
+        assert f"--{option}" in said.partition("; or --enforce-eager; or --max-model-len=79872.")[0], said
+    assert status == 1 and "vllm serve" not in said and "memory_threshold" not in said
+    status, printed = run(capsys, *words, "--text-only")
+    (line,) = [line for line in printed.splitlines() if "vllm serve" in line]
+    assert status == 0 and line.startswith(
+        "tp4: vllm serve google/gemma-4-31B-it --tensor-parallel-size=4 --max-model-len"
+    )
+    assert line.endswith("--language-model-only")
+    plans = json.loads(run(capsys, *words, "--text-only", "--format", "json")[1])["plans"]
+    assert (plans["tp1"]["serve"], f"tp4: {plans['tp4']['serve']}") == (None, line)
+    assert plans["tp4"]["engines"][0]["at_once"].keys() == {"8192", "32768"}
+    assert "tp4: GPU 0-3 will each hold" in run(capsys, *words, "--kv-cache-dtype", "fp8")[1]
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.planning import render
-from ansible.module_utils.vllm_edge.planning.contract import Decode, EnginePlan, GpuPlan, Plan, Verdict
+from ansible.module_utils.vllm_edge.planning.contract import Decode, EnginePlan, Fix, GpuPlan, Plan, Verdict
 
 MIB = 2**20
 
@@ -52,18 +53,40 @@ def test_what_an_operator_reads() -> None:
 
 
 def test_a_refusal_has_reason_and_fix() -> None:
-    refused = engine(Verdict.NO_KV, reason="It is 1 MiB too little.", fix="max_num_seqs: 8", kv_blocks=0)
-    assert render.refusals(plan(refused, engine())) == ["31b: no_kv. It is 1 MiB too little. Set max_num_seqs: 8."]
-    text = "\n".join(render.lines(plan(refused)))
-    assert "no_kv" in text and "fix: set max_num_seqs: 8" in text
-    assert "tok/s" not in text and "tokens" not in text
+    fewer = Fix("max_num_seqs: 8", {"max_num_seqs": 8}, ("fewer requests",), 4096, 2.04, 15.0)
+    longer = Fix("x: " + "y" * 90, {"extra_args": ["--x"]})
+    first, other = "Set max_num_seqs: 8 (fewer requests); or", Fix("dtype: auto", {"dtype": "auto"})
+    for fixes, said in (
+        ((Fix("extra_args without --x"),), "Set extra_args without --x."),
+        ((fewer, other, other, other), f"{first} {'dtype: auto (nothing is lost); or ' * 2}dtype: auto."),
+        ((fewer, *[longer] * 4), f"{first} {longer.change} (nothing is lost); 3 more with details."),
+    ):
+        refused = engine(Verdict.NO_KV, reason="It is 1 MiB too little.", fixes=fixes, kv_blocks=0)
+        assert render.refusals(plan(refused, engine())) == [f"31b: no_kv. It is 1 MiB too little. {said}"]
+        text = " ".join(" ".join(render.lines(plan(refused))).split())
+        assert "no_kv" in text and all(f"fix: set {fix.change}" in text for fix in fixes)
+    text = " ".join(" ".join(render.lines(plan(engine(Verdict.NO_KV, fixes=(fewer,), kv_blocks=0)))).split())
+    assert "8; cost: fewer requests; 2.0 requests of 4,096 tokens at once, 15.0 tok/s" in text
+
+
+def test_a_plan_as_options_of_vllm_serve() -> None:
+    text_only = {"limit_mm_per_prompt": {"image": 0, "video": 0, "audio": 0}}
+    fix = Fix("x", {"max_num_seqs": 8, "gpus": [0], "enforce_eager": True, **text_only})
+    assert render.spell_options(fix) == "--max-num-seqs=8 --enforce-eager --language-model-only"
+    assert render.spell_options(Fix("extra_args without --x")) == "extra_args without --x"
+    wanted = {"name": "tp2", "model": "m", "tensor_parallel_size": 2, "extra_args": ["--seed", "1 2"], "gpus": [0, 1]}
+    planned = engine(settings={"kv_cache_memory_bytes": 7, "gpu_memory_utilization": 0.5, "vram_budget_mib": 9})
+    assert render.build_serve_command("owner/name", wanted, planned) == (
+        "vllm serve owner/name --tensor-parallel-size=2 --gpu-memory-utilization=0.5 --kv-cache-memory-bytes=7 --seed "
+        "'1 2'"
+    )
 
 
 def test_nothing_is_wider_than_100_columns() -> None:
     long = engine(
         engine="an-engine-with-a-name-as-long-as-names-can-be-0123456789",
         reason="words " * 60,
-        fix="tensor_parallel_size: 4, pipeline_parallel_size: 1, gpus: [0, 1, 2, 3] " * 3,
+        fixes=(Fix("tensor_parallel_size: 4, pipeline_parallel_size: 1, gpus: [0, 1, 2, 3] " * 3, {"x": 1}),),
         advice=("advice " * 50, "vllm/" + "x" * 60),
         gpus=(gpu(0, free_mib=-999_999, weights=999_999),),
     )
@@ -93,16 +116,21 @@ def test_equal_gpus_are_one_line() -> None:
 def test_the_overview_has_one_line_for_each_profile() -> None:
     refused = engine(Verdict.NO_KV, reason="It is 1 MiB too little.", kv_blocks=0, gpus=(gpu(0, free_mib=-9),))
     plans = {
-        "a": plan(engine(facts_source="recorded: approximate: x"), engine(gpus=(gpu(2, free_mib=-3),))),
+        "a": replace(
+            plan(
+                engine(facts_source="recorded: approximate: x", at_once={8192: 3.0}), engine(gpus=(gpu(2, kv_cache=7),))
+            ),
+            memory_warnings=("GPU 2 is full.",),
+        ),
         "b": plan(refused),
         "c": None,
         "d": plan(engine(decode_tok_s=None)),
     }
     lines = render.overview(plans, {"a": [], "b": ["31b: no_kv."], "c": ["nothing is recorded"], "d": []})
     assert [line.split() for line in lines[2:6]] == [
-        ["a", "fits,", "approximate", "15.0", "8,192", "3.6", "-3"],
-        ["b", "no_kv", "-", "-", "-", "-9"],
-        ["c", "cannot", "be", "planned", "-", "-", "-", "-"],
-        ["d", "fits", "not", "known", "8,192", "3.6", "500"],
+        ["a", "fits,", "approximate", "15.0", "8,192", "3.6", "3.0", "-", "7"],
+        ["b", "no_kv", *"------"],
+        ["c", "cannot", "be", "planned", *"------"],
+        ["d", "fits", "not", "known", "8,192", "3.6", "-", "-", "2,400"],
     ]
-    assert lines[7:9] == ["b: 31b: no_kv.", "c: nothing is recorded"]
+    assert lines[7:10] == ["b: 31b: no_kv.", "c: nothing is recorded", "a: GPU 2 is full."]

@@ -8,12 +8,14 @@ constants does for all of them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import published
 import pytest
-from ansible.module_utils.vllm_edge.planning import planner
-from ansible.module_utils.vllm_edge.planning.contract import Arguments, EnginePlan, Verdict
+from ansible.module_utils.vllm_edge.planning import feasibility, planner
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, EnginePlan, Quantization, Verdict
+from ansible.module_utils.vllm_edge.planning.fixes import TEXT_ONLY
 from ansible.module_utils.vllm_edge.planning.memory import overhead
 from ansible.module_utils.vllm_edge.planning.memory import vllm_versions as versions
 from checkpoints import BF16_TP4, DEFAULT, GIB, L4, MIB, NVFP4_TP2, REFERENCE, engine, model, plan, plan_of
@@ -124,23 +126,84 @@ def test_one_request_does_not_fit() -> None:
     found = plan_of(tight)
     assert found.verdict is Verdict.KV_BELOW_MAX_MODEL_LEN
     assert "One request of max_model_len 262,144 needs 11.18 GiB of KV cache in bfloat16, and 4.80 GiB" in found.reason
-    assert found.fix == "tensor_parallel_size: 4, gpus: [0, 1, 2, 3]"
-    alone = plan_of(tight, gpus=2)
-    assert alone.fix == "max_model_len: 94208"
-    assert plan_of(tight | {"max_model_len": 94_208}, gpus=2).verdict is Verdict.FITS
+    assert [fix.settings for fix in found.fixes] == [
+        {"kv_cache_dtype": "fp8", "limit_mm_per_prompt": TEXT_ONLY},
+        {"tensor_parallel_size": 4, "gpus": [0, 1, 2, 3]},
+        {"max_model_len": 94208},
+    ]
     small = engine("26b-nvfp4", kv_cache_dtype="fp8", gpu_memory_utilization=0.80, max_num_seqs=8)
     assert plan_of(small).verdict is Verdict.KV_BELOW_MAX_MODEL_LEN
     assert plan_of(small).fix == "gpu_memory_utilization: 0.82"
 
 
-def test_a_context_that_is_little_shorter_is_the_nearest() -> None:
-    wanted = BF16_TP4 | {"kv_cache_memory_bytes": round(2.5 * GIB), "max_model_len": 131_072}
-    found = plan_of(wanted)
+LONG = engine("31b-bf16", 4, max_model_len=131_072)
+
+
+def test_every_change_that_keeps_the_context_is_named_before_a_shorter_one() -> None:
+    found = plan_of(LONG, DEFAULT)
     assert found.verdict is Verdict.KV_BELOW_MAX_MODEL_LEN
-    name, _, value = found.fix.partition(": ")
-    assert name == "max_model_len" and int(value) % 1024 == 0 and int(value) >= 131_072 / 2
-    assert plan_of(wanted | {"max_model_len": int(value)}).verdict is Verdict.FITS
-    assert plan_of(wanted | {"max_model_len": int(value) + 1024}).verdict is not Verdict.FITS
+    assert {fix.change: fix.costs for fix in found.fixes} == {
+        "max_num_seqs: 128": ("at most 128 instead of 256 requests at once",),
+        "kv_cache_dtype: fp8": ("quality: small, not measured here",),
+        "limit_mm_per_prompt: {image: 0, video: 0, audio: 0}": ("no images, videos or audio",),
+        "enforce_eager: true": ("14.5 instead of 15.4 tok/s",),
+        "max_model_len: 79872": ("79,872 instead of 131,072 tokens of context",),
+    }
+    assert found.fix == found.fixes[0].change and found.fixes[-1].change == "max_model_len: 79872"
+
+
+UNFIT: list[tuple[dict[str, Any], str, int, list[str]]] = [
+    # Two changes where one does not help, or costs less than the cheapest single one.
+    (LONG | {"max_model_len": 262_144}, DEFAULT, 4, ["max_num_seqs kv_cache_dtype", "max_model_len"]),
+    (GRAPHS | {"max_num_seqs": 4, "kv_cache_memory_bytes": 8 * GIB}, REFERENCE, 4, ["kv_cache_memory_bytes"]),
+    (BF16_TP4 | {"kv_cache_memory_bytes": 2 * GIB, "max_model_len": 131_072}, REFERENCE, 4, ["kv_cache_memory_bytes"]),
+    # All of them, on more GPUs too.
+    (LONG | {"tensor_parallel_size": 2, "gpus": [0, 1]}, DEFAULT, 4, ["tensor_parallel_size gpus max_num_seqs"]),
+    (engine("31b-bf16"), DEFAULT, 2, ["tensor_parallel_size gpus"]),
+    (engine("26b-nvfp4", 1, max_model_len=262_144, kv_cache_dtype="bfloat16"), DEFAULT, 1, ["max_model_len"]),
+    # What vLLM refuses, and then does not fit.
+    (engine("26b-nvfp4", max_model_len=300_000, kv_cache_dtype="bfloat16"), DEFAULT, 1, ["max_model_len"]),
+    (engine("31b-nvfp4", 2, dtype="float32"), DEFAULT, 2, ["dtype"]),
+    (engine("31b-bf16", pipeline_parallel_size=4), REFERENCE, 4, ["tensor_parallel_size pipeline_parallel_size"]),
+]
+
+
+@pytest.mark.parametrize(("wanted", "version", "gpus", "kinds"), UNFIT)
+def test_a_change_that_is_followed_fits_and_a_milder_one_does_not(
+    wanted: dict[str, Any], version: str, gpus: int, kinds: list[str]
+) -> None:
+    found = plan_of(wanted, version, gpus)
+    assert {" ".join(fix.settings) for fix in found.fixes} >= set(kinds), found.fixes
+    for fix in found.fixes:
+        there = max([gpus - 1, *fix.settings.get("gpus", ())]) + 1
+        followed = plan_of(wanted | fix.settings, version, there)
+        assert followed.verdict is Verdict.FITS, fix
+        assert (followed.max_model_len, followed.max_concurrency) == (fix.max_model_len, fix.max_concurrency)
+        for name, milder in (("max_num_seqs", 2), ("max_num_batched_tokens", 2), ("max_model_len", 1)):
+            if name in fix.settings and len(fix.settings) == 1:
+                more = fix.settings[name] * milder + (1024 if milder == 1 else 0)
+                assert plan_of(wanted | {name: more}, version, there).verdict is not Verdict.FITS, fix
+
+
+def test_whole_experts_where_their_parts_have_a_shape_that_no_kernel_takes() -> None:
+    """Over four GPUs, integers of gpt-oss's 2,880 would be 720, which no group of 32 divides."""
+    found = dataclasses.replace(published.first_layers("openai/gpt-oss-20b"), quantization=Quantization("awq", 4, 32))
+    (planned,) = planner.plan("p", [engine("x", 4)], {"x": found}, [L4] * 4, DEFAULT).engines
+    assert planned.verdict is Verdict.UNSUPPORTED_SHAPE
+    assert [fix.change for fix in planned.fixes] == [
+        *("extra_args: [--enable-expert-parallel]", "tensor_parallel_size: 2, gpus: [0, 1]")
+    ]
+
+
+def test_a_change_that_the_release_refuses_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(wanted: feasibility.Engine) -> Iterator[feasibility.Finding]:
+        if wanted.kv_cache_dtype == "fp8":
+            yield feasibility.Finding("no FP8", "")
+
+    monkeypatch.setattr(feasibility, "RULES", (*feasibility.RULES, refuse))
+    assert [fix.change.partition(":")[0] for fix in plan_of(LONG, DEFAULT).fixes] == [
+        *("max_num_seqs", "limit_mm_per_prompt", "enforce_eager", "max_model_len")
+    ]
 
 
 def test_memory_of_others_and_of_the_engines_own_context() -> None:
@@ -148,6 +211,12 @@ def test_memory_of_others_and_of_the_engines_own_context() -> None:
         found = plan_beside(E2B, free_mib, REFERENCE)
         assert [found.verdict, found.fix] == expected, found.reason
         assert found.gpus[0].free_bytes == free_mib * MIB - found.gpus[0].total_bytes
+    busy = [dataclasses.replace(L4, free_bytes=8192 * MIB), L4]
+    (beside,) = planner.plan("profile", [engine("e2b", max_num_seqs=8)], {"e2b": model("e2b")}, busy, REFERENCE).engines
+    assert beside.verdict in (Verdict.NOT_FREE, Verdict.OOM_WEIGHTS) and (beside.fix, beside.fixes[0].costs) == (
+        "gpus: [1]",
+        (),
+    )
     assert plan_of(engine("e2b", gpu_memory_utilization=0.995)).verdict is Verdict.NOT_FREE
     alone, shared = (plan_beside(engine("e2b"), free_mib, DEFAULT) for free_mib in (22_563, 22_563 - 4096))
     assert alone.settings["kv_cache_memory_bytes"] - shared.settings["kv_cache_memory_bytes"] == 4096 * MIB
@@ -171,7 +240,8 @@ def test_a_fix_takes_no_gpu_of_another_engine() -> None:
     large, small = engine("31b-nvfp4", gpus=[1]), engine("e2b", gpus=[2]) | {"name": "small"}
     assert plan(large, small).engines[0].fix == "tensor_parallel_size: 2, gpus: [0, 1]"
     assert plan(large, small, gpus=3).engines[0].fix.endswith("gpus: [0, 1]")
-    assert plan(large, small | {"gpus": [0]}, gpus=2).engines[0].fix == ""
+    (fix,) = plan(large, small | {"gpus": [0]}, gpus=2).engines[0].fixes
+    assert (fix.change, fix.costs) == ("tensor_parallel_size: 2, gpus: [1, 2]", ("1 more NVIDIA L4 than there are",))
 
 
 def test_a_kv_cache_that_is_larger_than_the_gpu() -> None:
@@ -218,7 +288,7 @@ def test_weights_that_leave_the_margin_but_no_kv_cache() -> None:
     assert found.verdict is Verdict.NO_KV
     assert "and plan_margin_mib 6700 is kept free, which leaves no KV cache" in found.reason
     assert "kv_cache_memory_bytes" not in found.settings
-    assert found.fix == "tensor_parallel_size: 2, gpus: [0, 1]"
+    assert found.fixes[-1].change == "tensor_parallel_size: 2, gpus: [0, 1]"
 
 
 # -- releases, observations, derived sizes
@@ -261,27 +331,27 @@ def test_observations_that_cannot_be_used(given: dict[str, Any], said: str) -> N
         plan_of(NVFP4_TP2, observations=given)
 
 
-TEXT_ONLY = {"image": 0, "video": {"count": 0}, "audio": 0}
+COUNTED = {"image": 0, "video": {"count": 0}, "audio": 0}
 
 
 def test_an_engine_for_text_only_has_the_memory_of_the_encoders_for_its_kv_cache() -> None:
     """With the tokens of a batch stated, since text only also makes the default smaller."""
     wanted = {**NVFP4_TP2, "max_num_batched_tokens": 2048, "gpu_memory_utilization": 0.95}
-    limits: tuple[dict[str, Any], ...] = ({}, {"limit_mm_per_prompt": TEXT_ONLY})
+    limits: tuple[dict[str, Any], ...] = ({}, {"limit_mm_per_prompt": COUNTED})
     all_of_it, text = (plan_of({**wanted, **more}, DEFAULT).gpus[0] for more in limits)
     assert (all_of_it.weights_bytes - text.weights_bytes) / MIB == pytest.approx(1098, abs=1)
     assert all_of_it.overhead_bytes - text.overhead_bytes == 2496 * 5376 * 2
     assert (text.context_bytes, text.graphs_bytes) == (all_of_it.context_bytes, all_of_it.graphs_bytes)
     assert text.total_bytes == all_of_it.total_bytes, "the share decides the total"
     assert plan_of({**NVFP4_TP2, "max_model_len": 8192}, DEFAULT).verdict is Verdict.KV_BELOW_MAX_MODEL_LEN
-    text_only = {**NVFP4_TP2, "max_model_len": 8192, "limit_mm_per_prompt": TEXT_ONLY}
+    text_only = {**NVFP4_TP2, "max_model_len": 8192, "limit_mm_per_prompt": COUNTED}
     assert plan_of(text_only, DEFAULT).verdict is Verdict.FITS
 
 
-@pytest.mark.parametrize("limits", [None, {}, {"image": 0, "video": 0}, {**TEXT_ONLY, "video": 1}, "image=0"])
+@pytest.mark.parametrize("limits", [None, {}, {"image": 0, "video": 0}, {**COUNTED, "video": 1}, "image=0"])
 def test_a_modality_that_is_left_keeps_the_encoders(limits: Any) -> None:
     assert not planner.arguments_of({"limit_mm_per_prompt": limits}).language_model_only
-    assert planner.arguments_of({"limit_mm_per_prompt": TEXT_ONLY}).language_model_only
+    assert planner.arguments_of({"limit_mm_per_prompt": COUNTED}).language_model_only
 
 
 def test_what_is_uncertain_is_told_where_it_decides() -> None:

@@ -7,7 +7,7 @@ The program writes both, but a person may have edited them since: what they have
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,24 @@ CONFIG_FILE = "engine.json"
 CONTAINER_FILE = "container.json"
 CREATE_FILE = "docker-create"
 """The arguments of `docker create`, one per line, for people: no program reads it."""
+
+
+PASSED = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "dtype",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "kv_cache_dtype",
+    "enforce_eager",
+    "limit_mm_per_prompt",
+    "reasoning_parser",
+    "tool_call_parser",
+)
+"""Arguments of an engine that `vllm serve` gets unchanged, under vLLM's own names, in this order."""
 
 
 class EngineConfigError(ValueError):
@@ -217,3 +235,13 @@ def list_engine_names(paths: HostPaths) -> list[str]:
         return sorted(entry.name for entry in root.iterdir() if (entry / CONFIG_FILE).is_file())
     except FileNotFoundError:
         return []
+
+
+def list_passed(engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the keys of PASSED that an engine of the inventory states, each with its argument of `vllm serve`."""
+    for name in PASSED:
+        value, flag = engine.get(name), f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            yield from [(name, flag)] if value else []
+        elif value is not None:
+            yield name, f"{flag}={json.dumps(value, sort_keys=True) if isinstance(value, Mapping) else value}"

@@ -19,7 +19,7 @@ from ..names import ENGINE_NAME, ENGINE_USER, LABEL_ENGINE, VARIABLE_NAME, unit_
 from ..paths import HostPaths
 from ..text import shown
 from . import policy
-from .config import EngineConfigError
+from .config import EngineConfigError, list_passed
 
 FIXED_ENVIRONMENT = {
     "HOME": "/tmp",
@@ -50,22 +50,6 @@ DEFAULT_ENVIRONMENT = {
     "VLLM_HOST_IP": "127.0.0.1",
 }
 """Variables that an engine's `extra_env` may set otherwise, as it may the limits of requests and those of the bus."""
-PASSED = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "dtype",
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "gpu_memory_utilization",
-    "kv_cache_memory_bytes",
-    "kv_cache_dtype",
-    "enforce_eager",
-    "limit_mm_per_prompt",
-    "reasoning_parser",
-    "tool_call_parser",
-)
-"""Arguments of an engine that `vllm serve` gets unchanged, under vLLM's own names, in this order."""
 HEALTH_TIMEOUT_S = 5
 """Seconds in which /health has to answer."""
 
@@ -303,13 +287,7 @@ def _list_vllm_arguments(
             raise EngineConfigError(f"served_names is {shown(name)}: vLLM would read it as an option")
         yield name
     yield "--uds=/run/api/api.sock"
-    for name in PASSED:
-        value, flag = engine.get(name), f"--{name.replace('_', '-')}"
-        if isinstance(value, bool):
-            yield from [flag] if value else []
-        elif value is not None:
-            text = json.dumps(value, sort_keys=True) if isinstance(value, Mapping) else value
-            yield f"{flag}={_check_line(text, name)}"
+    yield from (_check_line(word, name) for name, word in list_passed(engine))
     if engine.get("tool_call_parser"):
         yield "--enable-auto-tool-choice"
     if settings.shutdown_timeout_s > 0:

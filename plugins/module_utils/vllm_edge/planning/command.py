@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from .advice import search
 from .checkpoint import families, hub, model_facts, recording
 from .checkpoint.headers import INDEX, MAX_HEADER_BYTES, FactsError, read_json
 from .contract import Facts, Gpu, Model, Plan, Verdict
-from .fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES
+from .fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES, TEXT_ONLY, Search
 from .separate_process import read_in_subprocess
 
 FITS, DOES_NOT_FIT, CANNOT_SAY = 0, 1, 2
@@ -113,59 +113,75 @@ def find_gpus(options: Namespace) -> list[Gpu]:
     return [gpu] * options.count
 
 
-def plan_layouts(model: Model, gpus: Sequence[Gpu], options: Namespace) -> dict[str, Plan]:
+def plan_layouts(model: Model, gpus: Sequence[Gpu], options: Namespace) -> dict[str, tuple[Plan, Mapping[str, Any]]]:
     """Plan a model as one engine over 1, 2, 4, ... GPUs, by the name of the layout; without --context each with the
-    longest context that fits, as with vLLM's `max_model_len: auto`."""
-    sizes = [options.tensor_parallel_size] if options.tensor_parallel_size is not None else list(TENSOR_PARALLEL_SIZES)
-    plans = {}
+    longest context that fits, as with vLLM's `max_model_len: auto`. Returns each plan with the engine."""
+    given = options.tensor_parallel_size
+    sizes = [size for size in ([given] if given is not None else TENSOR_PARALLEL_SIZES) if size <= len(gpus)]
+    plans: dict[str, tuple[Plan, Mapping[str, Any]]] = {}
     for size in sizes:
-        if size > len(gpus):
-            continue
         engine: dict[str, Any] = {
             "name": f"tp{size}",
             "model": "model",
             "tensor_parallel_size": size,
             "gpus": list(range(size)),
             "max_model_len": model.max_position_embeddings if options.context is None else options.context,
-            "limit_mm_per_prompt": dict.fromkeys(("image", "video", "audio"), 0) if options.text_only else {},
+            **({"limit_mm_per_prompt": TEXT_ONLY} if options.text_only else {}),
         }
         for key in ("max_num_seqs", "kv_cache_dtype", "gpu_memory_utilization", "enforce_eager"):
             if getattr(options, key) is not None:
                 engine[key] = getattr(options, key)
-        plan = planner.plan(engine["name"], [engine], {"model": model}, gpus, options.vllm)
+        about = (engine["name"], [engine], {"model": model}, gpus, options.vllm)
+        plan = planner.plan(*about, search=Search.NOWHERE)
         longest = plan.engines[0].max_context // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS
         too_long = plan.verdict is Verdict.KV_BELOW_MAX_MODEL_LEN or (
             model.generic and plan.verdict is not Verdict.FITS
         )
         # What encoders of an unknown architecture take grows with the context, so that none may be left.
-        most, halves = engine["max_model_len"], range(1, 6 if model.generic and model.multimodal else 1)
-        for shorter in [longest] if longest else [most >> half for half in halves]:
-            if options.context is None and too_long and plan.verdict is not Verdict.FITS and 0 < shorter < most:
-                plan = planner.plan(
-                    engine["name"], [{**engine, "max_model_len": shorter}], {"model": model}, gpus, options.vllm
-                )
-        plans[engine["name"]] = plan
+        halves = (engine["max_model_len"] >> half for half in range(1, 6 if model.generic and model.multimodal else 1))
+        for shorter in (longest, *halves) if options.context is None and too_long else ():
+            if plan.verdict is not Verdict.FITS and 0 < shorter < engine["max_model_len"]:
+                engine["max_model_len"] = shorter
+                plan = planner.plan(*about, search=Search.NOWHERE)
+        if plan.verdict is not Verdict.FITS:
+            if options.context is None and plan.verdict is not Verdict.CANNOT_SAY:
+                # No context fits, so what would help is looked for with the one that `advise` asks for.
+                engine["max_model_len"] = min(model.max_position_embeddings, advice_model.MIN_CONTEXT_TOKENS)
+            # More GPUs are the next line of the table.
+            plan = planner.plan(*about, search=Search.SAME_GPUS if size < sizes[-1] else Search.EVERYWHERE)
+        plans[engine["name"]] = plan, engine
     if not plans:
-        raise ValueError(f"--tensor-parallel-size: {sizes[0]} needs more GPUs than --count {len(gpus)}.")
+        raise ValueError(f"--tensor-parallel-size: {given} needs more GPUs than --count {len(gpus)}.")
     return plans
 
 
 def _plan(options: Namespace) -> int:
     model, gpus = load_model(options.model, options), find_gpus(options)
-    plans = plan_layouts(model, gpus, options)
+    layouts = plan_layouts(model, gpus, options)
+    plans = {name: plan for name, (plan, _) in layouts.items()}
+    serve = {
+        name: render.build_serve_command(model.facts.repo, engine, plan.engines[0])
+        for name, (plan, engine) in layouts.items()
+        if plan.verdict is Verdict.FITS
+    }
     verdicts = {plan.verdict for plan in plans.values()}
     status = FITS if Verdict.FITS in verdicts else CANNOT_SAY if Verdict.CANNOT_SAY in verdicts else DOES_NOT_FIT
     if options.format == "json":
-        documents = {name: render.document(plan) for name, plan in plans.items()}
+        documents = {name: render.document(plan) | {"serve": serve.get(name)} for name, plan in plans.items()}
         print(json.dumps({"model": model.facts.repo, "vllm_version": options.vllm, "plans": documents}, indent=2))
         return status
     host = advice_model.Host({}, gpus, options.vllm, ())
     lines = render.wrap(
         f"{model.facts.repo} on {host.describe_gpus()}, vLLM {options.vllm}; facts {model.facts.source}"
     )
-    why = {name: [said.split(": ", 1)[1] for said in render.refusals(plan)] for name, plan in plans.items()}
+    why = {
+        name: [said.split(": ", 1)[1] for said in render.refusals(plan, render.spell_options)]
+        for name, plan in plans.items()
+    }
     longest = " The context is the longest that fits." if options.context is None else ""
     lines += ["", *render.overview(plans, why, render.NOTE + longest)]
+    # A line that is copied is not wrapped.
+    lines += ["", *(f"{name}: {line}" for name, line in serve.items())] if serve else []
     if options.details:
         for plan in plans.values():
             lines += ["", "-" * 100, "", *render.lines(plan)]

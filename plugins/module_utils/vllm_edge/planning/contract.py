@@ -388,13 +388,30 @@ class LoadTime(Seconds):
 
 
 @dataclass(frozen=True)
+class Fix:
+    """A change with which an engine fits, what it costs, and what the engine is like then."""
+
+    change: str
+    """Spelled as in group_vars."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The same as keys of serving_engines; empty if it is not planned."""
+    costs: tuple[str, ...] = ()
+    """What is lost, each in words; empty if nothing is."""
+    max_model_len: int = 0
+    max_concurrency: float = 0.0
+    """Requests of max_model_len tokens."""
+    decode_tok_s: float | None = None
+    """Estimate for one sequence; None if the bandwidth of the GPU is not known."""
+
+
+@dataclass(frozen=True)
 class EnginePlan:
     engine: str
     verdict: Verdict
     reason: str
     """One sentence with the number that decides the verdict."""
     fix: str
-    """The nearest setting that fits, spelled as in group_vars; empty if the engine fits or nothing would help."""
+    """The first of `fixes`, spelled as in group_vars; empty if the engine fits or nothing would help."""
     kv_cache_dtype: str
     kv_blocks: int
     kv_cache_tokens: int
@@ -428,6 +445,11 @@ class EnginePlan:
     could have."""
     load_s: LoadTime | None = None
     """From a disk whose read rate is not known; None if the sizes of the files are not known either."""
+    at_once: Mapping[int, float] = field(default_factory=dict)
+    """How many requests of so many tokens the KV cache holds, at most max_num_seqs; without lengths above
+    max_model_len."""
+    fixes: tuple[Fix, ...] = ()
+    """Changes with which it would fit, the cheapest first."""
     inherited: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Arguments that the engine has from its model, by the variable that states them."""
 

@@ -15,6 +15,7 @@ from typing import Any
 from ..engine.config import EngineConfig
 from ..engine.state import EngineState
 from .checkpoint.model_classes import ADDED, GONE
+from .checkpoint.model_facts import ranges
 from .contract import Arguments, EnginePlan, Gpu, Model, Verdict
 from .memory.overhead import MIB
 from .memory.vllm_versions import (
@@ -305,17 +306,12 @@ def _check_divisibility(engine: Engine) -> Iterator[Finding]:
         )
 
 
-# Of each kind of layer: what it is called, the function that checks the shape, and the fix.
-MARLIN_LINEAR = (
-    "Marlin",
-    "model_executor/layers/quantization/utils/marlin_utils.py, check_marlin_supports_shape",
-    "",
-)
+# Of each kind of layer: what it is called, and the function that checks the shape.
+MARLIN_LINEAR = ("Marlin", "model_executor/layers/quantization/utils/marlin_utils.py, check_marlin_supports_shape")
 MARLIN_MOE = (
     "Marlin's MoE",
     "model_executor/layers/quantization/utils/marlin_utils.py, check_moe_marlin_supports_layer; "
     "vllm-project/vllm#39595",
-    "extra_args: [--enable-expert-parallel]",
 )
 
 
@@ -333,19 +329,19 @@ def _check_marlin(engine: Engine) -> Iterator[Finding]:
     unknown = has is None and _is_fp4(engine.model)
     group = max(quantization.group_size or 1, 1)
     pads = engine.vllm >= TILE_PADDING_SINCE
-    for what, whole, tile, (kernel, where, fix) in _list_inputs(engine):
+    for what, whole, tile, (kernel, where) in _list_inputs(engine):
         part, rest = divmod(whole, size)
         if rest == 0 and (part % group or (not pads and part % tile)):
             rule = f"groups of {group}" if pads else f"{max(tile, group)}"
             reason = f"{what} over tensor_parallel_size {size} is {part}, which {kernel} cannot divide by {rule}"
-            found = _build_misfit(engine, reason, where, fix)
+            found = _build_misfit(engine, reason, where)
             if unknown:
                 reason = f"{found.reason}, which only a GPU of compute capability {_said(FP4_UNITS_SINCE)} does without"
                 found = Finding(reason, STATE_CAPABILITY, Verdict.CANNOT_SAY)
             yield found
 
 
-def _list_inputs(engine: Engine) -> Iterator[tuple[str, int, int, tuple[str, str, str]]]:
+def _list_inputs(engine: Engine) -> Iterator[tuple[str, int, int, tuple[str, str]]]:
     """Yield name, size, tile and kernel of the inputs of packed layers that tensor parallelism divides."""
     model = engine.model
     packed = {part.kind for part in model.components if part.tensor.dtype in PACKED_DTYPES}
@@ -361,8 +357,8 @@ def _list_inputs(engine: Engine) -> Iterator[tuple[str, int, int, tuple[str, str
         yield f"intermediate size {size} of an expert", size, MARLIN_EXPERTS, MARLIN_MOE
 
 
-def _build_misfit(engine: Engine, reason: str, where: str, fix: str = "") -> Finding:
-    return Finding(f"{reason} (vLLM {_said(engine.vllm)} {where})", fix, Verdict.UNSUPPORTED_SHAPE)
+def _build_misfit(engine: Engine, reason: str, where: str) -> Finding:
+    return Finding(f"{reason} (vLLM {_said(engine.vllm)} {where})", "", Verdict.UNSUPPORTED_SHAPE)
 
 
 RULES: Sequence[Rule] = (
@@ -484,20 +480,25 @@ def check_threshold(percent: int) -> int:
 
 
 def warn_of_plan(engines: Iterable[EnginePlan], gpus: Sequence[Gpu], experts: Iterable[str], percent: int) -> list[str]:
-    """Return one sentence for each GPU on which the planned engines hold more than the threshold besides KV caches.
+    """Return a sentence for GPUs on which the planned engines hold more than the threshold besides KV caches; GPUs that
+    hold the same share one. An engine that does not start holds nothing.
 
     `experts` are the names of the engines whose model is a mixture of experts.
     """
     held = dict.fromkeys(range(len(gpus)), 0)
     names: dict[int, list[str]] = {slot: [] for slot in held}
     for engine in engines:
-        for part in engine.gpus:
+        for part in engine.gpus if engine.verdict in (Verdict.FITS, Verdict.CANNOT_SAY) else ():
             held[part.slot] += part.total_bytes - part.kv_cache_bytes
             names[part.slot].append(engine.engine)
     mixtures, found = set(experts), []
+    alike: dict[tuple[int, int, bool], list[int]] = {}
     for slot, size in held.items():
-        words = _describe(f"GPU {slot}", size / MIB, gpus[slot].cuda_total_bytes / MIB, percent, "will hold")
-        if words and mixtures & set(names[slot]):
+        alike.setdefault((size, gpus[slot].cuda_total_bytes, bool(mixtures & set(names[slot]))), []).append(slot)
+    for (size, total, mixture), slots in alike.items():
+        verb = "will each hold" if len(slots) > 1 else "will hold"
+        words = _describe(f"GPU {ranges(slots)}", size / MIB, total / MIB, percent, verb)
+        if words and mixture:
             words += (
                 " A mixture of experts keeps every expert in memory, whatever a token reads: fewer bits or more GPUs "
                 "make it smaller, a shorter context does not."

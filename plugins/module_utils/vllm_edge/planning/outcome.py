@@ -10,7 +10,7 @@ from typing import Literal
 
 from . import feasibility
 from .checkpoint import generic
-from .contract import Arguments, Gpu, GpuPlan, KvCapacity, RankWeights, Uncertain, Verdict
+from .contract import Arguments, Fix, Gpu, GpuPlan, KvCapacity, RankWeights, Uncertain, Verdict
 from .feasibility import Engine
 from .memory import overhead
 from .memory.kv_cache import DEFAULT_BLOCK_TOKENS, UnsupportedKvCache, capacity
@@ -61,6 +61,7 @@ class Outcome:
     """What would keep it from running even if it fitted."""
     kv_cache_memory_bytes: int | None = None
     """The KV cache that each GPU is given; None if the engine's share of the GPU decides."""
+    fixes: tuple[Fix, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -12,12 +13,12 @@ from ..inventory.engine_arguments import Argument, derive_key, parse_arguments
 from ..text import shown
 from . import decode, feasibility
 from .checkpoint.inferred import is_approximate
-from .contract import Arguments, EnginePlan, Gpu, Model, Plan, Verdict
+from .contract import Arguments, EnginePlan, Fix, Gpu, Model, Plan, Verdict
 from .feasibility import THRESHOLD_PERCENT, Engine, check_threshold, find_weakest, warn_of_plan
-from .fixes import find_nearest_fix
+from .fixes import Search, find_fixes
 from .load_time import plan_load
 from .memory import overhead
-from .memory.kv_cache import choose_block_size, resolve_dtype
+from .memory.kv_cache import choose_block_size, count_requests, resolve_dtype
 from .memory.overhead import MIB
 from .memory.vllm_versions import (
     LARGE_GPU_GIB,
@@ -40,6 +41,8 @@ from .outcome import (
 from .unmodeled_arguments import TASK, find_unmodeled, judge, judge_generic
 
 MARGIN_MIB = 512
+AT_ONCE_TOKENS = (8192, 32768)
+"""Lengths of requests of which a plan says how many fit at once."""
 TOLERANCE_MIB = 300
 
 
@@ -58,6 +61,7 @@ def plan(
     margin_mib: int = MARGIN_MIB,
     tolerance_mib: int = TOLERANCE_MIB,
     memory_threshold_percent: int = THRESHOLD_PERCENT,
+    search: Search = Search.EVERYWHERE,
 ) -> Plan:
     """Plan a profile: what will happen when its engines start on these GPUs.
 
@@ -70,20 +74,27 @@ def plan(
         gpus: the n-th is slot n.
         observations: plan_observations, which replace predictions.
         tolerance_mib: plan_tolerance_mib, which is added to each budget.
+        search: where changes are looked for with which an engine that does not fit would.
 
     Raises PlanError, vllm_versions.UnknownVersion and overhead.ObservationError.
     """
-    release = behaviour(vllm_version)
-    given = observations or {}
     free = [gpu.cuda_total_bytes if gpu.free_bytes is None else gpu.free_bytes for gpu in gpus]
     budgets = dict.fromkeys(range(len(gpus)), 0)
+    about: dict[str, Any] = {"models": models, "observations": observations or {}, "release": behaviour(vllm_version)}
+    about["margin_bytes"] = margin_mib * MIB
     plans = []
     for described in engines:
         others = (slot for other in engines if other is not described for slot in other.get("gpus") or ())
-        engine = _parse_engine(described, frozenset(others), models, gpus, free, given, release, margin_mib * MIB)
+        parse: Callable[..., Engine] = functools.partial(
+            _parse_engine, others=frozenset(others), gpus=gpus, free=free, **about
+        )
+        engine = parse(described)
         outcome = compute_outcome(engine)
-        if outcome.verdict is not Verdict.FITS:
-            outcome = replace(outcome, fix=find_nearest_fix(engine, outcome) or outcome.fix)
+        most = compute_outcome(engine, "most") if engine.model.generic else outcome
+        # What would settle a compute capability that is not known is to state it.
+        if most.verdict not in (Verdict.FITS, Verdict.CANNOT_SAY):
+            fixes = find_fixes(described, engine, most, parse, search)
+            outcome = replace(outcome, fix=fixes[0].change if fixes else outcome.fix, fixes=fixes)
         unmodeled = [*find_unmodeled(engine.model, engine.extra_args, engine.environment)]
         outcome = judge_generic(judge(outcome, unmodeled, engine), engine)
         found = _describe_engine(engine, outcome)
@@ -247,6 +258,8 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
             f"what its encoders need for images, videos or audio is not known: at most {mib(encoder)} by assumption, "
             f"with which it fits too"
         )
+    # What judged the outcome after the search may have named another fix.
+    fixes = outcome.fixes if [fix.change for fix in outcome.fixes[:1]] == [outcome.fix] else (Fix(outcome.fix),)
     uncertainty = _compute_uncertainty(outcome)
     advice += _describe_extrapolation(engine, uncertainty)
     return EnginePlan(
@@ -274,6 +287,15 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         free_uncertainty_mib=unknown,
         observed=tuple(sorted(engine.observed)),
         max_model_len=engine.max_model_len,
+        at_once={
+            tokens: min(
+                count_requests(engine.model, engine.arguments, engine.release.version, kv.blocks, tokens),
+                engine.max_num_seqs,
+            )
+            for tokens in AT_ONCE_TOKENS
+            if kv and fits and tokens <= engine.max_model_len
+        },
+        fixes=fixes if outcome.fix else (),
         load_s=plan_load(engine.model, engine.arguments),
     )
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..engine.config import list_passed
 from ..text import WIDTH, table
 from .checkpoint.inferred import is_approximate
 from .checkpoint.model_facts import ranges
-from .contract import EnginePlan, GpuPlan, Plan, Verdict
+from .contract import EnginePlan, Fix, GpuPlan, Plan, Verdict
 from .memory.overhead import FREE_UNCERTAINTIES, MIB
 from .memory.vllm_versions import describe_fallback
+from .planner import AT_ONCE_TOKENS, takes_text_only
 
 BAR_WIDTH = 34
 
@@ -31,31 +34,36 @@ def document(plan: Plan) -> dict[str, Any]:
 
 
 NOTE = (
-    "tok/s, context and requests at once are of the first engine: tok/s is an estimate for one sequence at short "
-    "context, and at once are requests of the full context. free MiB is what the fullest GPU has left."
+    "All but KV MiB is of the first engine: tok/s is an estimate for one sequence at short context; at once are "
+    "requests of the full context, of 8,192 and of 32,768 tokens. KV MiB is the smallest KV cache on a GPU."
 )
+SHOWN_COSTS, SUGGESTED = 3, 3 * WIDTH - 40
+"""Beside a refusal: so many changes with their costs, and as many as these characters hold, which are three lines."""
 
 
 def overview(plans: Mapping[str, Plan | None], why: Mapping[str, Sequence[str]], note: str = NOTE) -> list[str]:
-    """Return a table with one line for each profile, and why some do not start; None is one that cannot be planned."""
-    rows = [[name, *(_summarize(plan) if plan else ("cannot be planned", *["-"] * 4))] for name, plan in plans.items()]
-    lines = table(["profile", "verdict", "tok/s", "context", "at once", "free MiB"], rows, frozenset({2, 3, 4, 5}))
-    lines += [""]
+    """Return a table with one line for each profile, why some do not start, and warnings; None is one that cannot be
+    planned."""
+    rows = [[name, *(_summarize(plan) if plan else ("cannot be planned", *["-"] * 6))] for name, plan in plans.items()]
+    heads = ["profile", "verdict", "tok/s", "context", "at once", "of 8k", "of 32k", "KV MiB"]
+    lines = [*table(heads, rows, frozenset(range(2, 8))), ""]
     lines += [line for name, said in why.items() for text in said for line in wrap(f"{name}: {text}", "  ")]
+    for name, plan in plans.items():
+        lines += [line for text in (plan.memory_warnings if plan else ()) for line in wrap(f"{name}: {text}", "  ")]
     return [*lines, *wrap(note)]
 
 
 def _summarize(plan: Plan) -> tuple[str, ...]:
-    """Return verdict, tok/s, context, requests at once and free MiB; only what fits has the middle ones."""
-    free = [gpu.free_bytes // MIB for engine in plan.engines for gpu in engine.gpus]
-    least = f"{min(free):,}" if free else "-"
+    """Return verdict, tok/s, context, requests at once and KV cache in MiB; only what fits has more than a verdict."""
     if plan.verdict is not Verdict.FITS or not plan.engines:
-        return plan.verdict.value, "-", "-", "-", least
+        return plan.verdict.value, *["-"] * 6
     first = plan.engines[0]
     speed = f"{first.decode_tok_s.mid:.1f}" if first.decode_tok_s else "not known"
     about = ", approximate" if any(is_approximate(engine.facts_source) for engine in plan.engines) else ""
-    context = f"{first.max_model_len:,}"
-    return f"{plan.verdict.value}{about}", speed, context, f"{first.max_concurrency:.1f}", least
+    at_once = (f"{first.at_once[tokens]:.1f}" if tokens in first.at_once else "-" for tokens in AT_ONCE_TOKENS)
+    least = min(gpu.kv_cache_bytes // MIB for engine in plan.engines for gpu in engine.gpus)
+    figures = (f"{first.max_model_len:,}", f"{first.max_concurrency:.1f}", *at_once, f"{least:,}")
+    return f"{plan.verdict.value}{about}", speed, *figures
 
 
 def lines(plan: Plan) -> list[str]:
@@ -77,12 +85,44 @@ def legend() -> list[str]:
     )
 
 
-def refusals(plan: Plan) -> list[str]:
+def refusals(plan: Plan, spell: Callable[[Fix], str] = lambda fix: fix.change) -> list[str]:
+    """Return for each engine that does not start why, and changes with which it would, as `spell` writes them."""
     return [
-        f"{engine.engine}: {engine.verdict.value}. {engine.reason}{f' Set {engine.fix}.' if engine.fix else ''}"
+        f"{engine.engine}: {engine.verdict.value}. {engine.reason}{_suggest(engine.fixes, spell)}"
         for engine in plan.engines
         if engine.verdict is not Verdict.FITS
     ]
+
+
+def _suggest(fixes: Sequence[Fix], spell: Callable[[Fix], str]) -> str:
+    said = ""
+    for number, fix in enumerate(fixes):
+        costs = f" ({describe_costs(fix)})" if fix.settings and number < SHOWN_COSTS else ""
+        if said and len(said) + len(spell(fix) + costs) > SUGGESTED:
+            return f"{said}; {len(fixes) - number} more with details."
+        said += f"{'; or' if said else ' Set'} {spell(fix)}{costs}"
+    return f"{said}." if said else ""
+
+
+def describe_costs(fix: Fix) -> str:
+    return ", ".join(fix.costs) or "nothing is lost"
+
+
+def spell_options(fix: Fix) -> str:
+    """Return a change as options of `vllm serve`."""
+    return " ".join(_list_options(fix.settings)) or fix.change
+
+
+def build_serve_command(repo: str, engine: Mapping[str, Any], plan: EnginePlan) -> str:
+    """Return the `vllm serve` line of an engine that was planned, with what the plan adds to it."""
+    return shlex.join(["vllm", "serve", repo, *_list_options({**engine, **plan.settings})])
+
+
+def _list_options(settings: Mapping[str, Any]) -> list[str]:
+    text_only = takes_text_only(settings.get("limit_mm_per_prompt"))
+    passed = {key: value for key, value in settings.items() if not text_only or key != "limit_mm_per_prompt"}
+    given = [str(word) for word in settings.get("extra_args") or ()]
+    return [*(word for _, word in list_passed(passed)), *(["--language-model-only"] if text_only else []), *given]
 
 
 def bar(parts: Mapping[str, int], capacity_bytes: int, width: int = BAR_WIDTH) -> str:
@@ -124,17 +164,20 @@ def _engine(engine: EnginePlan) -> Iterator[str]:
 def _describe(engine: EnginePlan) -> Iterator[tuple[str, str]]:
     """Yield the head and the text of each paragraph about an engine."""
     yield f"{engine.engine}  {engine.verdict.value}: ", engine.reason
-    if engine.fix:
-        yield "  fix: ", f"set {engine.fix}"
+    for fix in engine.fixes:
+        speed = f", {fix.decode_tok_s:.1f} tok/s" if fix.decode_tok_s else ""
+        then = f"{fix.max_concurrency:.1f} requests of {fix.max_model_len:,} tokens at once{speed}"
+        yield "  fix: ", f"set {fix.change}{f'; cost: {describe_costs(fix)}; {then}' if fix.settings else ''}"
     for origin, arguments in engine.inherited.items():
         said = [f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in arguments.items()]
         yield "  arguments: ", f"{', '.join(said)}, from {origin}"
     if engine.kv_blocks:
+        shorter = "".join(f", {count:.1f} of {tokens:,}" for tokens, count in engine.at_once.items())
         alone = f"; max_model_len could be up to {engine.max_context:,}, for one request at once"
         yield (
             "  context: ",
             f"max_model_len {engine.max_model_len:,} tokens, {engine.max_concurrency:.2f} requests of that length at "
-            f"once{alone if engine.max_context > engine.max_model_len else ''}",
+            f"once{shorter}{alone if engine.max_context > engine.max_model_len else ''}",
         )
         yield (
             "  KV cache: ",

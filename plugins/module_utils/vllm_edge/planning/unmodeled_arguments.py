@@ -197,8 +197,5 @@ def judge_generic(outcome: Outcome, engine: Engine) -> Outcome:
             f"weights and KV cache are upper bounds{more}. With them it would be {most.verdict.value}: "
             f"{most.reason.removesuffix('.')}"
         )
-        text_only = replace(engine, arguments=replace(arguments, language_model_only=True))
-        if encoder and compute_outcome(text_only).verdict is Verdict.FITS:
-            fix = "limit_mm_per_prompt of 0 for each"
     said = f"the planner does not know {printable(model.architecture[:100], '')}, and {why}"
     return replace(outcome, verdict=Verdict.CANNOT_SAY, reason=to_sentence(said), fix=fix)

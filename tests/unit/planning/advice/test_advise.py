@@ -302,6 +302,20 @@ def test_rejections_are_grouped_and_say_why() -> None:
     assert "two engines on one GPU" in text
 
 
+def test_a_model_that_fits_and_is_in_no_profile_is_left_out_with_the_reason() -> None:
+    models = ("31b-w4a16", "e4b")
+    cases = (
+        (host(models, roles=("one",)), {}, "smaller than 31b-w4a16, and an engine beside the main one needs a third"),
+        (host(("31b-bf16", "e4b")), {}, "no GPUs are left beside them"),
+        (host(("31b-w4a16", "31b-fp8")), {"main": "31b-fp8"}, "The main engine was to have 31b-fp8, and this is not"),
+    )
+    for at, wanted, why in cases:
+        found = advised(at, **wanted)
+        used = {engine.fit.model for profile in found.profiles for engine in profile.engines}
+        assert {rejection.model for rejection in found.rejections} >= {*at.models} - used
+        assert any(each.verdict == "left out" and why in each.reason for each in found.rejections), found.rejections
+
+
 def test_what_is_larger_than_the_model_allows() -> None:
     found = advised(host(("31b-w4a16", "e2b")), min_context=200_000)
     assert {profile.label.count("+") for profile in found.profiles} == {0}

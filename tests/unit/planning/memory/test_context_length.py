@@ -63,5 +63,4 @@ def test_more_than_the_model_allows_is_refused(wanted: dict[str, Any], verdict: 
         assert any(ALLOWED in sentence for sentence in found.advice) == ("extra_env" in wanted)
         return
     assert f"max_model_len {wanted['max_model_len']:,} is more than the " in found.reason
-    followed = {**wanted, "max_model_len": int(found.fix.removeprefix("max_model_len: "))}
-    assert plan_of(followed, DEFAULT).verdict is Verdict.FITS
+    assert plan_of(wanted | found.fixes[0].settings, DEFAULT).verdict is Verdict.FITS

@@ -21,9 +21,9 @@ from typing import Any
 from ...inventory.replicas import add_defaults
 from ...text import describe_invalid_choice, nearest, shown
 from .. import planner
-from ..contract import Gpu, Model, Verdict
+from ..contract import EnginePlan, Gpu, Model, Verdict
 from ..decode import TOGETHER_CONTEXT_TOKENS, TOGETHER_REQUESTS, estimate_together
-from ..fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES
+from ..fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES, Search
 from ..memory.kv_cache import groups as kv_groups
 from ..memory.kv_cache import resolve_dtype
 from ..memory.vllm_versions import count_batches_in_flight, max_num_batched_tokens
@@ -116,8 +116,9 @@ def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None)
             f"{_state_bandwidth(host)}."
         )
     refused += _list_too_slow(asked, fits)
-    rejections = [*(Rejection(name, "unknown", (), why) for name, why in (unreadable or {}).items()), *refused]
     mains, profiles = _find_profiles(asked, host, models, fits)
+    refused += _list_left_out(asked, host, mains, profiles, fits)
+    rejections = [*(Rejection(name, "unknown", (), why) for name, why in (unreadable or {}).items()), *refused]
     if not profiles:
         raise NothingFits(_describe_failure(asked, host, rejections))
     if asked.by in (By.TOK_S, By.TOGETHER) and all(profile.main.fit.plan.decode_tok_s is None for profile in profiles):
@@ -173,11 +174,12 @@ def shapes(gpus: int) -> list[Shape]:
 def _find_fits(asked: Wish, host: Host, models: Mapping[str, Model]) -> tuple[list[Fit], list[Rejection]]:
     """Return every engine that starts with the least context, and why others do not."""
     found: list[Fit] = []
-    refused: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    rejections: list[Rejection] = []
+    refused: dict[tuple[str, str], list[Fit]] = {}
     for name, model in models.items():
         if model.max_position_embeddings < asked.min_context_tokens:
             said = f"Its own maximum is {model.max_position_embeddings:,} tokens."
-            refused[name, f"advise_min_context {asked.min_context_tokens:,}"] = [("", said)]
+            rejections.append(Rejection(name, f"advise_min_context {asked.min_context_tokens:,}", (), said))
             continue
         for gpu, count in Counter(host.gpus).items():
             for shape, sequences in itertools.product(shapes(count), asked.max_num_seqs):
@@ -185,13 +187,30 @@ def _find_fits(asked: Wish, host: Host, models: Mapping[str, Model]) -> tuple[li
                     if fit.plan.verdict is Verdict.FITS:
                         found.append(fit)
                     else:
-                        said = f"{fit.plan.reason}{f' It fits with {fit.plan.fix}.' if fit.plan.fix else ''}"
-                        refused.setdefault((name, fit.plan.verdict.value), []).append((fit.spread, said))
-    rejections = [
-        Rejection(name, verdict, tuple(dict.fromkeys(spread for spread, _ in cases if spread)), cases[-1][1])
-        for (name, verdict), cases in refused.items()
-    ]
+                        refused.setdefault((name, fit.plan.verdict.value), []).append(fit)
+    for (name, verdict), cases in refused.items():
+        last = cases[-1]
+        stated = build_arguments(
+            name, last.shape, last.kv_cache_dtype, asked.min_context_tokens, last.max_num_seqs, host
+        )
+        fix = _plan_engine(add_defaults(stated, host.inventory), last.gpu, last.shape, host, Search.SAME_GPUS).fix
+        said = f"{last.plan.reason}{f' It fits with {fix}.' if fix else ''}"
+        rejections.append(Rejection(name, verdict, tuple(dict.fromkeys(fit.spread for fit in cases)), said))
     return found, rejections
+
+
+def _plan_engine(engine: Mapping[str, Any], gpu: Gpu, shape: Shape, host: Host, search: Search) -> EnginePlan:
+    return planner.plan(
+        "",
+        [{"name": "engine", **engine, "gpus": list(range(shape.gpus))}],
+        host.models,
+        [gpu] * shape.gpus,
+        host.vllm_version,
+        observations={"engine": match_observed(engine, host)[1]},
+        margin_mib=host.margin_mib,
+        tolerance_mib=host.tolerance_mib,
+        search=search,
+    ).engines[0]
 
 
 def _plan_fits(name: str, gpu: Gpu, shape: Shape, max_num_seqs: int, asked: Wish, host: Host) -> Iterator[Fit]:
@@ -206,17 +225,8 @@ def _plan_fits(name: str, gpu: Gpu, shape: Shape, max_num_seqs: int, asked: Wish
         if resolved in seen:
             continue
         seen.add(resolved)
-        observed_as, observed = match_observed(engine, host)
-        plan = planner.plan(
-            "",
-            [{"name": "engine", **engine, "gpus": list(range(shape.gpus))}],
-            host.models,
-            [gpu] * shape.gpus,
-            host.vllm_version,
-            observations={"engine": observed},
-            margin_mib=host.margin_mib,
-            tolerance_mib=host.tolerance_mib,
-        ).engines[0]
+        observed_as = match_observed(engine, host)[0]
+        plan = _plan_engine(engine, gpu, shape, host, Search.NOWHERE)
         about = (model, arguments, host.vllm_version)
         groups = kv_groups(*about) if plan.verdict is Verdict.FITS else ()
         in_flight = count_batches_in_flight(*about) * max_num_batched_tokens(*about)
@@ -336,6 +346,20 @@ def _list_too_slow(asked: Wish, fits: Sequence[Fit]) -> list[Rejection]:
             shapes = tuple(dict.fromkeys(fit.spread for fit in mine))
             found.append(Rejection(name, f"advise_min_tok_s {least:g}", shapes, said))
     return found
+
+
+def _list_left_out(
+    asked: Wish, host: Host, mains: Sequence[str], profiles: Sequence[Profile], fits: Sequence[Fit]
+) -> Iterator[Rejection]:
+    """Yield for each model that fits and is in no profile why it is not."""
+    used = {engine.fit.model for profile in profiles for engine in profile.engines}
+    for name in dict.fromkeys(fit.model for fit in fits if profiles and fit.model not in used):
+        why = f"It is smaller than {', '.join(mains)}, and no GPUs are left beside them on which it is fast enough."
+        if asked.main:
+            why = f"The main engine was to have {asked.main}, and this is not a smaller model that fits beside it."
+        elif len(host.roles) <= ROLES_OF_MAIN:
+            why = f"It is smaller than {', '.join(mains)}, and an engine beside the main one needs a third role."
+        yield Rejection(name, "left out", (), why)
 
 
 def _explain_lost(asked: Wish, profiles: Sequence[Profile]) -> Iterator[tuple[int, str, str]]:

@@ -211,6 +211,11 @@ def capacity(model: Model, arguments: Arguments, available_bytes: int | Sequence
     )
 
 
+def count_requests(model: Model, arguments: Arguments, version: str, blocks: int, tokens: int) -> float:
+    """Return how many requests of so many tokens a number of blocks holds. Raises UnsupportedKvCache."""
+    return blocks / _ranks(model, arguments, version)[0].request_blocks(tokens)
+
+
 @dataclass(frozen=True)
 class _Rank:
     """The groups of the whole model as one pipeline rank holds them."""
