@@ -86,6 +86,7 @@ _ARGUMENTS: Mapping[str, Unmodeled] = {
     ),
     **dict.fromkeys(("--hf-overrides", "--hf-config-path", "--model-class-overrides", "--diffusion-config"), _CONFIG),
     **dict.fromkeys(("--runner", "--convert", "--mm-encoder-only"), _TASK),
+    "--data-parallel-size": Unmodeled(Effect.OTHER, "the experts, which vLLM shares out over the replicas"),
     "--model-impl": Unmodeled(Effect.MODEL, "the implementation of the model"),
     "--disable-sliding-window": Unmodeled(Effect.MODEL, "KV cache and longest request"),
 }
@@ -96,7 +97,7 @@ _VARIABLES: Mapping[str, str] = {
     "VLLM_USE_V2_MODEL_RUNNER": "the batches that a request holds at once",
 }
 _NEUTRAL = frozenset({"0", "0.0", "null", "none", "auto", "", "{}"})
-_ONE_IS_NONE = frozenset({"--decode-context-parallel-size", "--prefill-context-parallel-size"})
+_ONE_IS_NONE = frozenset({"--data-parallel-size", "--decode-context-parallel-size", "--prefill-context-parallel-size"})
 
 
 def find_unmodeled(model: Model, extra_args: Sequence[str], environment: Mapping[str, Any]) -> Iterator[Unmodeled]:
@@ -111,6 +112,8 @@ def find_unmodeled(model: Model, extra_args: Sequence[str], environment: Mapping
         )
         if switched_off or neutral or (name == "--quantization" and _is_own_quantization(model, value)):
             continue
+        if name == "--data-parallel-size" and not model.experts:
+            continue  # each replica is an engine of its own
         if name in _ARGUMENTS:
             yield replace(_ARGUMENTS[name], text=shown(argument.text))
     for name in sorted(_VARIABLES.keys() & environment.keys()):

@@ -33,6 +33,7 @@ from .choice import build_arguments, describe_choice, match_observed
 from .model import (
     MAX_NUM_SEQS,
     MIN_CONTEXT_TOKENS,
+    UNKNOWN,
     Advice,
     AdviceError,
     By,
@@ -114,7 +115,7 @@ def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None)
     if asked.min_tok_s and fits and all(fit.plan.decode_tok_s is None for fit in fits):
         raise AdviceError(f"advise_min_tok_s: {_NEEDS_BANDWIDTH.format(host.describe_gpus())}; leave it out.")
     refused += _list_too_slow(asked, fits)
-    rejections = [*(Rejection(name, "unknown", (), why) for name, why in (unreadable or {}).items()), *refused]
+    rejections = [*(Rejection(name, UNKNOWN, (), why) for name, why in (unreadable or {}).items()), *refused]
     mains, profiles = _find_profiles(asked, host, models, fits)
     if not profiles:
         raise NothingFits(_describe_failure(asked, host, rejections))
