@@ -85,14 +85,11 @@ def start_warm_python() -> str:
     """The path of an interpreter for Ansible's modules that has started already; it ends with this process."""
     directory = Path(tempfile.mkdtemp(prefix="warm-python-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    address, interpreter, program = directory / "socket", directory / "python", ROOT / "tests/warm_python.py"
-    write_program(interpreter, f'exec {sys.executable} -IS {program} {address} "$@"')
-    server = subprocess.Popen(
-        [sys.executable, program, "serve", address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=directory
-    )
+    words = [sys.executable, ROOT / "tests/warm_python.py", directory / "clients"]
+    server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=directory)
     atexit.register(server.communicate)
     assert server.stdout is not None and server.stdout.readline() == b"ready\n"
-    return str(interpreter)
+    return str(directory / "python")
 
 
 def load_file(path: Path, name: str = "") -> ModuleType:

@@ -36,6 +36,7 @@ from plugins.module_utils.vllm_edge.engine import metrics
 from plugins.module_utils.vllm_edge.inventory import risks, vllm_arguments, vllm_changes
 from plugins.module_utils.vllm_edge.inventory.engine_arguments import KEY_OF_OPTION, OURS
 from plugins.module_utils.vllm_edge.planning.checkpoint import model_classes
+from plugins.module_utils.vllm_edge.planning.memory import vllm_versions
 from tools import vllm_source
 from tools.vllm_source import NO_VALUE, Option, Sources
 
@@ -250,6 +251,14 @@ def compare_words(what: str, old: str, new: str) -> Iterator[str]:
             yield f"{said}: {what} {' '.join(sorted(words))}"
 
 
+def compare_rules(version: str, found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the rules of memory that the planner has in another way than the sources of a release."""
+    for name, value in found.items():
+        planned = getattr(vllm_versions.behaviour(version), name)
+        if value != planned and (not isinstance(value, str) or set(value.split()) != set(planned.split())):
+            yield f"{name} is {value!r}, planned {planned!r}: add it to CHANGES in {Path(vllm_versions.__file__).name}"
+
+
 def compare_functions(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[list[str], str]:
     """Return which functions of the KV arithmetic changed, and the differences of their code."""
     lines: list[str] = []
@@ -301,6 +310,7 @@ def main() -> int:
         f"vLLM {given.version}: {count} options and {len(entry['metrics'].split())} metrics recorded in {RECORD.name}"
     )
     report("compatibility matrix", propose_row((directory / "PKG-INFO").read_text(), given.version).splitlines())
+    report("rules of memory", compare_rules(given.version, vllm_source.read_memory_rules(sources)))
     if base:
         was, old = Sources(fetch(base) / "vllm"), vllm_arguments.RELEASES[base]
         classes = tuple(map(vllm_source.read_model_classes, (was, sources)))

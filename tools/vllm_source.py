@@ -29,10 +29,15 @@ FILES_OF_KV = {
     "v1/core/kv_cache_planning.py": r".*",
     "v1/kv_cache_interface.py": r".*",
     "model_executor/layers/attention/attention.py": r".*(get_kv_cache_spec|_init_kv_cache_quant)",
-    "config/vllm.py": r".*(max_in_flight_tokens|max_concurrent_batches|use_v2_model_runner)",
+    "config/vllm.py": r".*(max_in_flight_tokens|max_concurrent_batches|_v2_model_runner.*)",
     "engine/arg_utils.py": r".*(batch_defaults|batched_tokens|max_num_seqs).*",
     "v1/worker/utils.py": r"request_memory",
     "v1/worker/gpu_worker.py": r".*determine_available_memory",
+    "v1/worker/gpu/model_runner.py": r".*(_dummy_sampler_run|profile_cudagraph_memory|profile_run)",
+    "v1/worker/gpu/sample/sampler.py": r".*(apply_sampling_params|sample)",
+    "v1/worker/gpu/warmup.py": r"warmup_kernels",
+    "model_executor/layers/logits_processor.py": r".*_get_logits",
+    "utils/mem_utils.py": r"memory_profiling",
     "distributed/utils.py": r"get_pp_indices",
     "utils/torch_utils.py": r"kv_cache_dtype_str_to_dtype|resolve_kv_cache_dtype_string",
 }
@@ -443,6 +448,35 @@ def read_metrics(sources: Sources) -> list[str]:
                 text for text in texts if isinstance(text, str) and re.fullmatch(r"vllm:[a-z][a-z0-9_]*", text)
             )
     return sorted(name.removeprefix("vllm:") for name in found)
+
+
+def read_memory_rules(sources: Sources) -> dict[str, Any]:
+    """Return what a release does, by fields of the planner's `vllm_versions.Behaviour`."""
+    estimate = _find_functions(sources, "v1/worker/gpu/model_runner.py").get("profile_cudagraph_memory")
+    found: dict[str, Any] = {"second_runner": "", "first_runner_options": ""}
+    found["second_runner_estimates"] = estimate is not None and ast.unparse(estimate.body[-1]) != "return 0"
+    methods = _find_functions(sources, "config/vllm.py")
+    if "use_v2_model_runner" not in methods:
+        return found
+    found["second_runner"] = "all"
+    if by_default := methods.get("_is_default_v2_model_runner_model"):
+        table = sources.find("vllm.config.vllm", "DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES")
+        names = {str(each.value) for each in ast.walk(table.node) if isinstance(each, ast.Constant)} if table else set()
+        dense = ["dense"] if " or " in ast.unparse(by_default.body[-1]) else []
+        unquantized = ["unquantized"] if "is_quantized" in ast.unparse(by_default) else []
+        found["second_runner"] = " ".join([*dense, *unquantized, *sorted(names)])
+    options = set(sources.find_fields(place)) if (place := sources.find(ENGINE, "EngineArgs")) else set()
+    nodes = ast.walk(methods["_get_v2_model_runner_unsupported_features"])
+    tests = [ast.unparse(node.test) for node in nodes if isinstance(node, ast.If)]
+    asked = re.findall(r"\.(\w+)(?![\w.])", " ".join(test for test in tests if "parallel_size" not in test))
+    found["first_runner_options"] = " ".join(sorted(options & set(asked)))
+    return found
+
+
+def _find_functions(sources: Sources, file: str) -> dict[str, ast.FunctionDef]:
+    path = sources.root / file
+    tree = ast.parse(path.read_bytes() if path.is_file() else b"")
+    return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
 def read_kv_functions(sources: Sources) -> dict[str, str]:

@@ -18,6 +18,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
 from ..module_utils.vllm_edge.engine.state import stamp
+from ..module_utils.vllm_edge.gateway.view import drop_ended, parse_text
 from ..module_utils.vllm_edge.system.files import sync, write_durably
 from ..module_utils.vllm_edge.text import nearest, shown
 
@@ -34,6 +35,17 @@ def hash_key(key: str) -> str:
 def compute_end(now: datetime, hours: int) -> datetime:
     """Return when a rotated key ends: after these hours, at the next whole five minutes."""
     return datetime.fromtimestamp(-(-(now + timedelta(hours=hours)).timestamp() // MARK_S) * MARK_S, UTC)
+
+
+def recover_clients(keys: str, now: str) -> dict[str, Any]:
+    """Return the clients of a clients.map as clients.json has them, without what they may use. Raises ValueError."""
+    clients: dict[str, Any] = {}
+    for sha256, words in drop_ended(parse_text(keys), now).items():
+        name, requests, streams, *until = words.split(" ")
+        entry = clients.setdefault(name, {"keys": []})
+        entry |= {"requests_per_minute": int(requests), "streams": int(streams)}
+        entry["keys"].append({"sha256": sha256, "added_at": now, "until": until[0] if until else None})
+    return clients
 
 
 def find_address(text: str) -> str | None:
@@ -65,6 +77,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             argument_spec={
                 "directory": {"type": "path", "required": True},
                 "host_clients": {"type": "str", "default": ""},
+                "host_keys": {"type": "str", "default": ""},
                 "declared": {"type": "dict", "default": {}},
                 "environment": {"type": "dict", "required": True},
                 "rotate": {"type": "str", "default": ""},
@@ -79,15 +92,19 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         self._check = bool(self._task.check_mode)
         self._changed: list[str] = []
         now = datetime.now(UTC)
-        clients = self._read(options["host_clients"], now)
+        missing = not options["host_clients"].strip()
+        clients = self._recover(options, now) if missing else self._read(options["host_clients"], now)
+        recovered = bool(missing and clients)
         self._settle(clients)
         if options["settle"]:
             return {"changed": bool(self._changed), "written": self._changed}
-        first = not options["host_clients"].strip()
-        declared = options["declared"] or ({"default": {}} if first else {})
+        makes_default = missing and (not recovered or "default" in clients)
+        declared = options["declared"] or ({"default": {}} if makes_default else {})
         known = set(clients)
         keys = self._decide(clients, declared, options, now)
         notes = [self._write(client, keys.get(client, ""), clients[client]) for client in sorted(clients)]
+        if recovered:
+            notes.append(f"clients.json of {self._host} was gone. It has the keys of the gateway's clients.map again.")
         if revoked := options["revoke"]:
             if revoked not in known:
                 notes.append(
@@ -128,16 +145,34 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     def _new_file(self, client: str) -> Path:
         return self._file(client).with_suffix(".env.new")
 
+    def _recover(self, options: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+        """Return the clients whose keys the gateway of a host without clients.json has; none where it is new."""
+        try:
+            clients = recover_clients(options["host_keys"], stamp(now))
+        except ValueError as error:
+            raise AnsibleActionFail(
+                f"clients.json of {self._host} is gone, and its clients.map is damaged ({error}). Nothing was changed. "
+                "Restore clients.json from a backup; or remove clients.map, too: every client then gets a new key."
+            ) from error
+        unknown = set(clients) - {*(options["declared"] or ["default"]), options["revoke"]}
+        if unknown:
+            raise AnsibleActionFail(
+                f"clients.json of {self._host} is gone, so it is not known which names {', '.join(sorted(unknown))} "
+                "may use, whose keys are still in its clients.map. Nothing was changed. Restore clients.json from a "
+                "backup, or state them in serving_clients, and revoke them afterwards if they are not wanted."
+            )
+        return clients
+
     def _read(self, text: str, now: datetime) -> dict[str, Any]:
         """Return the clients that the host has, without keys that have ended."""
         try:
-            clients = json.loads(text) if text.strip() else {}
+            clients = json.loads(text)
             for client in clients.values():
                 client["keys"] = [key for key in client["keys"] if not key["until"] or key["until"] > stamp(now)]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise AnsibleActionFail(
                 f"clients.json of {self._host} is damaged ({type(error).__name__}: {error}), and nothing was changed. "
-                "Restore it, or remove it: every client then gets a new key."
+                "Restore it from a backup, or move it away: the keys are then taken from the gateway's clients.map."
             ) from error
         return dict(clients)
 
@@ -193,6 +228,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             if not self._check:
                 self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
                 write_durably(self._new_file(client) if new else file, text, 0o600)
+        if new and found and hash_key(found[1]) not in known:
+            return f"{self._host} did not know the key in {file}: {client} has a new one, which its user needs."
         return ""
 
     def _remove(self, client: str) -> None:

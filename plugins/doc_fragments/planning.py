@@ -12,15 +12,15 @@ options:
     type: dict
     required: true
   gpus:
-    description: The GPUs of the host, in the order of their slots. Each needs O(gpus[].cuda_total_bytes) or
-      O(gpus[].nvml_total_mib).
+    description: The GPUs of the host, in the order of their slots. Each needs O(gpus[].cuda_total_bytes),
+      O(gpus[].nvml_total_mib) or a O(gpus[].name) that the planner knows, all of whose cards have the same memory.
     type: list
     elements: dict
     required: true
     suboptions:
       name:
-        description: Name as NVML reports it, or a short one such as V(H100). Restrictions and speed are only predicted
-          for GPUs whose name the planner knows.
+        description: Name as NVML reports it, or a short one such as V(H100). The planner knows compute capability and
+          bandwidth of the NVIDIA cards of the last years; of another one they can be given.
         type: str
       cuda_total_bytes:
         description: Memory that CUDA reports, in bytes, which is NVML's total minus the reserved memory.
@@ -30,8 +30,15 @@ options:
           GPU with this total the planner uses what CUDA reports.
         type: int
       nvml_reserved_mib:
-        description: Memory that NVML reports as reserved, in MiB, if the planner does not know CUDA's total.
+        description: Memory that NVML reports as reserved, in MiB. The plan takes no more than the rest.
         type: int
+      compute_capability:
+        description: As C(nvidia-smi --query-gpu=compute_cap) prints it, such as V(8.9). Where it is not known and
+          decides, the verdict is V(cannot_say).
+        type: str
+      bandwidth_gb_s:
+        description: Bandwidth of the memory in GB/s, of the card's data sheet, for estimates of speed.
+        type: float
       free_bytes:
         description: Memory that is free now, in bytes. If it is not set, the GPU is assumed to be empty.
         type: int

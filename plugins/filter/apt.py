@@ -24,6 +24,7 @@ class FilterModule:
             "choose_apt_preferences": apt_sources.choose_preferences,
             "explain_apt": apt.explain,
             "refuse_apt_change": apt.refuse,
+            "foretell_apt_writes": apt.foretell_writes,
             "changes_nothing_of_apt": apt.changes_nothing,
             "list_apt_offers": apt.list_offered,
         }

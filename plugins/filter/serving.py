@@ -83,7 +83,8 @@ def client_models(status: Iterable[Entry], engines: Mapping[str, Entry], url: st
 
 def describe_gpus(slots: Iterable[Entry]) -> list[dict[str, Any]]:
     names = {"nvml_total_mib": "total_mib", "name": "name", "nvml_reserved_mib": "reserved_mib"}
-    return [{key: slot[name] for key, name in names.items() if slot[name] not in (None, "")} for slot in slots]
+    names |= {"compute_capability": "compute_capability"}
+    return [{key: slot[name] for key, name in names.items() if slot.get(name) not in (None, "")} for slot in slots]
 
 
 def add_settings(engines: Iterable[Entry], planned: Iterable[Entry]) -> list[dict[str, Any]]:

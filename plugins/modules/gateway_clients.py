@@ -29,6 +29,12 @@ options:
     description: Content of C(clients.json) on the host, empty if there is none.
     type: str
     default: ''
+  host_keys:
+    description:
+      - Content of C(clients.map) on the host, empty if there is none. Its keys are kept where C(clients.json) is gone;
+        the names that a client may use are then those of O(declared).
+    type: str
+    default: ''
   declared:
     description: Clients by name, as in C(serving_clients). If a host never had any, the client C(default) is made.
     type: dict

@@ -50,8 +50,8 @@ uuids:
   type: list
   elements: str
 slots:
-  description: The slots, each with C(slot), C(uuid), C(name) and C(pci_bus_id) of its GPU, and the C(total_mib) and
-    C(reserved_mib) of NVML, V(null) if it does not report the latter.
+  description: The slots, each with C(slot), C(uuid), C(name) and C(pci_bus_id) of its GPU, and the C(total_mib),
+    C(reserved_mib) and C(compute_capability) of NVML, V(null) if it does not report one of the latter.
   returned: success
   type: list
   elements: dict
@@ -116,7 +116,7 @@ def skip(module: AnsibleModule, reason: str, **more: Any) -> NoReturn:
     module.exit_json(skipped=True, uuids=uuids, msg=f"Would settle and record the GPU slots; not yet: {reason}", **more)
 
 
-def see(module: AnsibleModule) -> tuple[tuple[GpuIdentity, ...], dict[str, dict[str, int | None]]]:
+def see(module: AnsibleModule) -> tuple[tuple[GpuIdentity, ...], dict[str, dict[str, Any]]]:
     """Return the GPUs that NVML reports, and their memory by UUID. Raises NvmlFailure with the name of a lost GPU."""
     with open_nvml() as session:
         for failure in slots.list_lost(session, remembered(module)) if session.lost else ():
@@ -126,7 +126,8 @@ def see(module: AnsibleModule) -> tuple[tuple[GpuIdentity, ...], dict[str, dict[
             if why := find_obstacle(mode.compute_mode, mode.mig, 1):
                 module.warn(f"{gpu.card} {why}, so no engine can start there. {explain_mode(gpu.uuid, mode.mig)}")
         memory = {
-            gpu.uuid: {"total_mib": gpu.total_mib, "reserved_mib": gpu.reserved_mib} for gpu in session.read().gpus
+            gpu.uuid: {key: getattr(gpu, key) for key in ("total_mib", "reserved_mib", "compute_capability")}
+            for gpu in session.read().gpus
         }
         return session.identities, memory
 

@@ -348,9 +348,9 @@ class ModelWeights:
         if plan.bring and plan.source is not None:
             reserve_bytes, workers = self.params["reserve_mib"] * 1024**2, self.params["workers"]
             try:
-                files |= transfer.bring(
-                    plan.source, self.wanted, plan, owner, self.progress, reserve_bytes=reserve_bytes, workers=workers
-                )
+                limits = {"reserve_bytes": reserve_bytes, "workers": workers}
+                state = self.record_path.parent
+                files |= transfer.bring(plan.source, self.wanted, plan, owner, self.progress, state=state, **limits)
             except (OSError, WeightsError) as error:
                 reason = str(error)
                 if isinstance(error, OSError):

@@ -1,17 +1,19 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: fail if the file system of a directory is not mounted, or nothing can be executed there."""
+"""Ansible module: fail if a directory cannot be used: not mounted, nothing can be executed there, or no room."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: mounted_paths
-short_description: Assert that the file systems of directories are mounted
+short_description: Assert that file systems are mounted and have room
 version_added: "0.1.0"
 description:
   - Fails if a path is at or below a mount point that C(/etc/fstab) or an enabled mount unit in C(/etc/systemd/system)
     names and that is not mounted now. What is created there would fill the disk below and be hidden by the mount.
   - With O(executed), also fails if the file system of the path is mounted with C(noexec).
+  - With O(room), also fails if a file system that a step writes to is full, has no inodes or is mounted read-only. The
+    directories of each step are in C(system/space.py) of the package; those on one file system share its room.
   - Entries of C(/etc/fstab) with the option C(noauto) are left out. A mount point of systemd's automount counts as
     mounted.
 extends_documentation_fragment:
@@ -20,11 +22,28 @@ options:
   paths:
     description: Absolute path of each directory, by the name of the variable that sets it.
     type: dict
-    required: true
+    default: {}
   executed:
     description: Names in O(paths) of the directories that hold programs or shared libraries, and what these are.
     type: dict
     default: {}
+  room:
+    description: >-
+      MiB that are about to be written, by directory, for each step. A step may name directories that are set elsewhere,
+      such as V(images), where Docker keeps them.
+    type: dict
+    default: {}
+  places:
+    description: The directories that a step knows by a name, where they are not the default ones.
+    type: dict
+    default: {}
+  docker:
+    description: The command that tells where Docker keeps its data. If it is set, the results include C(places).
+    type: str
+  purpose:
+    description: What is not done without the room, as the beginning of the message.
+    type: str
+    default: Nothing was created
   root:
     description: Root directory of the host's file system. Only tests set it to something other than V(/).
     type: path
@@ -38,14 +57,23 @@ EXAMPLES = r"""
       model_weights_root: /data/vllm/weights
 """
 
-RETURN = r"""# """
+RETURN = r"""
+places:
+  description: C(docker) and C(images), the directories of Docker's data and of its images.
+  type: dict
+  returned: with O(docker)
+"""
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.vllm_edge.system.host import HostReader
+from ..module_utils.vllm_edge.system.space import MIB, STEPS, find_shortage, locate_images, measure_step
 
 
 def unescape(word: str) -> str:
@@ -105,11 +133,30 @@ def explain_noexec(variable: str, path: str, what: str, root: Path) -> str | Non
     )
 
 
+def explain_shortage(given: Mapping[str, Any], places: Mapping[str, str]) -> str:
+    """Return which file systems lack room, with remedies; empty if none does."""
+    wrong, hints = [], []
+    for step, needed_mib in given["room"].items():
+        needed = {place: int(float(mib) * MIB) for place, mib in needed_mib.items()}
+        try:
+            found = list(filter(None, map(find_shortage, measure_step(step, places, needed, root=Path(given["root"])))))
+        except OSError as error:
+            found = [f"{error.filename} cannot be read ({error.strerror})"]
+        wrong += found
+        hints += [STEPS[step].hint] if found else []
+    text = f"{given['purpose']}: {'; '.join(wrong)}. {' '.join(hints)}"
+    return text if wrong else ""
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "paths": {"type": "dict", "required": True},
+            "paths": {"type": "dict", "default": {}},
             "executed": {"type": "dict", "default": {}},
+            "room": {"type": "dict", "default": {}},
+            "places": {"type": "dict", "default": {}},
+            "docker": {"type": "str"},
+            "purpose": {"type": "str", "default": "Nothing was created"},
             "root": {"type": "path", "default": "/"},
         },
         supports_check_mode=True,
@@ -121,7 +168,11 @@ def main() -> None:
             why = explain_noexec(variable, path, module.params["executed"][variable], Path(module.params["root"]))
         if why is not None:
             module.fail_json(msg=why)
-    module.exit_json(changed=False)
+    docker = module.params["docker"]
+    found = locate_images(HostReader(), docker) if docker else {}
+    if why := explain_shortage(module.params, {**found, **module.params["places"]}):
+        module.fail_json(msg=why)
+    module.exit_json(changed=False, places=found)
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def advise(options: dict[str, Any], warn: Callable[[str], None]) -> dict[str, An
         warn(fallback)
     host = model.Host(
         models,
-        [inputs.build_gpu(slot, given, warn) for slot, given in enumerate(options["gpus"])],
+        [inputs.build_gpu(f"gpus[{slot}]", given, warn) for slot, given in enumerate(options["gpus"])],
         options["vllm_version"],
         options["roles"],
         options["engines"],

@@ -88,7 +88,9 @@ plans:
           C(overhead_bytes) (the peak of the activations, growth outside of PyTorch, and the C(warm_up_bytes) of the
           sampler), C(context_bytes) of CUDA and NCCL, C(graphs_bytes), C(kv_cache_bytes), the C(total_bytes) that NVML
           is expected to show, and the C(free_bytes) that stay, negative if the engine does not fit. C(uncertainty_mib)
-          is by how many MiB what is beside the KV cache may be less, and more."
+          is by how many MiB what is beside the KV cache may be less, and more. C(free_uncertainty_mib) has what the
+          plan cannot know, in MiB by name: C(compile_cache), what compiling may take of the KV cache, and C(pcie), what
+          tensor parallelism over PCIe may take."
         - C(settings), what the plan adds to the engine, with keys as in C(serving_engines). C(kv_cache_memory_bytes)
           and C(gpu_memory_utilization), then what has to be free for the plan, if the engine sets neither of them;
           C(vram_budget_mib) if the engine does not set it; C(plan), the predictions that measurements are compared
@@ -180,7 +182,7 @@ def main() -> None:
     try:
         tolerances = drift.tolerances(options["drift_tolerances"], options["tolerance_mib"])
         known = observations.read(Path(options["observed"])) if options["observed"] else []
-        gpus = [inputs.build_gpu(slot, given, module.warn) for slot, given in enumerate(options["gpus"])]
+        gpus = [inputs.build_gpu(f"gpus[{k}]", given, module.warn) for k, given in enumerate(options["gpus"])]
     except ValueError as error:
         module.fail_json(msg=str(error))
 

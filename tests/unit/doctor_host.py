@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +22,7 @@ from ansible.module_utils.vllm_edge.gateway.view import parse_text
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.system.http import Answer
-from ansible.module_utils.vllm_edge.system.space import Space
+from ansible.module_utils.vllm_edge.system.space import Space, measure_step
 from ansible.module_utils.vllm_edge.system.systemd import Ran, SystemdError
 from engine_files import CAGE, CONFIG
 from generations import activate, rendered
@@ -302,9 +302,15 @@ class FakeHost:
             owners=lambda pids: {pid: self.owner for pid in pids},
             engine_uid=lambda: ENGINES,
             proxy=self.proxy,
-            space=lambda what, path: Space(what, f"/{path.relative_to(self.root)}", self.free_bytes, self.free_inodes),
+            measure=self.measure,
             health=lambda url, timeout_s: Answer(None, error=self.silent) if self.silent else Answer(200),
         )
+
+    def measure(self, *step: Any, **root: Path) -> list[Space]:
+        return [
+            replace(space, free_bytes=self.free_bytes, free_inodes=self.free_inodes, read_only=False)
+            for space in measure_step(*step, **root)
+        ]
 
     def examine(self, expected: Expectation = NOTHING) -> dict[str, Any]:
         return registry.examine(self.reader.read(expected))

@@ -239,7 +239,9 @@ def test_container_can_do_no_more_than_it_needs(host: Host, engine: Served) -> N
         "NetworkMode": "none",
         "Tmpfs": {"/tmp": "exec,mode=1777,size=4g"},
         "OomScoreAdj": 500,
-        **dict.fromkeys(("PidMode", "UTSMode", "UsernsMode"), ""),
+        **dict.fromkeys(("PidMode", "UTSMode"), ""),
+        # As without `userns-remap` in daemon.json, which would hide the files of the engines from their user.
+        "UsernsMode": "host",
     }
     assert {name: cage[name] for name in expected} == expected
     assert config["User"] == "8050:8050" and not cage["PortBindings"]

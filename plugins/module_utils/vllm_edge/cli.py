@@ -244,7 +244,7 @@ LONG_RUN = (
 
 
 def _describe_long_run(name: str, options: Options, paths: HostPaths) -> LongRun:
-    return LongRun(paths.run, name, options.attended, options.format == "text")
+    return LongRun(paths.run, name, options.attended, options.format == "text", vars(paths))
 
 
 def _add_reference(parser: argparse.ArgumentParser) -> None:
@@ -344,6 +344,8 @@ GPUS = (
     option("--gpu", required=True, metavar="NAME", help="model of the GPUs, for example L4 or H100"),
     option("--count", type=above_zero(int), metavar="N", help="number of GPUs (default: 1, or what the line needs)"),
     option("--gpu-memory-mib", type=_parse_gpu_memory, metavar="MIB", help="memory of a GPU as nvidia-smi prints it"),
+    option("--compute-capability", metavar="N.N", help="of a GPU, as nvidia-smi prints compute_cap"),
+    option("--gpu-bandwidth", type=above_zero(float), metavar="GB/S", help="of a GPU's memory, in GB/s"),
     option(
         "--vllm",
         type=_parse_release,
@@ -460,8 +462,14 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+class _Parser(argparse.ArgumentParser):
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help or an error, and raise OSError, which argparse drops."""
+        (file or sys.stderr).write(message)
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="vllm-edge", description="Program of a vLLM serving host.")
+    parser = _Parser(prog="vllm-edge", description="Program of a vLLM serving host.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print version and hash of the sources, and exit")
     parser.add_argument("--etc", metavar="DIR", help=f"configuration tree (default: $VLLM_EDGE_ETC or {ETC})")
     parser.add_argument("--state", metavar="DIR", help=f"state tree (default: $VLLM_EDGE_STATE or {STATE})")
@@ -486,22 +494,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Logs, registries and names of other people's containers end up in what a command prints.
     out, err = make_printable(sys.stdout), make_printable(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        options, rest = build_parser().parse_known_args(arguments)
-        chosen: Command = options.command
-        options.rest = [word for word in rest if word != "--"]
-        if rest and not chosen.rest:
-            options.parser.error(f"unrecognized arguments: {' '.join(rest)}")
-        if not chosen.anywhere and any(importlib.util.find_spec(package) is None for package in HOST_PACKAGES):
-            print(
-                f"vllm-edge {chosen.name} is for a serving host, where playbooks/site.yml installs it with its "
-                "packages (vllm-edge[host]); plan, advise and facts run on any machine.",
-                file=sys.stderr,
-            )
-            return 2
-        if not chosen.anywhere:
-            os.umask(0o022)  # sudo may give root one that keeps the gateway, engines or people out
-        status = None
+        name, status = "vllm-edge", None
         try:
+            try:
+                options, rest = build_parser().parse_known_args(arguments)
+                chosen: Command = options.command
+                options.rest = [word for word in rest if word != "--"]
+                if rest and not chosen.rest:
+                    options.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+            finally:
+                out.flush()  # where --help or --version end the program
+            name = f"vllm-edge {chosen.name}"
+            if not chosen.anywhere and any(importlib.util.find_spec(package) is None for package in HOST_PACKAGES):
+                print(
+                    f"{name} is for a serving host, where playbooks/site.yml installs it with its packages "
+                    "(vllm-edge[host]); plan, advise and facts run on any machine.",
+                    file=sys.stderr,
+                )
+                return 2
+            if not chosen.anywhere:
+                os.umask(0o022)  # sudo may give root one that keeps the gateway, engines or people out
             status = int(options.run(options, host_paths(options.etc, options.state)))
             out.flush()
             return status
@@ -511,7 +523,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except OutputLost as lost:
             _discard_output()
             ended = "before it had ended" if status is None else f"which itself ended with status {status}"
-            print(f"The output of `vllm-edge {chosen.name}`, {ended}, was lost: {lost}.", file=sys.stderr)
+            print(f"The output of `{name}`, {ended}, was lost: {lost}.", file=sys.stderr)
             return status or 1
 
 

@@ -91,9 +91,10 @@ class Releases:
         # Tells the next release which one was current before it.
         os.utime(release / MANIFEST, ns=(time.time_ns(),) * 2)
         fresh = durable.make_fresh_name(self.link)
-        fresh.unlink(missing_ok=True)
-        fresh.symlink_to(release.relative_to(self.prefix))
-        os.rename(fresh, self.link)
+        with durable.name_errors(fresh):
+            fresh.unlink(missing_ok=True)
+            fresh.symlink_to(release.relative_to(self.prefix))
+            os.rename(fresh, self.link)
         durable.sync(self.prefix)
 
     def remove_others(self, release: Path, *, apply: bool = True) -> list[str]:
@@ -161,9 +162,11 @@ def _find_difference(release: Path) -> str:
     """Return what differs from the release as it was built, or is not for everybody; added files do not count."""
     try:
         built: dict[str, str] = json.loads((release / MANIFEST).read_text(encoding="utf-8"))
+        if SOURCE not in built:
+            raise ValueError
     except FileNotFoundError:
         return f"{release} was not built to its end"
-    except ValueError:
+    except (ValueError, TypeError):
         return f"{release / MANIFEST} is damaged"
     there = _contents(release)
     for path, found in built.items():

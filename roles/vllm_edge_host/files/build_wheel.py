@@ -1,61 +1,76 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the wheel of the program vllm-edge with pip, unless a wheel of the same sources is there already.
+"""Write the wheel of the program vllm-edge, unless a wheel of the same sources is there already.
 
 Usage: build_wheel.py PROJECT DIRECTORY
 
-PROJECT is a checkout or an installed collection, DIRECTORY is where the wheel lies. The same sources and the same
-setuptools always give the same bytes. Nothing is downloaded. Prints path, version, SHA-256, hash of the sources and
-time of the newest commit as JSON.
+PROJECT is a checkout or an installed collection, DIRECTORY is where the wheel lies. The same sources always give the
+same wheel. Needs neither pip nor setuptools, which the Python of Ansible may lack. Prints path, version, SHA-256, hash
+of the sources and time of the newest commit as JSON.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import importlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
+import tomllib
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = "plugins/module_utils/vllm_edge"
-EPOCH = "315532800"
-"""1980-01-01, the earliest time that a zip file can hold."""
-PIP = (
-    *(sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "wheel", "--quiet", "--no-index"),
-    *("--no-deps", "--no-build-isolation", "--check-build-dependencies", "--wheel-dir"),
-)
+
+
+def list_content(project: Path, name: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of the wheel as setuptools writes them by pyproject.toml; `name` is `vllm_edge-VERSION`.
+
+    Source: https://packaging.python.org/en/latest/specifications/binary-distribution-format/
+    """
+    root = project / PACKAGE
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path.relative_to(root.parent).as_posix(), path.read_bytes()
+    facts = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needs = {"": facts["dependencies"], **facts["optional-dependencies"]}
+    lines = [
+        *("Metadata-Version: 2.4", f"Name: {facts['name']}", f"Version: {name.partition('-')[2]}"),
+        *(f"Summary: {facts['description']}", f"License-Expression: {facts['license']}", "License-File: LICENSE"),
+        *(f"Requires-Python: {facts['requires-python']}", *(f"Provides-Extra: {extra}" for extra in needs if extra)),
+        *(f"Requires-Dist: {word}" + f'; extra == "{extra}"' * bool(extra) for extra in needs for word in needs[extra]),
+    ]
+    scripts = [f"{command} = {function}" for command, function in facts["scripts"].items()]
+    wheel = ["Wheel-Version: 1.0", "Generator: build_wheel.py", "Root-Is-Purelib: true", "Tag: py3-none-any"]
+    yield f"{name}.dist-info/licenses/LICENSE", (project / "LICENSE").read_bytes()
+    for file, content in (("METADATA", lines), ("WHEEL", wheel), ("entry_points.txt", ["[console_scripts]", *scripts])):
+        yield f"{name}.dist-info/{file}", "\n".join([*content, ""]).encode()
 
 
 def build(project: Path, wheel: Path) -> None:
-    """Build the wheel and put it in its place by one rename; wheels of other versions beside it are removed."""
+    """Write the wheel and put it in its place by one rename; wheels of other versions beside it are removed."""
+    name = "-".join(wheel.name.split("-")[:2])
+    files = list(list_content(project, name))
+    record = f"{name}.dist-info/RECORD"
+    lines = []
+    for path, content in files:
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        lines.append(f"{path},sha256={digest},{len(content)}\n")
+    files.append((record, f"{''.join(lines)}{record},,\n".encode()))
     fresh = wheel.with_name(f".{wheel.name}.{os.getpid()}")
-    with tempfile.TemporaryDirectory() as scratch:
-        # A copy, since setuptools writes into the tree. Modes do not depend on the umask.
-        tree = Path(scratch, "tree")
-        shutil.copytree(project / PACKAGE, tree / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("pyproject.toml", "LICENSE"):
-            shutil.copy(project / name, tree / name)
-        for path in tree.rglob("*"):
-            path.chmod(0o755 if path.is_dir() else 0o644)
-        environment = {**os.environ, "SOURCE_DATE_EPOCH": EPOCH}
-        done = subprocess.run(
-            [*PIP, scratch, tree], env=environment, umask=0o022, check=False, capture_output=True, text=True
-        )
-        if done.returncode != 0:
-            sys.exit(
-                f"pip cannot build the wheel of vllm-edge: {done.stderr.strip()[-4000:]}\nIf setuptools is missing or "
-                f"too old, install it on the controller: {sys.executable} -m pip install 'setuptools>=77'"
-            )
-        shutil.copyfile(Path(scratch, wheel.name), fresh)
+    with zipfile.ZipFile(fresh, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, content in files:
+            # Of 1980, the earliest time that a zip file can hold, and a plain file that everybody may read.
+            entry = zipfile.ZipInfo(path)
+            entry.external_attr = 0o100644 << 16
+            archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
     fresh.chmod(0o644)
     os.replace(fresh, wheel)
     for other in wheel.parent.glob("vllm_edge-*.whl"):
         if other != wheel:
-            other.unlink()
+            other.unlink(missing_ok=True)
 
 
 def find_commit_time(project: Path) -> int:
@@ -86,8 +101,6 @@ def main() -> None:
             build(project, wheel)
         except OSError as error:
             sys.exit(f"The wheel of vllm-edge cannot be built: {error}")
-    if hash_wheel() != sources:
-        sys.exit(f"{wheel} lacks files of {project / PACKAGE}: pyproject.toml does not name them all as package data.")
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
     found = {"path": str(wheel), "version": version.__version__, "sha256": sha256, "sources": sources}
     print(json.dumps({**found, "committed_s": find_commit_time(project)}))

@@ -483,7 +483,20 @@ GATEWAY_FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (set_to(maintenance=("sentry",)), MAPS_WRONG, "server of sentry back", "vllm-edge gateway sync"),
     (removed("run/vllm-edge/roles/sentry.sock"), MAPS_WRONG, "link sentry.sock", "gateway sync"),
     (gateway_file("clients.json", "{"), MAPS_WRONG, "clients.yml writes it anew", "vllm-edge gateway sync"),
+    (
+        gateway_file("clients.map", f"{'0' * 64} ci 600 64\n"),
+        MAPS_WRONG,
+        "clients.json: No such file",
+        "vllm-edge gateway sync",
+    ),
+    (removed("etc/vllm-edge/gateway/haproxy.cfg"), MAPS_WRONG, "haproxy.cfg is missing", "vllm-edge gateway sync"),
     (gateway_file("haproxy.cfg", "  bind :8000\n"), "fail gateway.names", "no backend for sentry", "gateway.yml"),
+    (
+        removed("var/lib/vllm-edge/generations"),
+        f"fail serving.profile; {MAPS_WRONG}",
+        "there is no generation",
+        "site.yml",
+    ),
     (removed(PROFILE), f"fail serving.profile; {MAPS_WRONG}", "no profile is recorded on this host", "site.yml"),
     (
         write("proc/net/tcp", f"sl\n 0: {'0100007F:0001 00000000:0000 0A 00000000:00000000'} 00:0 0 0 0 9\n"),

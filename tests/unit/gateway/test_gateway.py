@@ -201,6 +201,7 @@ class Servers:
     """The only worker of a gateway with three servers for `auditor` and two for `architect`."""
 
     away: dict[str, bool]
+    keys: dict[str, str] | None = None
     pid = 1
 
     @property
@@ -210,8 +211,11 @@ class Servers:
     def list_workers(self) -> list[Servers]:
         return [self]
 
-    def read_map(self, path: Path) -> None:
-        return None
+    def read_map(self, path: Path) -> dict[str, str] | None:
+        return self.keys if path.name == "clients.map" else None
+
+    def replace_map(self, path: Path, entries: dict[str, str]) -> None:
+        self.keys = entries
 
     def read_servers(self) -> dict[str, Server]:
         return {link: Server(away, not away) for link, away in self.away.items()}
@@ -309,11 +313,12 @@ def test_without_a_readable_generation_only_keys_and_rights_follow_the_clients(h
     before = (host.map("models"), host.map("state"), host.map("ports"), host.links)
     host.clients({"robot": {**CLIENTS["default"], "served_names": ["auditor"]}, "late": CLIENTS["robot"]})
     unit = next((host.paths.generation_dir(1) / "units").glob("vllm-*.service"))
-    record = host.paths.active_profile.read_text()
     for spoil in (
         lambda: unit.write_text(f"{unit.read_text()}# a comment of somebody\n"),
         lambda: host.paths.active_profile.write_text("{"),
         host.paths.active_profile.unlink,
+        lambda: shutil.rmtree(host.paths.state),
+        lambda: [shutil.rmtree(place) for place in (host.paths.etc / "engines", host.paths.units)],
     ):
         spoil()
         report = host.sync()
@@ -324,7 +329,6 @@ def test_without_a_readable_generation_only_keys_and_rights_follow_the_clients(h
         assert run_sync(host.paths, no_switch, check=False, output="text") == 1
     # The first switch of a host has not committed yet.
     assert synchronize(host.paths, lambda paths: SwitchProgress("start")).warnings == ()
-    host.paths.active_profile.write_text(record)
 
 
 def test_a_key_ends_also_while_the_clients_cannot_be_read(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,6 +409,7 @@ CLIENT = CLIENTS["default"]
 @pytest.mark.parametrize(
     ("value", "words"),
     [
+        (None, "No such file or directory. Restore it from a backup"),
         ([], "a JSON object is expected"),
         ({"Robot": CLIENT}, "a name is of small letters"),
         ({"a": {}}, "has no keys"),
@@ -418,12 +423,24 @@ CLIENT = CLIENTS["default"]
 def test_clients_that_cannot_be_read_leave_their_maps_and_are_said(host: Host, value: object, words: str) -> None:
     host.sync()
     before = {name: host.map(name) for name in ("clients", "rights", "lists")}
-    host.clients(value)
+    host.clients(value) if value is not None else (host.paths.gateway / "clients.json").unlink()
+    told = describe_gateway(host.paths, {})
+    assert told and words in told["problem"], "the status says it, too"
     (host.paths.gateway / "models.map").write_text("damaged")
     report = host.sync()
     assert words in report.warnings[0] and len(report.warnings[0]) < 1000
     assert {name: host.map(name) for name in before} == before and "auditor" in host.map("models")
     assert run_sync(host.paths, no_switch, check=True, output="json") == 1
+
+
+def test_keys_are_taken_from_the_running_gateway_where_their_files_are_lost(host: Host) -> None:
+    for name in ("clients.json", "clients.map"):
+        (host.paths.gateway / name).unlink(missing_ok=True)
+    assert host.sync().warnings == () and host.map("clients") == {}, "a host that never had clients is no error"
+    (host.paths.gateway / "clients.map").unlink()
+    running = Servers({}, {KEY: "default 600 64", OLD_KEY: "robot 0 0 2026-11-01T00:00:00Z"})
+    assert "clients.json" in host.sync(proxy=running.proxy).warnings[0]
+    assert host.map("clients") == running.keys == {KEY: "default 600 64"}
 
 
 @pytest.mark.parametrize("step", ["write_fresh", "symlink"])

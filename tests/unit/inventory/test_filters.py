@@ -110,7 +110,11 @@ LINES += ["not ours, left alone", "  /etc/x/mine: not ours"]
                 | {"model": "r", "context": 128, "max_tokens": 100},
             },
         ),
-        ("describe_gpus", (SLOTS[:1],), [{"nvml_total_mib": 23, "name": "L4", "nvml_reserved_mib": 0}]),
+        (
+            "describe_gpus",
+            ([SLOTS[0] | {"compute_capability": "8.9"}],),
+            [{"nvml_total_mib": 23, "name": "L4", "nvml_reserved_mib": 0, "compute_capability": "8.9"}],
+        ),
         ("describe_gpus", (SLOTS[1:],), [{"nvml_total_mib": 24}]),
         (
             "add_settings",

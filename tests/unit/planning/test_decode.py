@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 import pytest
-from ansible.module_utils.vllm_edge.gpu.models import GPU_MODELS, GpuModel
+from ansible.module_utils.vllm_edge.gpu.models import GPU_MODELS
 from ansible.module_utils.vllm_edge.planning import decode, planner
 from ansible.module_utils.vllm_edge.planning.contract import DecodeTogether
 from ansible.module_utils.vllm_edge.planning.memory import weights
 from checkpoints import DEFAULT, REFERENCE, engine, model, plan_of
 
-RTX_5090 = GpuModel((12, 0), 1792e9, False)
-GB10 = GpuModel((12, 1), 273e9, False)
+RTX_5090, GB10, L4 = (GPU_MODELS[f"NVIDIA {name}"].bandwidth_bytes_per_s for name in ("GeForce RTX 5090", "GB10", "L4"))
 
 
-def together(name: str, gpu: GpuModel, requests: int, context: int = 256, size: int = 1) -> DecodeTogether:
+def together(name: str, gpu: float, requests: int, context: int = 256, size: int = 1) -> DecodeTogether:
     chosen, arguments = model(name), planner.arguments_of(engine(name, size))
     ranks = weights.per_rank(chosen, arguments, REFERENCE)
     found = decode.estimate_together(chosen, arguments, ranks, gpu, "bfloat16", requests, context, requests)
@@ -22,7 +21,7 @@ def together(name: str, gpu: GpuModel, requests: int, context: int = 256, size: 
     return found
 
 
-def alone(name: str, gpu: GpuModel) -> float:
+def alone(name: str, gpu: float) -> float:
     chosen, arguments = model(name), planner.arguments_of(engine(name))
     return decode.estimate(chosen, arguments, weights.per_rank(chosen, arguments, REFERENCE), gpu).mid
 
@@ -43,7 +42,7 @@ def test_one_request_to_experts() -> None:
 
 
 def test_dense_weights_are_read_once_for_all_requests_and_experts_as_often_as_they_are_hit() -> None:
-    gpu = GPU_MODELS["NVIDIA L4"]
+    gpu = L4
     one, eight = alone("e4b", gpu), together("e4b", gpu, 8)
     assert eight.requests == 8
     assert 7 * one < eight.mid < 8 * one
@@ -52,7 +51,7 @@ def test_dense_weights_are_read_once_for_all_requests_and_experts_as_often_as_th
 
 
 def test_the_kv_cache_of_each_request_is_read() -> None:
-    gpu = GPU_MODELS["NVIDIA L4"]
+    gpu = L4
     short, long, longer = (together("31b-w4a16", gpu, 8, tokens, size=4).mid for tokens in (16, 1024, 16384))
     assert short > 1.05 * long > 1.1 * longer
     # Only full attention reads more than its window: 10 of 60 layers with 4 KV heads of 512, one of them on each rank.

@@ -9,7 +9,7 @@ from typing import Any
 import published
 import pytest
 from ansible.module_utils.vllm_edge.planning import feasibility
-from ansible.module_utils.vllm_edge.planning.contract import Arguments, Model, Quantization
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Facts, Model, Quantization, Verdict
 from ansible.module_utils.vllm_edge.planning.memory.vllm_versions import behaviour
 from checkpoints import DEFAULT, L4, model
 
@@ -18,6 +18,13 @@ QWEN3_VL, GPT_OSS = "Qwen/Qwen3-VL-30B-A3B-Instruct", "openai/gpt-oss-20b"
 MINISTRAL, BAICHUAN, EXAONE = (
     {"architecture": f"{name}ForCausalLM"} for name in ("Ministral3", "Baichuan", "ExaoneMoE")
 )
+AWQ_TP4 = {"tensor_parallel_size": 4, "quantization": Quantization("awq", 4, 32)}
+MODELOPT_FP8 = {"quantization": Quantization("modelopt", 8)}
+_GROUP = {"weights": {"num_bits": 4, "type": "int"}, "input_activations": {"num_bits": 8, "type": "float"}}
+W4A8 = {
+    "quantization": Quantization("compressed-tensors", 4, 128),
+    "facts": Facts("", "", {}, (), {"config_groups": {"group_0": _GROUP}}),
+}
 EXPERTS = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
 
 
@@ -68,10 +75,26 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         ("26b-nvfp4", EXPERTS | {"version": "0.19.0"}, "is 1056, which Marlin"),
         # Later releases pad the tiles.
         ("26b-nvfp4", {"tensor_parallel_size": 2}, ""),
-        ("31b-bf16", {"gpu": "GPU nobody has written down", "kv_cache": "fp8"}, ""),
+        # A card that nobody has written down: only what some cards cannot compute is open.
+        ("31b-bf16", {"gpu": "X", "kv_cache": "fp8"}, "needs compute capability 8.9, and that of X is not known"),
+        ("31b-bf16", {"gpu": "X"}, ""),
+        ("google/gemma-3-27b-it", {"gpu": "X"}, "bfloat16 needs compute capability 8.0, and that of X is not known"),
+        ("31b-nvfp4", {"gpu": "X"}, ""),
+        ("26b-nvfp4", {"gpu": "X", "version": "0.19.0", "tensor_parallel_size": 2}, "10.0 does without"),
+        (GPT_OSS, {"gpu": "X"}, "the quantization mxfp4 needs compute capability 8.0, and that of X"),
+        (GPT_OSS, {"gpu": "Tesla T4"}, "the quantization mxfp4 needs compute capability 8.0 and Tesla T4 has 7.5"),
+        (GPT_OSS, {"gpu": "NVIDIA GeForce RTX 3090"}, ""),
+        ("31b-bf16", MODELOPT_FP8 | {"gpu": "NVIDIA A100-SXM4-40GB", "version": "0.26.0"}, "modelopt needs"),
+        ("31b-bf16", MODELOPT_FP8 | {"gpu": "NVIDIA A100-SXM4-40GB", "version": "0.27.0"}, ""),
+        ("31b-bf16", {"gpu": "NVIDIA A100-SXM4-40GB", "kv_cache": "fp8"}, "and NVIDIA A100-SXM4-40GB has 8.0"),
+        ("31b-bf16", W4A8 | {"gpu": "NVIDIA L4"}, "scheme W4A8 FP8 of compressed-tensors needs compute capability 9.0"),
+        ("31b-bf16", W4A8 | {"gpu": "NVIDIA H100 PCIe"}, ""),
+        # FP4 units are for FP4: integers of 4 bits run through Marlin on Blackwell too.
+        (GPT_OSS, AWQ_TP4 | {"gpu": "NVIDIA B200"}, "is 720, which Marlin"),
+        ("26b-nvfp4", {"gpu": "NVIDIA B200", "version": "0.19.0", "tensor_parallel_size": 2}, ""),
         # MXFP4 over four GPUs: 2880 / 4 is no multiple of 32, and vLLM pads it, but no integers.
         (GPT_OSS, {"tensor_parallel_size": 4}, ""),
-        (GPT_OSS, {"tensor_parallel_size": 4, "quantization": Quantization("awq", 4, 32)}, "is 720, which Marlin"),
+        (GPT_OSS, AWQ_TP4, "is 720, which Marlin"),
         (QWEN3_VL, {"version": "0.21.0", "pipeline_parallel_size": 2}, "start_layer"),
         (QWEN3_VL, {"version": "0.21.0"}, ""),
         (QWEN3_VL, {"version": "0.22.0", "pipeline_parallel_size": 2}, ""),
@@ -90,6 +113,18 @@ def test_what_memory_does_not_decide(name: str, more: dict[str, Any], said: str)
     found = feasibility.findings(case(name, **more))
     assert bool(found) == bool(said) and (not said or any(said in finding.reason for finding in found))
     assert all(finding.fix for finding in found if "architecture" in more)
+    assert all((finding.verdict is Verdict.CANNOT_SAY) == (more.get("gpu") == "X") for finding in found)
+
+
+def test_of_different_gpus_the_weakest_decides() -> None:
+    """FP8 KV cache over an L40S and an A10, whichever is first; the slower one sets the speed."""
+    gpus = [dataclasses.replace(L4, name=name) for name in ("NVIDIA L40S", "NVIDIA A10", "X")]
+    over = dataclasses.replace(case("e4b", kv_cache="fp8"), gpus=gpus, free=[L4.cuda_total_bytes] * 3)
+    for slots, said in (((0, 1), "NVIDIA A10 has 8.6"), ((1, 0), "NVIDIA A10 has 8.6"), ((0, 2), "that of X is not")):
+        (finding,) = feasibility.findings(dataclasses.replace(over, slots=slots))
+        assert said in finding.reason
+    assert dataclasses.replace(over, slots=(0, 1)).bandwidth_bytes_per_s == 600e9
+    assert dataclasses.replace(over, slots=(0, 2)).bandwidth_bytes_per_s is None
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 from ansible.module_utils.vllm_edge import cli
-from ansible.module_utils.vllm_edge.gpu.models import find_by_short_name
-from ansible.module_utils.vllm_edge.planning import command, inputs, planner, render
+from ansible.module_utils.vllm_edge.gpu.cards import CARDS
+from ansible.module_utils.vllm_edge.gpu.models import GPU_MODELS, OTHER_MAKERS, find_by_short_name
+from ansible.module_utils.vllm_edge.planning import command, planner, render
 from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts
+from ansible.module_utils.vllm_edge.planning.inputs import build_gpu
 from helpers import ROOT
 from test_model_facts import hub, write  # noqa: F401 (the fixture)
 
@@ -107,7 +109,12 @@ def test_without_a_context_the_longest_that_fits_is_planned(capsys: pytest.Captu
         (["--max-num-seqs", "8", "vllm", "serve"], "'--max-num-seqs' stands before vllm serve"),
         (["--token-file", "/nonexistent", "--model", "a/b"], "--token-file: /nonexistent cannot be read: No such file"),
         *((["--model", name], f"{name} is GGUF") for name in ("a/b:Q4_K_M", "a/Qwen3-8B-GGUF", "./m-Q4_K_M.gguf")),
-        (["--gpu", "L5"], "--gpu: 'L5' is not a GPU that the planner knows"),
+        (["--gpu", "L5"], "--gpu: 'L5' is not a GPU that the planner knows. For another one give --gpu-memory-mib"),
+        # Only variants of what is written are named, not another card with a similar name and other memory.
+        (["--gpu", "RTX 4090 Laptop"], "knows. Write one of NVIDIA GeForce RTX 4090 Laptop GPU."),
+        (["--gpu", "RTX 4060 Ti"], "NVIDIA GeForce RTX 4060 Ti has 8188 or 16380 MiB; write which"),
+        (["--gpu", "MI300X", "--gpu-memory-mib", "196288"], "'MI300X' is no GPU of NVIDIA"),
+        (["--gpu", "L4", "--compute-capability", "Ada"], "'Ada' is no compute capability"),
         (["--count", "65"], "--count: 65 is not a number of GPUs"),
         (["--tensor-parallel-size", "2"], "needs more GPUs than --count 1"),
         (["--vllm", "0.1.0"], "0.1.0"),
@@ -182,7 +189,7 @@ def test_a_line_of_vllm_is_planned_as_the_engine_of_an_inventory(capsys: pytest.
         "gpu_memory_utilization": 0.9,
     }
     model = families.interpret(model_facts.recorded("google/gemma-4-E2B-it"))  # type: ignore[arg-type]
-    l4 = inputs.build_gpu(0, {"nvml_total_mib": 23034, "name": "L4"}, pytest.fail)
+    l4 = build_gpu("gpus[0]", {"nvml_total_mib": 23034, "name": "L4"}, pytest.fail)
     expected = render.document(planner.plan("tp2", [mapping], {"model": model}, [l4] * 2, "0.32.0"))
     options = ["--count", "2", "-tp", "2", "--context", "32k", "--max-num-seqs", "16", "--kv-cache-dtype", "fp8"]
     for words in (
@@ -268,8 +275,46 @@ def test_gpus_have_short_names_and_another_is_planned_by_its_memory_and_without_
     names: dict[str, str | None] = {"l4": "NVIDIA L4", "NVIDIA L4": "NVIDIA L4", "T4": "Tesla T4", "L": None, "": None}
     names |= dict.fromkeys(("rtx 4090", "4090"), "NVIDIA GeForce RTX 4090") | {"H100": "NVIDIA H100 80GB HBM3"}
     assert {name: find_by_short_name(name) for name in names} == names
-    status, printed = run(capsys, *E2B, "--gpu", "Some GPU", "--gpu-memory-mib", "32000")
+    some = (*E2B, "--gpu", "Some GPU", "--gpu-memory-mib", "31000")
+    status, printed = run(capsys, *some)
     assert status == 0 and "fits" in printed and "not known" in printed and "1 x Some GPU" in printed
+    # What not every card computes is left open, and not taken for possible.
+    status, printed = run(capsys, *some, "--kv-cache-dtype", "fp8")
+    assert status == 2 and "cannot_say. An FP8 KV cache needs compute capability 8.9" in printed
+    assert "would fit: 512 MiB stay free" in " ".join(printed.split()) and "--compute-capability" in printed
+    told = ("--compute-capability", "8.9", "--gpu-bandwidth", "900")
+    status, printed = run(capsys, *some, "--kv-cache-dtype", "fp8", *told)
+    assert status == 0 and "not known for Some GPU; the plan assumes" in printed and "compute capability" not in printed
+    status, printed = run(capsys, "advise", *some[1:])
+    assert status == 2 and "(--gpu-bandwidth)" in printed
+    assert run(capsys, "advise", *some[1:], *told)[0] == 0
+
+
+def test_cards_have_what_logs_print_and_never_more() -> None:
+    """GiB that vLLM printed as the total of the card, of public logs; an estimate is never above what was read."""
+    logs = {"T4": 14.56, "A10G": 22.06, "L40S": 44.39, "3090": 23.56, "4090": 23.52, "5090": 31.36, "H100": 79.19}
+    logs |= {"A100 40GB": 39.49, "RTX PRO 6000": 95.01, "H200": 139.8, "B300": 267.69, "GB10": 121.69, "L4": 22.03}
+    logs |= {"L20": 44.5, "GH200": 94.5, "A100": 79.25}
+    warned: list[str] = []
+    for name, printed in logs.items():
+        offered = build_gpu("", {"name": name}, warned.append).cuda_total_bytes / 2**30
+        assert printed * 0.998 < offered < printed + 0.005, name
+    assert [sentence for sentence in warned if "shares its memory" not in sentence] == []
+    assert len(GPU_MODELS) == CARDS.strip().count("\n") + 1
+    for name, card in GPU_MODELS.items():
+        assert find_by_short_name(name) == name and not OTHER_MAKERS.search(name)
+        assert card.compute_capability >= (7, 5) and 200e9 <= card.bandwidth_bytes_per_s <= 8e12, name
+        assert all(total > 8000 for total in card.totals_mib) and (card.totals_mib or card.cuda_mib), name
+        if card.cuda_mib and card.totals_mib:
+            total = card.totals_mib[-1]
+            unknown = build_gpu("", {"name": "X", "nvml_total_mib": total}, warned.append)
+            assert total * 0.94 < unknown.cuda_total_bytes / 2**20 <= card.cuda_mib < total, name
+    # ECC takes a part of the total, not of what the driver keeps: 44.427 GiB of another log.
+    with_ecc = build_gpu("", {"name": "A6000", "nvml_total_mib": 46068}, warned.append)
+    assert with_ecc.cuda_total_bytes / 2**30 == pytest.approx(44.427, abs=0.001)
+    # A driver that keeps more than that of the log is believed.
+    more = build_gpu("", {"name": "T4", "nvml_total_mib": 15360, "nvml_reserved_mib": 500}, warned.append)
+    assert more.cuda_total_bytes == (15360 - 500) * 2**20
 
 
 def test_the_source_is_a_hub_a_directory_or_a_file(
@@ -278,6 +323,7 @@ def test_the_source_is_a_hub_a_directory_or_a_file(
     tmp_path: Path,
 ) -> None:
     directory = write(tmp_path / "hub" / "example" / "tiny")
+    (directory / "modules.json").write_text("[]")
     endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
     of_hub = json.loads(run(capsys, "facts", "--model", "example/tiny", "--endpoint", endpoint)[1])
     of_directory = json.loads(run(capsys, "facts", "--model", str(directory))[1])
@@ -286,6 +332,7 @@ def test_the_source_is_a_hub_a_directory_or_a_file(
     record.write_text(json.dumps(of_hub))
     of_record = json.loads(run(capsys, "facts", "--model", str(record))[1])
     assert of_hub["tensors"] == of_directory["tensors"] == of_config["tensors"]
+    assert of_hub["pooling"] and of_directory["pooling"]
     assert of_record == of_hub and of_hub["source"].startswith(endpoint)
     assert model_facts.parse_record("a/b", of_record, "").repo == "a/b"
 

@@ -15,6 +15,7 @@ import pytest
 from ansible.module_utils.vllm_edge.planning import planner
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, EnginePlan, Verdict
 from ansible.module_utils.vllm_edge.planning.memory import overhead
+from ansible.module_utils.vllm_edge.planning.memory import vllm_versions as versions
 from checkpoints import BF16_TP4, DEFAULT, GIB, L4, MIB, NVFP4_TP2, REFERENCE, engine, model, plan, plan_of
 
 
@@ -286,6 +287,44 @@ def test_a_modality_that_is_left_keeps_the_encoders(limits: Any) -> None:
 def test_what_is_uncertain_is_told_where_it_decides() -> None:
     assert any("highest of the uncertain figures" in sentence for sentence in plan_of(NVFP4_TP2).advice)
     assert not any("highest of the uncertain figures" in sentence for sentence in plan_of(BF16_TP4).advice)
+
+
+PINNED = {"gpu_memory_utilization": None}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "ranks", "more", "named"),
+    [
+        ("NVIDIA GeForce RTX 4090", 1, {}, {"compile_cache": 1014}),
+        ("NVIDIA GeForce RTX 4090", 1, {"enforce_eager": True}, {}),
+        ("NVIDIA GeForce RTX 4090", 1, PINNED, {}),
+        ("NVIDIA GeForce RTX 4090", 2, PINNED, {"pcie": 1352}),
+        ("NVIDIA L4", 2, PINNED, {}),
+        ("NVIDIA H100 80GB HBM3", 2, PINNED, {}),
+    ],
+)
+def test_what_may_be_missing_is_named(gpu: str, ranks: int, more: dict[str, Any], named: dict[str, int]) -> None:
+    host = [dataclasses.replace(L4, name=gpu)] * ranks
+    wanted = engine("Qwen/Qwen3-8B", ranks, gpu_memory_utilization=0.92) | more
+    found = planner.plan("any", [wanted], {"Qwen/Qwen3-8B": model("Qwen/Qwen3-8B")}, host, DEFAULT).engines[0]
+    assert found.free_uncertainty_mib == named
+
+
+def test_a_warning_tells_where_what_may_be_missing_decides() -> None:
+    for length, warned in ((4096, False), (24576, True)):
+        found = plan_of(engine("Qwen/Qwen3-8B", gpu_memory_utilization=0.92, max_model_len=length), DEFAULT)
+        assert found.verdict is Verdict.FITS
+        told = [sentence for sentence in found.advice if "1,014 MiB while vLLM compiles" in sentence]
+        assert bool(told) is warned and all("smaller max_model_len" in sentence for sentence in told)
+
+
+def test_variables_that_choose_the_model_runner_and_its_estimate_are_planned() -> None:
+    """E4B of 0.27 runs in the second one, with its graphs beside the share; in 0.32 that keeps them inside."""
+    wanted = engine("e4b", gpu_memory_utilization=0.9)
+    for release, name in {"0.27.0": "VLLM_USE_V2_MODEL_RUNNER", "0.32.0": versions.SWITCHES["estimate_graphs"]}.items():
+        unset, off = (plan_of(wanted | {"extra_env": env}, release).gpus[0] for env in ({}, {name: "0"}))
+        assert (unset.kv_cache_bytes > off.kv_cache_bytes) is (release == "0.27.0")
+        assert (unset.free_bytes < off.free_bytes) is (release == "0.27.0")
 
 
 @pytest.mark.parametrize(

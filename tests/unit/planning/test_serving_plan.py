@@ -102,8 +102,12 @@ def test_gpus_by_what_nvidia_smi_prints(run_module: Run) -> None:
     by_total = plan(run_module, gpus=[{"nvml_total_mib": 23034}] * 3)
     assert by_total["engines"] == plan(run_module)["engines"]
     unknown = plan(run_module, gpus=[{"nvml_total_mib": 49140}] * 2)
-    assert len(unknown["warnings"]) == 2 and "48135 MiB" in unknown["warnings"][0]
+    assert len(unknown["warnings"]) == 4 and "48135 MiB" in unknown["warnings"][0]
+    assert "compute capability of this GPU is not known" in unknown["warnings"][1]
     assert unknown["engines"][0]["decode_tok_s"] is None
+    stated = {"nvml_total_mib": 49140, "nvml_reserved_mib": 600, "compute_capability": "8.9", "bandwidth_gb_s": 864}
+    told = plan(run_module, gpus=[stated] * 2)
+    assert told["warnings"] == [] and told["engines"][0]["decode_tok_s"]["mid"] > 100
 
 
 def test_a_release_that_nobody_examined_is_planned_with_a_warning(run_module: Run) -> None:
@@ -160,6 +164,7 @@ del UNMODELED["serving_engines"]["e2b"]["name"]
 MISSPELT = {"model": "e2b", "gpus": [3], "served_names": ["architect"], "tool_call_parsr": "gemma4"}
 NVFP4 = REFUSED | dict.fromkeys(("serving_profile", "plan_profile"), "nvfp4-tp1")
 OVERRIDE = {"plan_override": "true"}
+UNKNOWN_CARD = {"gpu_name": "New card", "gpu_memory_mib": 30000}
 PLANS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "measured": (REFUSED | {"vllm_version": "0.19.0", "plan_details": "true"}, []),
     "pipeline": (REFUSED | {"plan_profile": "nvfp4-pp2"}, []),
@@ -179,6 +184,12 @@ PLANS: dict[str, tuple[dict[str, Any], list[str]]] = {
         ],
     ),
     "uncounted_anyway": (UNMODELED | OVERRIDE, []),
+    "card": (UNKNOWN_CARD, ["cannot_say. An FP8 KV cache needs compute capability 8.9, and that of New card is not"]),
+    "stated_card": (UNKNOWN_CARD | {"gpu_compute_capability": 12.0, "gpu_bandwidth_gb_s": 1792}, []),
+    "wrong_card": (
+        UNKNOWN_CARD | {"gpu_bandwidth_gb_s": 1.8},
+        ["gpu_bandwidth_gb_s: 1.8 is too small, the least is 100"],
+    ),
     "format": ({"format": "yaml"}, ["format is 'yaml'; a plan is written as"]),
     "profile": ({"plan_profile": "e2b-olny"}, ["plan_profile 'e2b-olny' is not a key of serving_profiles"]),
     "release": ({"gpu_count": 2, "vllm_image_base": "registry/vllm:latest"}, ["names no release of vLLM"]),

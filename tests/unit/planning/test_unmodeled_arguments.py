@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.inventory.engine_arguments import find_option
-from ansible.module_utils.vllm_edge.planning import unmodeled_arguments
+from ansible.module_utils.vllm_edge.planning import planner, unmodeled_arguments
 from ansible.module_utils.vllm_edge.planning.contract import Verdict
-from checkpoints import DEFAULT, GIB, L4, MIB, engine, plan, plan_of
+from checkpoints import DEFAULT, GIB, L4, MIB, engine, model, plan, plan_of
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,13 @@ def test_the_plan_never_says_that_it_fits(words: list[str]) -> None:
         (engine("31b-bf16", 3, extra_args=["--quantization=fp8"]), Verdict.UNSUPPORTED_SHAPE),
         (engine("e2b", max_model_len=300_000, extra_args=["--hf-overrides={}x"]), Verdict.CANNOT_SAY),
         (engine("e2b", extra_env={"VLLM_PP_LAYER_PARTITION": "1,2"}), Verdict.CANNOT_SAY),
+        # What is refused before, or whatever it changes.
+        (engine("31b-bf16", extra_args=["--num-gpu-blocks-override=9"]), Verdict.OOM_WEIGHTS),
+        (engine("31b-bf16", extra_args=["--runner=pooling"]), Verdict.OOM_WEIGHTS),
+        (engine("e2b", gpu_memory_utilization=0.999, extra_args=["--quantization=fp8"]), Verdict.NOT_FREE),
+        (engine("e2b", extra_args=["--optimization-level", "0"]), Verdict.CANNOT_SAY),
         # These change nothing.
+        (engine("e2b", extra_args=["--runner", "generate", "--optimization-level=2"]), Verdict.FITS),
         (engine("e2b", extra_args=["--cpu-offload-gb", "0"]), Verdict.FITS),
         (engine("e2b", extra_args=["--no-enable-lora", "--decode-context-parallel-size", "1"]), Verdict.FITS),
         (engine("e2b", extra_args=["--offload-backend=auto", "--max-loras", "4", "--seed=1"]), Verdict.FITS),
@@ -69,6 +76,21 @@ def test_a_measurement_counts_it() -> None:
     seen = {"engine": {"weights_bytes": 12 * GIB, "overhead_bytes": GIB, "graphs_bytes": GIB}}
     for word, verdict in {"--enable-lora": Verdict.FITS, "--speculative-config={}x": Verdict.CANNOT_SAY}.items():
         assert plan_of(engine("e2b", extra_args=[word]), DEFAULT, observations=seen).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("pooling", "words", "generates"),
+    [(False, [], True), (True, [], False), (True, ["--runner=generate"], True), (False, ["--convert=embed"], False)],
+)
+def test_what_pools_has_no_tokens_per_second(pooling: bool, words: list[str], generates: bool) -> None:
+    """Qwen3-Embedding is a Qwen3ForCausalLM with modules.json."""
+    embedding = replace(model("e2b"), facts=replace(model("e2b").facts, pooling=pooling))
+    wanted = engine("e2b", extra_args=words)
+    (found,) = planner.plan("p", [wanted], {"e2b": embedding}, [L4], DEFAULT).engines
+    assert found.verdict is (Verdict.FITS if generates else Verdict.CANNOT_SAY)
+    assert (found.decode_tok_s is not None, found.decode_together_tok_s is not None) == (generates, generates)
+    if pooling and not generates:
+        assert "modules.json of the checkpoint" in found.reason and found.fix == "extra_args: [--runner, generate]"
 
 
 def test_the_verdict_of_a_profile_is_the_worst() -> None:

@@ -7,13 +7,12 @@ import hashlib
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from helpers import ROOT, find_failures, run_playbook, write_program
+from helpers import ROOT, find_failures, run_playbook, start_warm_python, write_program
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +39,7 @@ READ = {
     "nvidia_driver_repository_url": "http://elsewhere/",
     "air_gap_url": "",
 }
-HERE = {"ansible_connection": "local", "ansible_become": False, "ansible_python_interpreter": sys.executable}
+HERE = {"ansible_connection": "local", "ansible_become": False, "ansible_python_interpreter": start_warm_python()}
 FILES = {
     "apt/distribution/InRelease": "signed",
     "keys/vllm-edge-nvidia-driver.asc": "key",

@@ -9,6 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
+from email import message_from_bytes
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import yaml
 from ansible.module_utils.vllm_edge import __version__
 from ansible.module_utils.vllm_edge.version import describe_version, hash_sources
 from helpers import ROOT, list_files
+from packaging.requirements import Requirement
 
 BUILDER = ROOT / "roles/vllm_edge_host/files/build_wheel.py"
 
@@ -32,9 +35,21 @@ def run(*command: str | Path, cwd: Path | None = None, **environment: str) -> st
 
 
 def build_wheel(project: Path, directory: Path, **environment: str) -> dict[str, Any]:
+    """Without site-packages: the Python of Ansible may have neither pip nor setuptools."""
     directory.mkdir(exist_ok=True)
-    built: dict[str, Any] = json.loads(run(sys.executable, BUILDER, project, directory, **environment))
+    built: dict[str, Any] = json.loads(run(sys.executable, "-S", BUILDER, project, directory, **environment))
     return built
+
+
+def read_wheel(wheel: Path) -> tuple[set[str], list[tuple[str, str]], str]:
+    """Names of the files, the metadata and the commands; a requirement has its parts in one order."""
+    with zipfile.ZipFile(wheel) as content:
+        info = {Path(name).name: name for name in content.namelist() if ".dist-info/" in name}
+        metadata = message_from_bytes(content.read(info["METADATA"]))
+        del metadata["Dynamic"]
+        found = [(key, str(Requirement(value)) if key == "Requires-Dist" else value) for key, value in metadata.items()]
+        names = {*content.namelist()} - {info.get("top_level.txt", "")}
+        return names, sorted(found), content.read(info["entry_points.txt"]).decode()
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +84,10 @@ def test_a_wheel_is_built_again_only_when_its_sources_changed(project: Path, tmp
     os.utime(tree / "plugins/module_utils/vllm_edge/cli.py")
     again = build_wheel(tree, tmp_path / "again", TZ="Asia/Tokyo", LC_ALL="C", PYTHONHASHSEED="1")
     assert Path(first["path"]).read_bytes() == Path(again["path"]).read_bytes()
+    # As setuptools builds it, with which `pipx install .` does.
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
+    run(*command, "--wheel-dir", tmp_path / "setuptools", shutil.copytree(tree, tmp_path / "copy"))
+    assert read_wheel(Path(first["path"])) == read_wheel(next((tmp_path / "setuptools").iterdir()))
     # Without the packages that it depends on, which `--version` and `--help` do not need.
     shutil.unpack_archive(first["path"], tmp_path / "installed", "zip")
     bare, path = [sys.executable, "-S", "-m", "vllm_edge"], str(tmp_path / "installed")
@@ -117,11 +136,12 @@ def test_the_collection_holds_what_an_operator_needs_and_nothing_else(collection
 
 @pytest.mark.slow
 def test_the_collection_carries_its_wheel(collections: Path) -> None:
-    """It is used as it is: the controller needs no setuptools, and nothing is written into the collection."""
-    tree = installed(collections)
-    (collections / "setuptools.py").write_text("raise ImportError('none')\n")
-    carried = build_wheel(tree, tree / "roles/vllm_edge_host/files", PYTHONPATH=str(collections))
-    assert carried["sources"] == hash_sources()
+    """It is used as it is: nothing is written into the collection."""
+    files = installed(collections) / "roles/vllm_edge_host/files"
+    (made,) = files.glob("*.whl")
+    before = made.stat().st_mtime_ns
+    carried = build_wheel(installed(collections), files)
+    assert carried["sources"] == hash_sources() and made.stat().st_mtime_ns == before
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from ansible.module_utils.vllm_edge.generation.build import Rendered
 from ansible.module_utils.vllm_edge.generation.build import rendered as render
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from helpers import ROOT, run_playbook
+from helpers import ROOT, run_playbook, start_warm_python
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +47,7 @@ GIVEN = {
     "vllm_engine_budgets": dict.fromkeys(UUIDS, 1),
     "vllm_engine_profile": "p",
     "vllm_engine_secrets": {"store": MARKED},
-    "ansible_python_interpreter": sys.executable,
+    "ansible_python_interpreter": start_warm_python(),
 }
 
 

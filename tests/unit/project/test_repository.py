@@ -15,14 +15,14 @@ import yaml
 from helpers import ROOT, list_files
 
 LINES = {
-    "plugins": 44_000,
+    "plugins": 44_500,
     "roles": 8_200,
     "playbooks": 2_200,
     "group_vars": 680,
     "meta": 450,
     "lab": 8_300,
     "tools": 1_700,
-    "tests": 39_000,
+    "tests": 39_300,
     "molecule": 4_700,
     "docs": 2_900,
 }
@@ -41,7 +41,7 @@ ABOVE = {
     **{f"serving_{name}": "the program is installed" for name in ("advise", "observations", "plan", "switch")},
 }
 """Modules that import more than the lowest layers of the package, and why they may."""
-WRITERS = ("ansible.builtin.copy", "ansible.builtin.file", "ansible.builtin.template", "community.general.archive")
+WRITERS = ("ansible.builtin.copy", "ansible.builtin.file", "ansible.builtin.template")
 PRIVATE = ("0600", "0700", "u+rwx", "u=rwX,go=")
 OF_THE_REPOSITORY = {"Create the directory of the inventory's facts", "Write the facts"}
 """Files of the project itself or of an inventory, as git keeps them: shapes of published checkpoints."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers import ROOT, run_playbook, write_program
+from helpers import ROOT, run_playbook, start_warm_python, write_program
 
 DOWN = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
 """A host on whose port nobody listens."""
@@ -33,7 +33,8 @@ def run(tmp_path: Path) -> Run:
     later = {"name": LATER, "ansible.builtin.debug": {"msg": "{{ inventory_hostname }} goes on"}}
 
     def go(hosts: dict[str, dict[str, Any]], *words: str) -> subprocess.CompletedProcess[str]:
-        common = {"ansible_connection": "local", "serving_profile": "nvfp4-tp2"}
+        common = {"ansible_connection": "local", "ansible_python_interpreter": start_warm_python()}
+        common["serving_profile"] = "nvfp4-tp2"
         listed = {host: {**common, **variables} for host, variables in hosts.items()}
         (tmp_path / "hosts.yml").write_text(json.dumps({"gpu_hosts": {"hosts": listed}}))
         names = [word for word in words if word.endswith(".yml")]

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/env -S python3 -IS
 # SPDX-License-Identifier: Apache-2.0
 """The docker command as far as the role vllm_image uses it, over a JSON file: images, tags, labels, containers.
 
@@ -58,10 +58,13 @@ def main(arguments: list[str]) -> None:
     state = json.loads(STATE.read_text())
     match arguments:
         case ["info", *_]:
-            print(DIRECTORY)
+            print(json.dumps({"DockerRootDir": str(DIRECTORY)}))
         case ["image", "inspect", "--format={{.Id}}", *references]:
+            # As Docker does: what is there is printed also where another image is missing.
+            there = {name: image["id"] for image in state["images"] for name in (image["id"], *image["tags"])}
+            print(*(there[reference] for reference in references if reference in there), sep="\n")
             for reference in references:
-                print(find(state, reference)["id"])
+                find(state, reference)
         case ["image", "inspect", "--format={{json .Config.Labels}}", reference]:
             print(json.dumps(find(state, reference)["labels"]))
         case ["image", "inspect", reference]:

@@ -96,19 +96,13 @@ def test_what_scripts_of_packages_print_is_printable() -> None:
     assert apt.explain("E: a\x1b[2K\x07\u202e\n", REQUEST) == "a\\u001b[2K\\u0007\\u202e."
 
 
-def test_room() -> None:
-    df = "Mounted on Avail\n{} {}\n{} {}\n"
+def test_what_a_change_writes() -> None:
     told = "Need to get 1,000 MB of archives.\nAfter this operation, 2 GB of additional disk space will be used.\n"
-    assert apt.refuse(told, [], df.format("/var", 2 * 10**9, "/", 3 * 10**9)) == ""
-    apart = "it takes 953 MiB of the file system /var, 512 MiB have to stay free there, and 953 MiB are."
-    assert apt.refuse(told, [], df.format("/var", 10**9, "/", 3 * 10**9)).startswith(apart)
-    assert "it takes 2861 MiB of the file system /," in apt.refuse(told, [], df.format("/", 3 * 10**9, "/", 3 * 10**9))
-    assert apt.refuse("After this operation, 3 MB disk space will be freed.\n", [], df.format("/", 0, "/", 0)) == ""
-    boot = df.format("/", 9 * 10**9, "/", 9 * 10**9) + "/boot 9000000\n"
-    assert apt.refuse("Inst dkms\n", [], boot).endswith("frees some.") and " /boot, and 8 MiB are" in apt.refuse(
-        "dkms", [], boot
-    )
-    assert apt.refuse("Inst curl\n", [], boot) == ""
+    found = apt.foretell_writes(told)
+    sizes = {path: round(mib) for path, mib in found["packages"].items()}
+    assert (sizes, "initramfs" in found) == ({"/var/cache/apt/archives": 954, "/usr": 1907}, False)
+    assert apt.foretell_writes("After this operation, 3 MB disk space will be freed.\n") == {}
+    assert apt.foretell_writes("Inst curl\n") == {} and apt.foretell_writes("Inst dkms\n") == {"initramfs": {}}
     full = "zstd: error 70 : cannot write block : No space left on device\n"
     full += "E: Sub-process /usr/bin/dpkg returned an error code (1)\n"
     assert "No space left on device" in apt.explain(full, REQUEST) and "'df -h /boot" in apt.explain(full, REQUEST)

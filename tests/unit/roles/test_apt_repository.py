@@ -134,7 +134,11 @@ def other_key_is_refused_and_the_operators_pin_is_the_way_to_it(host: Host) -> S
     assert f"has {ED25519}, vendor_key_fingerprint pins {RSA}. Nothing was changed." in wrong.message
     assert host.files() == {}
     yield host.run()
-    written = host.files()
+    written, record = host.files(), host.root / "state/keys.json"
+    record.unlink()
+    shutil.copy(KEY_OF_RSA, host.place / "vendor.asc")
+    assert not (yield host.run()).failed and host.files() == written, "the key that apt uses is no first use"
+    assert json.loads(record.read_text())["vendor"]["fingerprints"] == [ED25519]
     (host.place / "vendor.asc").write_bytes(KEY_OF_ED25519.read_bytes() + KEY_OF_RSA.read_bytes())
     (host.root / "etc/apt" / KEYRING).write_text("damaged")
     both = yield host.run()
@@ -244,8 +248,8 @@ def packages_of_others_are_not_removed(host: Host) -> Steps:
 def disk_without_room_is_told_before_anything_is_installed(host: Host) -> Steps:
     (host.place / "foretold").write_text(NEW.format("900000 GB"))
     refused = yield host.run("packages")
-    assert "The toolkit could not be installed, and nothing was changed: it takes " in refused.message
-    assert "512 MiB have to stay free there" in refused.message and not (host.place / "done").exists()
+    assert "The toolkit could not be installed, and nothing was changed: /" in refused.message
+    assert "MiB are to be written and 512 MiB to stay free" in refused.message and not (host.place / "done").exists()
 
 
 @CASES.add

@@ -154,10 +154,29 @@ def test_a_revoked_client_is_gone_with_its_file(act: Act) -> None:
     assert third["made"] == ["ci"] and list_hashes(third, "ci") != list_hashes(first, "ci"), "another key"
 
 
+def test_a_host_that_lost_its_clients_keeps_the_keys_of_its_gateway(act: Act) -> None:
+    first = act(declared={"ci": {"served_names": ["sentry"]}, "ui": {}})
+    (ci,), (ui,), file = list_hashes(first, "ci"), list_hashes(first, "ui"), Path(first["files"]["ci"])
+    before = file.read_text()
+    keys = f"{ci} ci 600 64\n{ui} ui 1 2 2126-01-01T00:00:00Z\n0 ui 1 2 2001-01-01T00:00:00Z\n1 bench 0 0\n"
+    again = act(host_keys=keys, declared={"ci": {"served_names": ["sentry"]}, "ui": {}})
+    assert list_hashes(again, "ci") == [ci] and list_hashes(again, "ui", ended=True) == [ui]
+    assert json.loads(again["content"])["ci"]["served_names"] == ["sentry"] and file.read_text() == before
+    assert (again["made"], again["notes"]) == (
+        [],
+        ["clients.json of box was gone. It has the keys of the gateway's clients.map again."],
+    )
+    with pytest.raises(AnsibleActionFail, match=r"not known which names ui may use.* state them in serving_clients"):
+        act(host_keys=keys, declared={"ci": {}})
+    assert list(json.loads(act(host_keys=keys, declared={"ci": {}}, revoke="ui")["content"])) == ["ci"]
+    assert "box did not know the key in" in act(declared={"ci": {}})["notes"][0], "a new host"
+
+
 @pytest.mark.parametrize(
     ("on_host", "options", "words"),
     [
         ("", {"rotate": "defualt", "declared": {"default": {}}}, "rotate is 'defualt', which is no client of box"),
+        ("", {"host_keys": "0 default six\n"}, "its clients.map is damaged"),
         ("{", {}, "clients.json of box is damaged"),
         ('{"ci": {"keys": [{}]}}', {}, "clients.json of box is damaged"),
     ],

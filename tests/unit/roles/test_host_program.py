@@ -7,9 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from ansible.module_utils.vllm_edge.releases import Releases
 from helpers import ROOT, write_program
 from role_cases import Cases, Run, Steps
@@ -23,6 +25,14 @@ packages = pathlib.Path(__file__).parents[1]
 for name in {PACKAGES!r}:
     (packages / f"{{name}}.py").write_text("")
 zipfile.ZipFile(sys.argv[-1].partition("file://")[2].partition("#")[0]).extractall(packages)
+"""
+CONTROLLERS_PIP = """
+import pathlib, re, sys, time
+directory, python = (re.search(f"--{name}[= ]([^ ]+)", " ".join(sys.argv))[1] for name in ("dest", "python-version"))
+with (pathlib.Path(__file__).parents[1] / "asked").open("a") as log:
+    print(python, file=log)
+time.sleep(1)
+pathlib.Path(directory, "none.whl").touch()
 """
 PYTHON = f"""# As Debian's python3, of which only `-m venv` is asked; the environment's pip needs no index.
 {sys.executable} -m venv --without-pip "$3" && cp -r "$STATE/packages/pip" "$(echo "$3"/lib/python3*/site-packages)/"
@@ -45,7 +55,9 @@ class Host:
             shutil.copy(ROOT / name, root / "project")
         for name in ("bin", "cache", "opt", "packages/pip", "path", "state", "wheels"):
             (root / name).mkdir(parents=True)
-        (root / "wheels/none.whl").touch()
+        for line in (ROOT / "roles/vllm_edge_host/files/requirements.txt").read_text().splitlines():
+            if "==" in line:
+                (root / "wheels" / f"{line.partition('==')[0].replace('-', '_')}-1-py3-none-any.whl").touch()
         (root / "packages/pip/__init__.py").touch()
         (root / "packages/pip/__main__.py").write_text(PIP)
         write_program(root / "bin/python3", PYTHON)
@@ -63,7 +75,7 @@ class Host:
             "__vllm_edge_host_on_path": str(self.command),
             "__vllm_edge_host_python": f"{sys.version_info.major}.{sys.version_info.minor}",
         }
-        return Run(["program"], check, given)
+        return Run(["wheels", "program"], check, given)
 
     @property
     def current(self) -> Path:
@@ -98,6 +110,11 @@ def a_bare_host(host: Host) -> Steps:
     foreseen = yield host.run(check=True)
     assert (foreseen.failed, foreseen.changed) == (False, FORESEEN), foreseen.text
     assert list(host.prefix.iterdir()) == [] and not host.command.is_symlink()
+    (host.root / "wheels/hf_xet-1-py3-none-any.whl").rename(host.root / "wheel")
+    refused = yield host.run()
+    assert refused.failed and "/wheels (vllm_edge_host_wheels_directory) has no wheel of hf-xet on" in refused.text
+    assert list(host.prefix.iterdir()) == []
+    (host.root / "wheel").rename(host.root / "wheels/hf_xet-1-py3-none-any.whl")
 
     played = yield host.run()
     assert not played.failed, played.text
@@ -139,18 +156,51 @@ def a_run_that_is_cut_off_leaves_the_release_that_was_there_and_the_next_one_end
     assert (again.failed, again.changed) == (False, []), again.text
 
 
+def download(host: Host, place: Path, pip: str | None, **variables: str) -> Run:
+    """A host whose wheels are downloaded by a controller with this pip, which is below `place`, as is the cache."""
+    (place / "pip").mkdir(parents=True, exist_ok=True)
+    (place / "pip/__init__.py").touch()
+    if pip is not None:
+        (place / "pip/__main__.py").write_text(pip)
+    given = {"vllm_edge_host_wheels_directory": "", "vllm_edge_host_wheels_cache": f"{place}/cache", **variables}
+    asked = host.run()
+    return replace(asked, variables={**asked.variables, **given}, environment={"PYTHONPATH": str(place)})
+
+
+def hosts_download_once_for_each_python(host: Host, python: str) -> Steps:
+    """They are at the task at the same time, on a controller whose pip takes a while."""
+    shared = host.root.parent / "shared"
+    asked = download(host, shared, CONTROLLERS_PIP, __vllm_edge_host_python=python)
+    played = yield replace(asked, points=["download"])
+    assert not played.failed, played.text
+    assert sorted((shared / "asked").read_text().split()) == ["3.11", "3.12"]
+    (found,) = (shared / "cache").glob(f"cp{python.replace('.', '')}-*/*.whl")
+    assert found.name == "none.whl"
+
+
+for name, python in {"one": "3.11", "two": "3.11", "three": "3.11", "other": "3.12"}.items():
+    CASES.add(hosts_download_once_for_each_python, f"host_{name}_of_python_{python}", python=python)
+
+
+@CASES.add
+def a_controller_without_pip(host: Host) -> Steps:
+    """It is told before the host is changed, also in check mode, and what is there needs no pip."""
+    main = yaml.safe_load((ROOT / "roles/vllm_edge_host/tasks/main.yml").read_text())
+    assert [task["ansible.builtin.import_tasks"] for task in main][:2] == ["validate.yml", "wheels.yml"]
+    asked = replace(download(host, host.root, None), points=["wheels"])
+    for check in (True, False):
+        refused = yield replace(asked, check=check)
+        assert refused.failed and f"{sys.executable}, which runs Ansible on the controller, has no pip" in refused.text
+        assert "`apt install python3-pip`" in refused.text and "set vllm_edge_host_wheels_directory" in refused.text
+    failing = download(host, host.root, "raise SystemExit('ERROR: no index answers')")
+    refused = yield replace(failing, points=["wheels"])
+    assert "on the controller: ERROR: no index answers. Correct the settings of pip" in refused.text
+    (host.root / "pip/__main__.py").write_text(CONTROLLERS_PIP)
+    downloaded = yield asked
+    assert not downloaded.failed, "a failure leaves nothing behind that is taken for the wheels"
+    (host.root / "pip/__main__.py").unlink()
+    again = yield asked
+    assert (again.failed, again.changed) == (False, []), again.text
+
+
 test_case = CASES.make_test()
-
-
-def test_an_error_names_the_command_that_installs_setuptools(tmp_path: Path) -> None:
-    (tmp_path / "setuptools-66.1.1.dist-info").mkdir()
-    (tmp_path / "setuptools-66.1.1.dist-info/METADATA").write_text("Name: setuptools\nVersion: 66.1.1\n")
-    done = subprocess.run(
-        [sys.executable, ROOT / "roles/vllm_edge_host/files/build_wheel.py", ROOT, tmp_path],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1 and done.stdout == ""
-    assert "66.1.1" in done.stderr and f"{sys.executable} -m pip install 'setuptools>=77'" in done.stderr

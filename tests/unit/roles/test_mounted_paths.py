@@ -127,4 +127,14 @@ def test_a_host_without_fstab(tmp_path: Path, run_module: RunModule) -> None:
     assert not run_module("mounted_paths", {"paths": {"x": "/data"}, "root": str(tmp_path)}).get("failed")
 
 
+@pytest.mark.parametrize("check", [False, True])
+def test_a_file_system_without_room(tmp_path: Path, run_module: RunModule, check: bool) -> None:
+    given = {"places": {"prefix": "/new/prefix"}, "purpose": "It was not installed", "root": str(tmp_path)}
+    refused = run_module("mounted_paths", {**given, "room": {"program": {"prefix": 10**9, "/var": 1}}}, check=check)
+    for words in ("It was not installed: /", "/new/prefix and /tmp and /var", "1000000001 MiB are to be written"):
+        assert words in refused["msg"], refused["msg"]
+    assert "vllm_edge_host_prefix names another place" in refused["msg"]
+    assert not run_module("mounted_paths", {**given, "room": {"program": {"prefix": 1}}}, check=check).get("failed")
+
+
 test_a_role_refuses_it_before_its_other_tasks = CASES.make_test()

@@ -149,10 +149,16 @@ def way_of_a_derived_image(host: Host) -> Steps:
     again = yield from host.converge(changed=0)
     assert host.commands() == [], "neither looked into nor tested again"
     assert again.result == built.result
+    # Nothing runs the base image, so `docker system prune --all` removes it. It is needed only to build.
+    images = host.docker_state()["images"]
+    host.change_docker(images=images[1:])
+    pruned = yield from host.converge(changed=0)
+    assert host.commands() == [] and pruned.result == built.result
+    host.change_docker(images=images)
     without = yield from host.converge(changed=1, vllm_image_keep=2)
     assert host.commands() == ["run", "run"] and without.result["id"] == built.result["id"], "tested, not built"
 
-    host.change_docker(images=host.docker_state()["images"][:1], build_fails=OTHER_WHEELS)
+    host.change_docker(images=images[:1], build_fails=OTHER_WHEELS)
     failed = yield from host.refuse(
         "5.19.0-py3-none-any.whl:; Expected sha256 aaaa; Got bbbb. The wheels are not those of the key wheels of",
         "otherwise bring the former ones",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -19,11 +20,12 @@ from ansible.module_utils.vllm_edge.engine.config import parse_engine
 from ansible.module_utils.vllm_edge.engine.loads import Load, remember_load
 from ansible.module_utils.vllm_edge.engine.state import EngineState, Failure, read_state, stamp, write_state
 from ansible.module_utils.vllm_edge.facts import serving as serving_facts
-from ansible.module_utils.vllm_edge.facts.serving import collect, sum_budgets
+from ansible.module_utils.vllm_edge.facts.serving import collect, read_quality, sum_budgets
 from ansible.module_utils.vllm_edge.generation.model import FileChange
 from ansible.module_utils.vllm_edge.gpu.topology import Card, find_obstacles
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.planning.drift import TOLERANCES
+from ansible.module_utils.vllm_edge.status import command
 from ansible.module_utils.vllm_edge.status.command import render_explanation, render_status, run_explain
 from ansible.module_utils.vllm_edge.status.problems import add_problems, describe_state, judge, judge_gateway
 from ansible.module_utils.vllm_edge.switch.journal import take_lock, to_json
@@ -130,11 +132,22 @@ def test_an_empty_host_says_so_and_is_no_problem_until_a_profile_is_expected(bar
     assert "the Docker Engine cannot be asked" in text and "the driver is not loaded" in text
 
 
-def test_engines_without_a_recorded_profile_are_a_problem(serving: Host) -> None:
-    assert serving.ask()["problems"] == []
+def test_engines_without_a_recorded_profile_are_a_problem(
+    serving: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(host: Host) -> int:
+        monkeypatch.setattr(command, "collect", lambda *_, **__: host.ask())
+        return command.run_status(host.paths, output="json")
+
+    assert serving.ask()["problems"] == [] and run(serving) == 0
+    assert run(Host(HostPaths(tmp_path / "new", tmp_path / "empty"))) == 0, "a host on which nothing was ever deployed"
+    serving.remember(digest="lost with its generation")
+    assert run(serving) == (os.geteuid() == 0)
     serving.paths.active_profile.unlink()
     (problem,) = serving.ask()["problems"]
     assert "no profile is recorded" in problem and "Run site.yml" in problem
+    capsys.readouterr()
+    assert run(serving) == 1 and problem in json.loads(capsys.readouterr().out)["problems"]
 
 
 def test_a_serving_engine(serving: Host) -> None:
@@ -512,10 +525,25 @@ def test_explain_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert told in text
     assert run_explain("e2b", paths, output="json") == 0
     assert json.loads(capsys.readouterr().out)["last_failure"]["cause"] == "no_kv"
+    paths.engine_state("e2b").write_text("{")
+    assert run_explain("e2b", paths, output="text") == 1 and "e2b.json is damaged" in capsys.readouterr().err
     assert run_explain("nobody", paths, output="text") == 1
     assert "there are: e2b" in capsys.readouterr().err
     assert main(["--etc", str(tmp_path), "explain", "../e2b"]) == 1
     assert render_explanation("e2b", EngineState("e2b", "serving", "t"))[-1] == "No failure has been recorded."
+
+
+def test_records_that_a_user_may_not_see_are_not_called_none(
+    bare: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trees = ["--etc", str(bare.paths.etc), "--state", str(bare.paths.state)]
+    for place, name in ((bare.paths.bench, "bench"), (bare.paths.quality, "quality")):
+        assert main([*trees, name, "--list"]) == 0 and "no run is recorded" in capsys.readouterr().out
+        place.mkdir(parents=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "access", lambda *_: False)
+            assert main([*trees, name, "--list"]) == 2 and f"{place} is for root" in capsys.readouterr().err
+            assert read_quality(bare.paths) is None or name == "bench"
 
 
 def test_state_survives_what_is_beside_it(tmp_path: Path) -> None:

@@ -112,8 +112,8 @@ def test_no_phase_acts_unjournalled(bench: SwitchHost, capsys: pytest.CaptureFix
 
 
 def test_without_room_for_the_ballast_nothing_begins(bench: SwitchHost) -> None:
-    bench.monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=OSError(errno.ENOSPC, "")))
-    assert "df -h" in bench.ends(Result.REFUSED).message and bench.log == []
+    bench.monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    assert " is full" in bench.ends(Result.REFUSED).message and bench.log == []
 
 
 @pytest.mark.parametrize("phase", ACTIONS)
@@ -358,6 +358,17 @@ def test_at_boot_a_damaged_generation_is_said(bench: SwitchHost, systemctl: Fake
     (bench.paths.generation_dir(1) / "generation.json").unlink()
     assert bench.recover(boot=True) == Exit.FAILED
     assert "generation 1 is damaged" in bench.journal.message.lower()
+
+
+@pytest.mark.parametrize("boot", [False, True])
+def test_a_recovery_without_the_record_stops_no_engine(bench: SwitchHost, systemctl: FakeSystemctl, boot: bool) -> None:
+    """It is no first switch, whose engines are stopped: these may be committed, and serve."""
+    bench.kill(Phase.CLEAN_UP)
+    bench.paths.active_profile.unlink()
+    log = bench.log
+    assert bench.recover(boot=boot) == Exit.FAILED
+    assert bench.log == log and systemctl.calls == []
+    assert "active-profile.json, which named generation 1 when" in bench.journal.message
 
 
 def test_a_first_switch_that_was_killed_leaves_nothing_at_boot(first: SwitchHost, systemctl: FakeSystemctl) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.system import space
 from ansible.module_utils.vllm_edge.system.docker import Container, DockerAway, LogRecord
-from ansible.module_utils.vllm_edge.system.long_run import LongRun
+from ansible.module_utils.vllm_edge.system.long_run import CommandRefused, LongRun
 from ansible.module_utils.vllm_edge.trials import sidecar
 
 
@@ -24,6 +25,15 @@ def test_threads_may_tell_their_progress_at_the_same_time(tmp_path: Path, capsys
         assert run.follow() == 0
     assert capsys.readouterr().out.startswith("case ")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["quality.asked", "quality.lock"]
+
+
+def test_without_room_for_its_records_it_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = LongRun(tmp_path, "bench", places={"state": tmp_path / "state", "run": tmp_path})
+    with run.alone():
+        pass
+    monkeypatch.setitem(space.STEPS, "run", space.Step({"state": 10**12}, ""))
+    with pytest.raises(CommandRefused, match=f"does not run: .*{tmp_path}/state.* MiB free"), run.alone():
+        pytest.fail("it began")
 
 
 class BreakingDocker:

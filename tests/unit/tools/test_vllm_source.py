@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tools.vllm_source import (
     Sources,
     UnreadableSource,
     read_kv_functions,
+    read_memory_rules,
     read_metrics,
     read_model_classes,
     read_options,
@@ -244,6 +246,33 @@ def test_what_changed_for_users_is_told(sources: Sources, tmp_path: Path) -> Non
     lines, differences = vllm_release.compare_functions(read_kv_functions(sources), read_kv_functions(new))
     assert lines == ["changed: v1/core: groups", "new: v1/core: new", "gone: v1/core: old"]
     assert "+    return a + 1" in differences and "Tell" not in differences
+
+
+def test_rules_of_memory_are_read_and_compared_with_the_planners(tmp_path: Path) -> None:
+    config = """
+NAMES = DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES = frozenset({"A", "B"})
+class VllmConfig:
+    def use_v2_model_runner(self): return self._is_default_v2_model_runner_model()
+    def _is_default_v2_model_runner_model(self):
+        return any(name in NAMES for name in names) or not model_config.is_moe
+    def _get_v2_model_runner_unsupported_features(self):
+        if self.compilation_config.mode == 1: pass
+        if speculative_config is not None:
+            if speculative_config.parallel_drafting: pass
+        if model_config.sliding or has_plugins: pass
+        if self.parallel_config.share == "x" and self.parallel_config.pipeline_parallel_size > 1: pass
+"""
+    runner = "def profile_cudagraph_memory(self):\n    # To be done.\n    return 0\n"
+    engine = f"{ENGINE}\nclass EngineArgs:\n    sliding: bool = False\n    share: str = ''\n    mode: int = 0\n"
+    files = {"config/vllm.py": config, "v1/worker/gpu/model_runner.py": runner, "engine/arg_utils.py": engine}
+    assert read_memory_rules(written(tmp_path, files)) == {
+        **{"second_runner": "dense A B", "first_runner_options": "mode sliding", "second_runner_estimates": False}
+    }
+    files["config/vllm.py"] = re.sub(r"    def _is_default(.|\n)*?moe\n", "", config)
+    files["v1/worker/gpu/model_runner.py"] = runner.replace("return 0", "return estimate(self)")
+    told = list(vllm_release.compare_rules("0.33.0", read_memory_rules(written(tmp_path, files))))
+    assert len(told) == 1 and "first_runner_options is 'mode sliding', planned ''" in told[0]
+    assert "CHANGES in vllm_versions.py" in told[0]
 
 
 def test_a_record_is_python_with_the_releases_in_order(tmp_path: Path) -> None:

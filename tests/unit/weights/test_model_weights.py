@@ -285,7 +285,7 @@ def test_room_counts_what_has_arrived_already(weights: Run, part: Path, monkeypa
     useless.write_bytes(b"x" * 1000)
     asked: list[tuple[int, bool]] = []
     monkeypatch.setattr(
-        transfer, "check_space", lambda _path, needed, _reserve: asked.append((needed, useless.exists()))
+        transfer, "check_space", lambda _path, _state, needed, _reserve: asked.append((needed, useless.exists()))
     )
     assert weights()["rc"] == 0
     assert asked == [(len(LARGE) - MOST, False)]
@@ -417,7 +417,7 @@ def test_gated_repository(weights: Run, hub: TestHub, tmp_path: Path, monkeypatc
         ({"revision": "release-9"}, "no revision 'release-9'"),
         ({"repo": "example/absent"}, "does not know example/absent"),
         ({"endpoint": "http://127.0.0.1:9"}, "cannot be reached"),
-        ({"reserve_mib": 10**9}, "0.2 MiB must be brought and 1,000,000,000.0 MiB are to stay free"),
+        ({"reserve_mib": 10**9}, "1 MiB are to be written and 1000000000 MiB to stay free"),
         ({"group": "no-such-group"}, "The role vllm_edge_host creates the group"),
         ({"name": "../escape"}, "may have letters"),
         ({"workers": 0}, "at least 1"),

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from ..paths import HostPaths
 from ..system.files import make_directories, prune, write_durably
+from ..system.long_run import list_records
 from ..system.records import read_record
 from .checks import quote
 
@@ -93,7 +94,7 @@ def write_record(record: Record | Mapping[str, Any], paths: HostPaths) -> Path:
 
 
 def list_files(paths: HostPaths) -> list[Path]:
-    return sorted(paths.quality.glob("*.json"))
+    return list_records(paths.quality, "*.json")
 
 
 def read_suites(paths: HostPaths) -> Iterator[Record]:

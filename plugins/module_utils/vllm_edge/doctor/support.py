@@ -28,6 +28,7 @@ from ..gpu import container_probe
 from ..gpu.driver import GENERATED, STATIC
 from ..names import unit_name
 from ..redaction import NAME, find_secrets, is_secret, redact
+from ..system.files import name_errors
 from ..system.host import Unread
 from ..system.systemd import Ran
 from ..text import printable
@@ -226,8 +227,8 @@ def write_report(path: Path, reader: Reader, document: Mapping[str, Any]) -> Non
     """
     texts = collect(reader, document)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    os.fchmod(descriptor, 0o600)  # also of a file that was there
-    with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+    with name_errors(path), os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+        os.fchmod(descriptor, 0o600)  # also of a file that was there
         for name, text in texts.items():
             data = text.encode()
             member = tarfile.TarInfo(f"vllm-edge-support/{name.lstrip('/')}")

@@ -432,9 +432,10 @@ final read_only
 = the engine wants to write {path}, and its root is read-only
 > Mount a cache or a tmpfs there in docker-create
 heals disk_full
-/ No space left on device
-= a file system the engine writes to is full
-> Look at `df -h /data /tmp` and at vllm_engine_shm_size
+/ No space left on device(?P<path>: '[^']+')?
+= a file system the engine writes to is full{path}
+> /data and /cache are on the disks that `vllm-edge doctor` shows (storage.data), which may also lack inodes (`df -i`);
+> /tmp and /dev/shm are the container's own (vllm_engine_shm_size)
 heals cuda_error
 / (?:CUDA error|Triton Error \[CUDA\]): (?P<text>[a-z][^.]{3,120})
 = CUDA reported an error: {text}
@@ -474,7 +475,7 @@ final limit_refused
 heals docker_out_of_space
 / no space left on device
 = Docker's disk is full
-> Free space under /var/lib/docker (`docker system df`)
+> Free space, or inodes, where `vllm-edge doctor` names it (storage.images; `docker system df`)
 final entrypoint_missing
 / exec: "(?P<name>[^"]+)": (?:executable file not found|stat |permission denied)
 = the image has no program {name}

@@ -30,14 +30,9 @@ RELOADABLE = frozenset(
 CDI_DEFAULT_SINCE = (28, 2)
 
 
-def locate_images(config: Mapping[str, Any]) -> str:
-    """Return Docker's data directory, from the content of daemon.json."""
-    return str(config.get("data-root") or "/var/lib/docker")
-
-
 def locate_swarm_state(config: Mapping[str, Any]) -> str:
     """Return the file that a node of a swarm has. While it exists, dockerd does not start with live-restore."""
-    return f"{locate_images(config)}/swarm/docker-state.json"
+    return f"{config.get('data-root') or '/var/lib/docker'}/swarm/docker-state.json"
 
 
 def merge(current: Any, wanted: Any) -> Any:

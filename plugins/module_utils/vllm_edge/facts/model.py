@@ -137,8 +137,8 @@ class Serving:
     unfinished_switch: str
     """What is known of a switch that was killed; empty if there is none."""
     switching: bool = False
-    without_profile: bool = False
-    """Whether no generation is recorded as the committed one."""
+    unrecorded: str | Unread = ""
+    """Why the committed generation is not known; empty if it is."""
     over_budget: str = ""
     """What the last switch that committed said, if that was over its budget."""
     socket_directories: tuple[str, ...] | Unread = ()
@@ -220,7 +220,8 @@ class Facts:
     image: Image | Unread | None
     """None if no image is recorded."""
     topology: Topology
-    spaces: tuple[Space | Unread, ...]
+    spaces: Mapping[str, Sequence[Space] | Unread]
+    """File systems that are written to, by the step."""
     serving: Serving
     gateway: Gateway | Unread | None = None
     """None if the host has no gateway."""

@@ -28,6 +28,8 @@ from ..gateway.command import synchronize
 from ..gateway.describe import list_addresses, list_places
 from ..gateway.names import name_link
 from ..gateway.sync import CONFIGURATION, Report, is_installed, open_proxy
+from ..generation.model import GenerationError
+from ..generation.store import load_committed
 from ..gpu import slots, topology
 from ..gpu.access import CannotAsk, ask_docker, refuse_stopped_docker
 from ..gpu.owners import Owner, find_owners
@@ -44,10 +46,10 @@ from ..system.http import Answer, get_health
 from ..system.listeners import find_port_users
 from ..system.process import engine_uid
 from ..system.sockets import pin
-from ..system.space import Space, measure
+from ..system.space import STEPS, Space, locate_images, measure_step
 from ..system.systemd import SystemdError
 from . import model
-from .docker_daemon import locate_images, locate_swarm_state
+from .docker_daemon import locate_swarm_state
 from .driver import REFUSAL, switch
 from .runtime import RuntimeReader
 
@@ -68,13 +70,6 @@ NODE = re.compile(r"nvidia(ctl|-uvm|-uvm-tools|-modeset|\d{1,4})")
 NO_SHELL = re.compile(r"(^|/)(nologin|false|sync|shutdown|halt)?$")
 REFRESH = "systemd/system/nvidia-cdi-refresh.service"
 REFRESH_FILES = (f"usr/lib/{REFRESH}", f"lib/{REFRESH}", f"etc/{REFRESH}", f"etc/{REFRESH}.d/*.conf")
-
-
-def read_free_space(what: str, path: Path) -> Space | Unread:
-    try:
-        return measure(what, path)
-    except OSError as error:
-        return Unread(f"{path}: {error}")
 
 
 def parse_dockerd_flags(words: Sequence[str]) -> dict[str, Any]:
@@ -158,7 +153,7 @@ class Reader(RuntimeReader):
     paths: HostPaths = field(default_factory=HostPaths)
     owners: Callable[[Iterable[int]], Mapping[int, Owner]] = find_owners
     engine_uid: Callable[[], int | None] = engine_uid
-    space: Callable[[str, Path], Space | Unread] = read_free_space
+    measure: Callable[..., Sequence[Space]] = measure_step
     proxy: Callable[[HostPaths], HAProxy] = open_proxy
     health: Callable[[str, float], Answer] = get_health
 
@@ -168,7 +163,6 @@ class Reader(RuntimeReader):
         rows, problem = self.smi(GPU_FIELDS)
         gpus = self.gpus(rows, problem, engines, expected)
         runtime = self.runtime()
-        docker_root = locate_images({} if isinstance(runtime.config, Unread) else runtime.config)
         return model.Facts(
             as_root=os.geteuid() == 0,
             system=system,
@@ -177,16 +171,7 @@ class Reader(RuntimeReader):
             runtime=runtime,
             image=self.image(),
             topology=self.topology(rows),
-            spaces=tuple(
-                self.space(what, self.at(path))
-                for what, path in (
-                    ("/", "/"),
-                    ("images", self.image_store(docker_root)),
-                    ("weights and caches", expected.data),
-                    ("state", str(self.paths.state.relative_to(self.root))),
-                    ("boot", "/boot"),
-                )
-            ),
+            spaces=self.spaces(expected.data),
             serving=serving,
             gateway=self.gateway(),
         )
@@ -433,13 +418,17 @@ class Reader(RuntimeReader):
             leftovers=self.leftovers(),
         )
 
-    def image_store(self, docker_root: str) -> str:
-        """Return the directory of the images: containerd's where Docker keeps them there, as new hosts do since 29."""
-        ran = self.ask("docker", "info", "--format", "{{json .DriverStatus}}")
-        if isinstance(ran, Unread) or "io.containerd.snapshotter" not in ran.out:
-            return docker_root
-        root = re.search(r'^root\s*=\s*"(.+)"', self.plain("etc/containerd/config.toml"), re.MULTILINE)
-        return root[1] if root else "/var/lib/containerd"
+    def spaces(self, data: str) -> dict[str, Sequence[Space] | Unread]:
+        """Return the file systems of each step, by its name; `data` is the directory of weights and caches."""
+        places = {name: f"/{getattr(self.paths, name).relative_to(self.root)}" for name in ("etc", "run", "state")}
+        at = {**places, **locate_images(self), "data": data}
+        found: dict[str, Sequence[Space] | Unread] = {}
+        for step in STEPS:
+            try:
+                found[step] = self.measure(step, at, root=self.root)
+            except OSError as error:
+                found[step] = Unread(str(error))
+        return found
 
     def in_swarm(self, config: Mapping[str, Any]) -> bool | Unread:
         """Return whether there is the file of a node, with which dockerd does not start where live-restore is set."""
@@ -600,27 +589,38 @@ class Reader(RuntimeReader):
             target=self.unit(TARGET),
             unfinished_switch=str(killed["message"] or killed["id"]) if killed else "",
             switching=switches.get("switch") is not None,
-            without_profile=not os.path.lexists(self.paths.active_profile),
+            unrecorded=self._find_record_fault(),
             open_to_others=tuple(self._find_open()),
             socket_directories=self._find_open_directories(sockets) if sockets else (),
             over_budget=kept[0]["message"] if kept and kept[0]["result"] == Result.OVER_BUDGET else "",
         )
 
+    def _find_record_fault(self) -> str | Unread:
+        try:
+            return "" if load_committed(self.paths) else "no profile is recorded on this host"
+        except GenerationError as error:
+            return str(error) if os.geteuid() == 0 else Unread(str(error))
+
     def gateway(self) -> model.Gateway | Unread | None:
         place = self.paths.gateway
         if place.is_dir() and not os.access(place, os.R_OK | os.X_OK):
             return Unread(f"{place} is for root")
-        if not is_installed(self.paths):
+        unit, text, problems = self.unit(GATEWAY_UNIT), "", tuple[str, ...]()
+        if is_installed(self.paths):
+            try:
+                text = (place / CONFIGURATION).read_text(encoding="utf-8", errors="replace")
+            except OSError as error:
+                return Unread(f"{place / CONFIGURATION}: {error.strerror}")
+        elif isinstance(unit, Unread) or unit.active_state not in ("active", "reloading"):
             return None
-        try:
-            text = (place / CONFIGURATION).read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            return Unread(f"{place / CONFIGURATION}: {error.strerror}")
-        problems: tuple[str, ...] = ()
+        else:
+            problems = (
+                f"{place / CONFIGURATION} is missing: the gateway runs, and does not start again. Run site.yml.",
+            )
         try:
             report = synchronize(self.paths, read_switch_progress, check=True, proxy=self.proxy(self.paths))
         except GatewayError as error:
-            report, problems = Report(True), (str(error),)
+            report, problems = Report(True), (*problems, str(error))
         places = list_places(text)
         certificate: Certificate | Unread | None = None
         if server_pem(self.paths).exists():
@@ -629,8 +629,8 @@ class Reader(RuntimeReader):
             except ValueError as error:
                 certificate = Unread(str(error))
         return model.Gateway(
-            unit=self.unit(GATEWAY_UNIT),
-            answers=report.answers,
+            unit=unit,
+            answers=report.answers or not report.installed,
             differences=report.changes,
             problems=problems + report.warnings,
             without_backend=tuple(name for name in report.served if name_link(name, 0) not in places),
@@ -638,6 +638,6 @@ class Reader(RuntimeReader):
                 name for name, engines in report.served.items() if name_link(name, engines - 1) not in places
             ),
             port_users=tuple(find_port_users([("127.0.0.1", 1)], GATEWAY_UNIT, self.at("proc"))),
-            with_tls=any(address.startswith("https:") for address in list_addresses(text)),
+            with_tls=not text or any(address.startswith("https:") for address in list_addresses(text)),
             certificate=certificate,
         )

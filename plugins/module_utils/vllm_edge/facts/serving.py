@@ -7,6 +7,7 @@ passed is recorded as always.
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import json
 import os
@@ -43,9 +44,9 @@ from ..system.docker import (
     docker_unit,
     explain_unreachable_docker,
 )
-from ..system.long_run import watch_moves
+from ..system.long_run import CommandRefused, watch_moves
 from ..system.nvml import NvmlFailure, open_nvml, pynvml_missing
-from ..system.space import STATE_BYTES, find_shortage, measure
+from ..system.space import find_shortage, measure_step
 from ..system.systemd import ask_units
 from ..weights.record import load_record
 from ..weights.verification import Ownership, find_ownership_faults, verify_recorded
@@ -141,12 +142,12 @@ def read_live_files(paths: HostPaths, profile: Mapping[str, Any] | None) -> tupl
 
 
 def judge_state_space(paths: HostPaths) -> list[str]:
-    """Return that the state directory, where each switch and engine writes, has no room."""
+    """Return each file system that has no room, where a switch and the engines write."""
     try:
-        wrong = find_shortage(measure("state", paths.state), STATE_BYTES)
+        found = list(filter(None, map(find_shortage, measure_step("switch", vars(paths)))))
     except OSError as error:
-        wrong = f"{paths.state} cannot be read: {error}"
-    return [f"{wrong}: no switch can begin, and records are not written. Make room there."] if wrong else []
+        found = [f"{error.filename} cannot be read: {error.strerror}"]
+    return [f"{wrong}: no switch can begin, and records are not written. Make room there." for wrong in found]
 
 
 def parse_systemd_time(unit: Mapping[str, str], key: str) -> int | None:
@@ -256,7 +257,9 @@ def sum_budgets(configs: Sequence[EngineConfig]) -> dict[str, int | None]:
 
 def read_quality(paths: HostPaths) -> Json | None:
     """Return the newest run of the quality suite; None if there is none that this user may read."""
-    newest = next(read_suites(paths), None)
+    newest = None
+    with contextlib.suppress(CommandRefused):
+        newest = next(read_suites(paths), None)
     keys = ("run", "at", "profile", "generation", "passed", "failed", "unsteady", "note")
     return {key: getattr(newest, key) for key in keys} if newest else None
 

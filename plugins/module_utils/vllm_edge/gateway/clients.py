@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,22 +79,20 @@ def _find_errors(clients: Mapping[str, Client]) -> list[str]:
 
 
 def read_clients(path: Path) -> dict[str, Client]:
-    """Read the clients by name; none where there is no file.
-
-    Raises GatewayError: the file cannot be read, or has mistakes, which are all named.
-    """
+    """Read the clients by name. Raises GatewayError: the file cannot be read, or has mistakes, which are all named."""
     try:
         data = parse_json(read_foreign(path, MOST_BYTES))
         if not isinstance(data, dict):
             raise ValueError("a JSON object is expected")
         clients = {name: read_record(Client, value, shown(name)) for name, value in data.items()}
         errors = _find_errors(clients)
-    except FileNotFoundError:
-        return {}
     except (OSError, ValueError) as error:
         errors, clients = [getattr(error, "strerror", "") or str(error)], {}
     if errors:
-        raise GatewayError(f"{path}: {'; '.join(errors)}. playbooks/clients.yml writes it anew.")
+        raise GatewayError(
+            f"{path}: {'; '.join(errors)}. Restore it from a backup; or, without it, "
+            "playbooks/clients.yml writes it anew, with the keys that the gateway has in clients.map."
+        )
     return clients
 
 
@@ -107,4 +106,8 @@ def read_temporary(path: Path, now: str) -> dict[str, Client]:
         clients = read_clients(path) if is_locked(path) else {}
     except OSError as error:
         raise GatewayError(f"{path}: {error}.") from error
+    except GatewayError:
+        if os.path.lexists(path):
+            raise
+        return {}  # its program has ended meanwhile
     return {name: client for name, client in clients.items() if any(key.valid(now) for key in client.keys)}

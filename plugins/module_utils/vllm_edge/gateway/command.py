@@ -17,8 +17,8 @@ from ..text import print_result, table
 from .admin import HAProxy
 from .clients import GatewayError
 from .describe import describe_gateway, render_gateway
-from .sync import CONFIGURATION, Report, apply, view_host
-from .view import SwitchProgress, View
+from .sync import CONFIGURATION, Report, apply, read_map, view_host
+from .view import MODELS, SwitchProgress, View
 
 ReadProgress = Callable[[HostPaths], SwitchProgress | None]
 
@@ -41,11 +41,11 @@ def synchronize(
                 f"The committed generation cannot be read: {error} Clients reach the same names as before. Run "
                 "site.yml, which writes it anew."
             ) from error
-        if live is None and list_live_engines(paths):
+        if live is None and (list_live_engines(paths) or read_map(paths, MODELS)):
             if progress is not None:
                 return None  # the first switch of the host has not committed yet
             raise GatewayError(
-                f"This host has engines, and {paths.active_profile}, which says what they serve, does not exist. "
+                f"{paths.active_profile}, which says what serves, does not exist, and this host has engines or names. "
                 "Clients reach the same names as before. Run site.yml, which writes it anew and restarts no engine."
             )
         return view_host(paths, live, progress)

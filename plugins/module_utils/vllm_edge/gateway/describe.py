@@ -14,7 +14,7 @@ from ..text import wrapped
 from .admin import GatewayDown, HAProxy, Server
 from .certificate import read_certificate, server_pem
 from .names import SERVER, find_link, name_link
-from .sync import CONFIGURATION, is_installed, open_proxy
+from .sync import CONFIGURATION, is_installed, open_proxy, read_keys
 from .view import MODELS, parse_text
 
 
@@ -42,11 +42,13 @@ def list_places(configuration: str) -> set[str]:
 def describe_gateway(paths: HostPaths, unit: Mapping[str, str], proxy: HAProxy | None = None) -> dict[str, Any] | None:
     """Return the gateway as `status --format json` shows it, as far as this user may see; None if the host has none.
 
-    The state of a role is what HAProxy reaches: `up`, `stand-in`, `away` in a switch, `down` where no engine answers;
-    `unknown` if HAProxy cannot be asked, or does not know the name yet.
+    One that runs without its configuration is a gateway. The state of a role is what HAProxy reaches: `up`, `stand-in`,
+    `away` in a switch, `down` where no engine answers; `unknown` if HAProxy cannot be asked, or does not know the name
+    yet.
     """
     hidden = paths.gateway.is_dir() and not os.access(paths.gateway, os.X_OK)
-    if not hidden and not is_installed(paths):
+    running = unit.get("ActiveState") in ("active", "reloading")
+    if not hidden and not running and not is_installed(paths):
         return None
     found: dict[str, Any] = {
         "unit": GATEWAY_UNIT,
@@ -63,14 +65,15 @@ def describe_gateway(paths: HostPaths, unit: Mapping[str, str], proxy: HAProxy |
         models = (paths.gateway / MODELS).read_text(encoding="utf-8", errors="replace")
         if server_pem(paths).exists():
             found["certificate_ends"] = stamp(read_certificate(server_pem(paths)).ends)
+        found["problem"] = " ".join(read_keys(paths, stamp())[2]).rstrip(".") or None
     except (OSError, ValueError) as error:
-        return {**found, "problem": f"the gateway's files cannot be read: {error}"}
+        return {**found, "problem": f"the gateway's files cannot be read: {error}: run playbooks/gateway.yml"}
     found["addresses"] = list_addresses(text)
     servers = None
     try:
         servers = (proxy or open_proxy(paths)).list_workers()[0].read_servers()
     except GatewayDown as error:
-        if found["active_state"] in ("active", "reloading"):
+        if running:
             found["problem"] = f"HAProxy does not say what it reaches: {str(error).rstrip('.')}"
     words = {name: value.split(" ") for name, value in parse_text(models).items()}
     found["roles"] = {

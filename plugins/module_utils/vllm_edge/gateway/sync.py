@@ -23,7 +23,16 @@ from ..generation.model import Generation
 from ..names import GATEWAY_UNIT
 from ..paths import HostPaths
 from ..planning.load_time import expect_load
-from ..system.files import LockHeld, hold_lock, make_directories, make_fresh_name, read_foreign, sync, write_fresh
+from ..system.files import (
+    LockHeld,
+    hold_lock,
+    make_directories,
+    make_fresh_name,
+    name_errors,
+    read_foreign,
+    sync,
+    write_fresh,
+)
 from ..system.systemd import SystemdError
 from .admin import GatewayDown, GatewayRefused, HAProxy, Worker, end_worker
 from .clients import Client, GatewayBusy, GatewayError, read_clients, read_temporary
@@ -116,6 +125,10 @@ def _read(path: Path) -> str | None:
         return None
 
 
+def read_map(paths: HostPaths, name: str) -> dict[str, str]:
+    return parse_text(_read(paths.gateway / name) or "")
+
+
 def _list_links(roles: Path) -> dict[str, str]:
     try:
         found = [entry for entry in os.scandir(roles) if entry.is_symlink()]
@@ -162,7 +175,8 @@ def _write(paths: HostPaths, files: Mapping[Path, str], links: Mapping[str, str 
         for name, target in placed.items():
             remove(f".{name}.new")
             end.callback(remove, f".{name}.new")
-            os.symlink(target, f".{name}.new", dir_fd=directory)
+            with name_errors(paths.run / "roles" / name):
+                os.symlink(target, f".{name}.new", dir_fd=directory)
         for path in files:
             os.rename(make_fresh_name(path), path)
         for name in placed:
@@ -259,11 +273,20 @@ def _change_servers(worker: Worker, view: View, check: bool) -> Iterator[str]:
             worker.set_away(link, away)
 
 
-def _read_keys(paths: HostPaths, now: str) -> tuple[Mapping[str, Client] | None, dict[str, str], list[str]]:
-    """Return the clients (None if their file is damaged), the keys that count, and what could not be read.
+def read_keys(
+    paths: HostPaths, now: str, ask: Callable[[], Mapping[str, str]] = dict
+) -> tuple[Mapping[str, Client] | None, dict[str, str], list[str]]:
+    """Return the clients, the keys that count, and what could not be read.
 
-    Raises OSError: this user may not read the former keys.
+    The clients are None if their file is damaged, or is missing although the gateway has keys: those of its map count
+    then, or what `ask` returns where that is missing, too. Raises OSError: this user may not read the former keys.
     """
+    place = paths.gateway / "clients.json"
+
+    def recall() -> dict[str, str]:
+        text = _read(paths.gateway / CLIENTS)
+        return drop_ended(ask() if text is None else parse_text(text), now)
+
     temporary: Mapping[str, Client] = {}
     problems = []
     try:
@@ -271,11 +294,17 @@ def _read_keys(paths: HostPaths, now: str) -> tuple[Mapping[str, Client] | None,
     except GatewayError as error:
         problems.append(str(error))
     try:
-        clients = {**temporary, **read_clients(paths.gateway / "clients.json")}
+        clients = {**temporary, **(read_clients(place) if os.path.lexists(place) or recall() else {})}
     except GatewayError as error:
-        former = drop_ended(parse_text(_read(paths.gateway / CLIENTS) or ""), now)
-        return None, former | render_keys(temporary, now), [*problems, str(error)]
+        return None, recall() | render_keys(temporary, now), [*problems, str(error)]
     return clients, render_keys(clients, now), problems
+
+
+def _ask_for_keys(paths: HostPaths, proxy: HAProxy) -> Mapping[str, str]:
+    """Return the clients.map of the running gateway; nothing if it does not run or answer."""
+    with contextlib.suppress(GatewayDown):
+        return proxy.list_workers()[0].read_map(paths.gateway / CLIENTS) or {}
+    return {}
 
 
 def apply(
@@ -324,7 +353,7 @@ def _apply(paths: HostPaths, look: Callable[[], View | None], check: bool, proxy
 
     with contextlib.nullcontext() if check else lock(paths):
         try:
-            clients, keys, warnings = _read_keys(paths, stamp())
+            clients, keys, warnings = read_keys(paths, stamp(), lambda: _ask_for_keys(paths, proxy))
         except OSError as error:
             raise GatewayError(f"The gateway's maps cannot be read: {error}.") from error
         try:
@@ -340,7 +369,7 @@ def _apply(paths: HostPaths, look: Callable[[], View | None], check: bool, proxy
             maps = keep_seconds(render_models(view), _read(paths.gateway / MODELS) or "")
             maps |= render_rights(view, clients) if clients is not None else {}
         elif clients is not None:
-            maps = {RIGHTS: narrow_rights(parse_text(_read(paths.gateway / RIGHTS) or ""), clients)}
+            maps = {RIGHTS: narrow_rights(read_map(paths, RIGHTS), clients)}
         write(maps, view.links if view is not None else None)
 
         def change(worker: Worker) -> Iterator[str]:
@@ -368,7 +397,7 @@ def publish_phase(paths: HostPaths, phase: str | None) -> None:
     path, value = paths.gateway / STATE, "null" if phase is None else f'"{phase}"'
     # A phase is over soon, and its switch does not wait for others; that none runs has to be right.
     with lock(paths, 1.0 if phase else LOCK_S):
-        entries = parse_text(_read(path) or "")
+        entries = read_map(paths, STATE)
         if entries.get("switch") in (None, value):
             return
         _write(paths, {path: to_text({**entries, "switch": value})}, {})

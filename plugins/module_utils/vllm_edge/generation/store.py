@@ -30,7 +30,7 @@ from ..engine.config import (
 )
 from ..names import ENGINE_NAME, TARGET, unit_name
 from ..paths import HostPaths
-from ..system.files import make_directories, sync, write_durably
+from ..system.files import make_directories, name_errors, sync, write_durably
 from .build import OF_NO_ENGINE, EngineFiles, InstalledHash, Rendered, join_lines
 from .committed import committed
 from .model import (
@@ -246,9 +246,10 @@ def put(staged: Path, number: int, paths: HostPaths) -> None:
     place = paths.generation_dir(number)
     aside = place.with_name(f".former-{number}-{os.getpid()}")
     try:
-        if place.exists():
-            os.rename(place, aside)
-        os.rename(staged, place)
+        with name_errors(place):
+            if place.exists():
+                os.rename(place, aside)
+            os.rename(staged, place)
         sync(place.parent)
     except OSError as error:
         raise GenerationError(f"{place} could not be written: {error}") from error
@@ -265,7 +266,8 @@ def stage(paths: HostPaths) -> Path:
         make_directories(root, DIRECTORY_MODE)
         for entry in root.glob(".new-*"):
             shutil.rmtree(entry, ignore_errors=True)
-        return Path(tempfile.mkdtemp(prefix=".new-", dir=root))
+        with name_errors(root):
+            return Path(tempfile.mkdtemp(prefix=".new-", dir=root))
     except OSError as error:
         raise GenerationError(f"{root} cannot be written: {error}") from error
 

@@ -1,58 +1,119 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about GPU models that NVML does not report, by NVML's name of the model."""
+"""Facts about GPU models that NVML does not report, by NVML's name of the model; the table is in `cards`."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import NamedTuple
+
+from .cards import CARDS
+
+MIB = 2**20
 
 
 class GpuModel(NamedTuple):
     compute_capability: tuple[int, int]
     bandwidth_bytes_per_s: float
-    """Memory bandwidth according to NVIDIA's data sheet."""
+    """Memory bandwidth."""
+    bandwidth_is_confirmed: bool
     nvlink: bool
-    nvml_total_mib: int | None = None
-    """Total memory as nvidia-smi prints it; None if nobody has read it on such a card."""
-    cuda_total_bytes: int | None = None
-    """The part of it that CUDA offers; None if unknown."""
+    totals_mib: tuple[int, ...] = ()
+    """Total memory as nvidia-smi prints it, in MiB; several if cards of this name have different memory, none if it
+    prints no total because the memory is shared with the processor."""
+    cuda_mib: float | None = None
+    """What CUDA offers of the largest total, in MiB; None if nobody has read it."""
+
+    def compute_cuda_mib(self, total_mib: int) -> float:
+        """Return what CUDA offers, in MiB, of a total of nvidia-smi, if `cuda_mib` was read.
+
+        ECC, which some models have in their memory, and another size change the total, not what the driver keeps.
+        """
+        return (self.cuda_mib or 0) - (max(self.totals_mib) - total_mib if self.totals_mib else 0)
 
 
-# Sources: NVIDIA's data sheet of each model and NVIDIA's table of compute capabilities. The memory of the L4 was read
-# on the reference host and matches several public reports: 22.03 GiB of 23,034 MiB.
-GPU_MODELS: dict[str, GpuModel] = {
-    "NVIDIA L4": GpuModel((8, 9), 300e9, False, 23034, 23_659_151_360),
-    "NVIDIA L40S": GpuModel((8, 9), 864e9, False, 46068),
-    "NVIDIA A10": GpuModel((8, 6), 600e9, False, 23028),
-    "Tesla T4": GpuModel((7, 5), 320e9, False, 15360),
-    # What nvidia-smi prints of these is public; what CUDA offers of it was not read, so plans are on the safe side.
-    "NVIDIA A100 80GB PCIe": GpuModel((8, 0), 1935e9, False, 81920),
-    "NVIDIA A100-SXM4-80GB": GpuModel((8, 0), 2039e9, True, 81920),
-    "NVIDIA H100 80GB HBM3": GpuModel((9, 0), 3350e9, True, 81559),
-    "NVIDIA H200": GpuModel((9, 0), 4800e9, True, 143771),
-    "NVIDIA RTX A6000": GpuModel((8, 6), 768e9, False, 49140),
-    "NVIDIA RTX 6000 Ada Generation": GpuModel((8, 9), 960e9, False, 49140),
-    "NVIDIA GeForce RTX 3090": GpuModel((8, 6), 936e9, False, 24576),
-    "NVIDIA GeForce RTX 4090": GpuModel((8, 9), 1008e9, False, 24564),
+def parse_capability(text: object) -> tuple[int, int]:
+    """Return a compute capability as nvidia-smi prints it, `8.9`. Raises ValueError."""
+    found = re.fullmatch(r"(\d{1,2})(?:\.(\d))?", str(text).strip())
+    if found is None:
+        raise ValueError(
+            f"{str(text)!r} is no compute capability; write it as nvidia-smi prints compute_cap, such as 8.9"
+        )
+    return int(found[1]), int(found[2] or 0)
+
+
+def _read_cards(table: str) -> Iterator[tuple[str, GpuModel]]:
+    for line in table.strip().splitlines():
+        name, capability, bandwidth, source, link, totals, cuda = (cell.strip() for cell in line.split("|"))
+        confirmed, offered = source != "memory", cuda.split()[0]
+        yield (
+            name,
+            GpuModel(
+                parse_capability(capability),
+                float(bandwidth) * 1e9,
+                confirmed,
+                link == "NVLink",
+                tuple(int(total) for total in totals.split()),
+                None if offered == "-" else float(offered),
+            ),
+        )
+
+
+GPU_MODELS: dict[str, GpuModel] = dict(_read_cards(CARDS))
+KNOWN_BY_TOTAL = "NVIDIA L4"
+"""The model that its total alone names: other totals are those of several models, some older than the table."""
+SHORT_NAMES = {
+    "A100": "NVIDIA A100-SXM4-80GB",
+    "A100 40GB": "NVIDIA A100-SXM4-40GB",
+    "A100 80GB": "NVIDIA A100-SXM4-80GB",
+    "H100": "NVIDIA H100 80GB HBM3",
+    "H100 SXM": "NVIDIA H100 80GB HBM3",
+    "A6000": "NVIDIA RTX A6000",
+    "RTX 6000 Ada": "NVIDIA RTX 6000 Ada Generation",
+    "RTX PRO 6000": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+    "GH200": "NVIDIA GH200 480GB",
+    "GH200 96GB": "NVIDIA GH200 480GB",
+    "B300": "NVIDIA B300 SXM6 AC",
+    "DGX Spark": "NVIDIA GB10",
 }
-SHORT_NAMES = {"A100": "NVIDIA A100-SXM4-80GB", "H100": "NVIDIA H100 80GB HBM3", "A6000": "NVIDIA RTX A6000"}
 """Names that people use for one of several variants."""
+OTHER_MAKERS = re.compile(r"\b(amd|radeon|instinct|mi\d{3}\w*|intel|arc|gaudi\d?|tpu|ascend|apple|m[1-5])\b", re.I)
+_NO_PART_OF_A_NAME = frozenset({"nvidia", "tesla", "geforce", "generation", "blackwell", "edition"})
 
 
 def by_total(nvml_total_mib: int) -> tuple[str, int] | None:
-    """Return name and CUDA's total in bytes of the model with this total of nvidia-smi; None if none has it."""
-    for name, model in GPU_MODELS.items():
-        if model.nvml_total_mib == nvml_total_mib and model.cuda_total_bytes is not None:
-            return name, model.cuda_total_bytes
-    return None
+    """Return name and CUDA's total in bytes of the model with this total of nvidia-smi; None if that names none."""
+    model = GPU_MODELS[KNOWN_BY_TOTAL]
+    if nvml_total_mib not in model.totals_mib:
+        return None
+    return KNOWN_BY_TOTAL, int((model.cuda_mib or 0) * MIB)
 
 
 def find_by_short_name(name: str) -> str | None:
     """Return NVML's name of a GPU model for what people write, such as `L4` or `rtx 4090`; None if it is not known."""
+    wanted = _simplify(name)
+    return _NAMES.get(wanted) or _NAMES.get(f"rtx {wanted}")
 
-    def simplify(text: str) -> str:
-        return " ".join(word for word in text.lower().split() if word not in ("nvidia", "tesla", "geforce"))
 
-    wanted = simplify(name)
-    names = {simplify(model): model for model in GPU_MODELS}
-    names |= {simplify(short): model for short, model in SHORT_NAMES.items()}
-    return names.get(wanted) or names.get(f"rtx {wanted}")
+def list_by_words(name: str) -> list[str]:
+    """Return the names that contain every word of what people write: variants of one model, of different memory."""
+    words = set(_simplify(name).split())
+    return [model for model in GPU_MODELS if words and words <= set(_simplify(model).split())]
+
+
+def list_by_memory(total_mib: int) -> list[str]:
+    """Return the models that have this total of nvidia-smi, or one that differs by less than 2 %."""
+    return [
+        name
+        for name, model in GPU_MODELS.items()
+        if any(abs(total - total_mib) < total * 0.02 for total in model.totals_mib)
+    ]
+
+
+def _simplify(text: str) -> str:
+    return " ".join(word for word in re.split(r"[\s_-]+", text.lower()) if word not in _NO_PART_OF_A_NAME)
+
+
+_NAMES = {_simplify(model): model for model in GPU_MODELS} | {
+    _simplify(short): model for short, model in SHORT_NAMES.items()
+}

@@ -64,6 +64,8 @@ RULES: dict[str, Rule] = {
     "vram_budget_mib": _number("MiB", 22200),
     "gpu_count": _number("GPUs", 4),
     "gpu_memory_mib": _number("MiB", 23034, 1024, None, "write what nvidia-smi prints as the total of one GPU"),
+    "gpu_compute_capability": _number("", 8.9, 7.5, 20, "write what nvidia-smi prints as compute_cap, such as 8.9"),
+    "gpu_bandwidth_gb_s": _number("GB/s", 864, 100, 50_000, "write GB/s of the card's data sheet, such as 864"),
     # Numbers of roles.
     "vllm_engine_uid": _number("", 8050, 100, 999_999_999, "write the id of a user that owns nothing else: 8050"),
     "vllm_engine_pids_limit": _number("processes", 4096, 64, 4_194_304),

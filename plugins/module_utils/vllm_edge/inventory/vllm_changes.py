@@ -16,13 +16,14 @@ def apply_changes(changes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[st
     releases: dict[str, dict[str, Any]] = {}
     before: dict[str, Any] = {}
     for version, change in changes.items():
-        before = releases[version] = _apply(before, change)
+        before = releases[version] = apply_change(before, change)
     return releases
 
 
-def _apply(before: Any, change: Any) -> Any:
+def apply_change(before: Any, change: Any) -> Any:
+    """Return a record, or a part of one, with a change."""
     if isinstance(change, Mapping):
-        found = {key: _apply((before or {}).get(key, ""), value) for key, value in change.items()}
+        found = {key: apply_change((before or {}).get(key, ""), value) for key, value in change.items()}
         return {key: value for key, value in {**(before or {}), **found}.items() if value != ""}
     if not isinstance(change, str):
         return change

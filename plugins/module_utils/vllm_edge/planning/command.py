@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..gpu.models import GPU_MODELS, find_by_short_name
-from ..text import WIDTH, nearest, shown
+from ..gpu import models as gpu_models
+from ..text import WIDTH, shown
 from ..weights.access import read_token_file
 from ..weights.record import WeightsError
-from . import inputs, planner, render, serve_options
+from . import feasibility, inputs, planner, render, serve_options
 from .advice import model as advice_model
 from .advice import render as advice_render
 from .advice import search
@@ -29,6 +29,8 @@ from .separate_process import read_in_subprocess
 
 FITS, DOES_NOT_FIT, CANNOT_SAY = 0, 1, 2
 """Exit status of `plan` and `advise`."""
+FEW_GPUS = 4
+"""Up to so many are named as what an unknown one may be."""
 _KEYS = "|".join([*serve_options.KEYS, "(?:tensor|pipeline)_parallel_size"])
 _SPELLINGS: Sequence[tuple[str, str]] = (
     (r"(?:[.,]|, or)?\s+[Ss]tart\s+it\s+without\s+a\s+plan\s+\(-e\s+plan_override=true\)", ""),
@@ -132,20 +134,29 @@ def load_model(source: str, options: Namespace) -> Model:
 
 def find_gpus(options: Namespace) -> list[Gpu]:
     """Return the GPUs of the command line. Raises ValueError if one is not known and its memory is not given."""
-    name = find_by_short_name(options.gpu)
-    if name is None and options.gpu_memory_mib is None:
-        short = [known.removeprefix("NVIDIA ") for known in GPU_MODELS]
+    known = gpu_models.find_by_short_name(options.gpu) or gpu_models.OTHER_MAKERS.search(options.gpu)
+    if not known and options.gpu_memory_mib is None:
+        alike = gpu_models.list_by_words(options.gpu)
+        hint = f"Write one of {', '.join(alike)}. " if alike else ""
         raise ValueError(
-            f"--gpu: {shown(options.gpu)} is not a GPU that the planner knows; {nearest(options.gpu, short)} For "
-            "another one give --gpu-memory-mib as nvidia-smi prints it; its speed is not estimated then."
+            f"--gpu: {shown(options.gpu)} is not a GPU that the planner knows. {hint}For another one give "
+            f"--gpu-memory-mib as nvidia-smi prints it, --compute-capability as `nvidia-smi --query-gpu=compute_cap` "
+            f"does, and for its speed --gpu-bandwidth in GB/s, of its data sheet."
         )
+    if not known and 0 < len(alike := gpu_models.list_by_memory(options.gpu_memory_mib)) <= FEW_GPUS:
+        _warn(f"--gpu: {shown(options.gpu)} is not known; known GPUs with about this memory: {', '.join(alike)}.")
     if not 1 <= options.count <= 64:
         raise ValueError(f"--count: {options.count} is not a number of GPUs from 1 to 64.")
-    known = GPU_MODELS[name] if name else None
-    given: dict[str, Any] = {"name": name or options.gpu, "nvml_total_mib": options.gpu_memory_mib}
-    if known and options.gpu_memory_mib is None:
-        given |= {"cuda_total_bytes": known.cuda_total_bytes, "nvml_total_mib": known.nvml_total_mib}
-    return [inputs.build_gpu(0, given, _warn)] * options.count
+    given: dict[str, Any] = {
+        "name": options.gpu,
+        "nvml_total_mib": options.gpu_memory_mib,
+        "compute_capability": options.compute_capability,
+        "bandwidth_gb_s": options.gpu_bandwidth,
+    }
+    gpu = inputs.build_gpu("--gpu", given, _warn)
+    if said := feasibility.describe_unconfirmed(gpu):
+        _warn(said)
+    return [gpu] * options.count
 
 
 def plan_layouts(model: Model, gpus: Sequence[Gpu], asked: serve_options.Asked, release: str) -> dict[str, Plan]:
@@ -170,9 +181,13 @@ def plan_layouts(model: Model, gpus: Sequence[Gpu], asked: serve_options.Asked, 
         too_long = plan.verdict is Verdict.KV_BELOW_MAX_MODEL_LEN or (
             model.generic and plan.verdict is not Verdict.FITS
         )
-        if asked.longest and too_long and 0 < longest < engine["max_model_len"]:
-            shorter = {**engine, "max_model_len": longest}
-            plan = planner.plan(engine["name"], [shorter], {"model": model}, gpus, release)
+        # What encoders of an unknown architecture take grows with the context, so that none may be left.
+        most, halves = engine.get("max_model_len", 0), range(1, 6 if model.generic and model.multimodal else 1)
+        for shorter in [longest] if longest else [most >> half for half in halves]:
+            if asked.longest and too_long and plan.verdict is not Verdict.FITS and 0 < shorter < most:
+                plan = planner.plan(
+                    engine["name"], [{**engine, "max_model_len": shorter}], {"model": model}, gpus, release
+                )
         plans[engine["name"]] = plan
     if not plans:
         replicas = f", times --data-parallel-size {asked.replicas}," if asked.replicas > 1 else ""

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from ..gpu.models import GPU_MODELS, GpuModel
+
 
 class Verdict(StrEnum):
     """What will happen when an engine starts. The members are in the order in which vLLM itself finds out."""
@@ -78,6 +80,9 @@ class Facts:
     """`quantization_config` of config.json, or hf_quant_config.json if only that exists; empty if there is neither."""
     source: str = "files"
     """`files`, or `recorded: <from where, when>`."""
+    pooling: bool = False
+    """Whether it has modules.json of Sentence Transformers, with which vLLM serves it as an embedding model (`--runner
+    pooling`), whatever its architecture is (get_pooling_config, 0.32.0 transformers_utils/config.py)."""
 
 
 class Attention(StrEnum):
@@ -197,6 +202,8 @@ class Model:
     """Whether the router is in float32, and not in the model's dtype."""
     generic: bool = False
     """Whether the planner does not know the architecture: weights and KV cache are upper bounds then."""
+    kv_cache_exact: bool = True
+    """Whether the KV cache takes no less than what is planned; for `generic` only."""
     latent: Latent | None = None
     """If the attention of all layers is latent."""
 
@@ -222,6 +229,12 @@ class Arguments:
     default_max_num_seqs: int | None = None
     """vLLM's default on the engine's GPU, no option; None for a GPU below 70 GiB. The next field too."""
     default_max_num_batched_tokens: int | None = None
+    first_runner_options: frozenset[str] = frozenset()
+    """The keys of its options that some release runs in its first model runner only."""
+    second_runner: bool | None = None
+    """VLLM_USE_V2_MODEL_RUNNER of extra_env; None if release, model and options decide."""
+    estimate_graphs: bool | None = None
+    """VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS of extra_env; None for the default of the release."""
     default_block_size: int | None = None
     """Tokens of a block that the attention backend of the GPU wants, no option; None for vLLM's default."""
 
@@ -234,6 +247,21 @@ class Gpu:
     """What CUDA can use: NVML's total minus what the driver reserves."""
     free_bytes: int | None = None
     """Free at the moment; None if that was not read."""
+    stated_capability: tuple[int, int] | None = None
+    """As NVML or an operator states it, for a model that the planner does not know, or knows wrongly."""
+    stated_bandwidth_bytes_per_s: float | None = None
+
+    @property
+    def model(self) -> GpuModel | None:
+        return GPU_MODELS.get(self.name)
+
+    @property
+    def compute_capability(self) -> tuple[int, int] | None:
+        return self.stated_capability or (self.model.compute_capability if self.model else None)
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float | None:
+        return self.stated_bandwidth_bytes_per_s or (self.model.bandwidth_bytes_per_s if self.model else None)
 
 
 @dataclass(frozen=True)
@@ -390,6 +418,9 @@ class EnginePlan:
     """None if the bandwidth of the GPU is not known, or the engine takes one request at a time."""
     uncertainty_mib: tuple[int, int] = (0, 0)
     """By how many MiB what is beside the KV cache may be less, and more, on the GPU on which that is most."""
+    free_uncertainty_mib: Mapping[str, int] = field(default_factory=dict)
+    """Up to how many MiB may be missing on each GPU for a reason that the plan cannot know, by its name
+    (overhead.FREE_UNCERTAINTIES): of the KV cache if a share of the GPU decides, otherwise of what is free."""
     observed: tuple[str, ...] = ()
     """Figures that come from the operator (plan_observations), as fields of GpuPlan."""
     max_model_len: int = 0

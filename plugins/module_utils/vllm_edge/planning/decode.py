@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..gpu.models import GpuModel
 from .contract import Arguments, Attention, Decode, DecodeTogether, Model, RankWeights, Uncertain
 from .memory.kv_cache import ELEMENT_BYTES, WINDOWED
 
@@ -48,18 +47,23 @@ TOGETHER_CONTEXT_TOKENS = 1024
 """Context of each of them."""
 
 
-def estimate(model: Model, arguments: Arguments, ranks: Sequence[RankWeights], gpu: GpuModel) -> Decode:
-    """Estimate tokens per second of one sequence. Ranks are those of a pipeline, which work one after the other."""
+def estimate(model: Model, arguments: Arguments, ranks: Sequence[RankWeights], bandwidth: float) -> Decode:
+    """Estimate tokens per second of one sequence.
+
+    Args:
+        ranks: those of a pipeline, which work one after the other.
+        bandwidth: of each GPU's memory, in bytes per second.
+    """
     read = sum(rank.read_bytes_per_token for rank in ranks)
-    low, mid, high = _estimate_rates(model, arguments, read, gpu)
-    return Decode(low=low, mid=mid, high=high, ceiling=gpu.bandwidth_bytes_per_s / read)
+    low, mid, high = _estimate_rates(model, arguments, read, bandwidth)
+    return Decode(low=low, mid=mid, high=high, ceiling=bandwidth / read)
 
 
 def estimate_together(
     model: Model,
     arguments: Arguments,
     ranks: Sequence[RankWeights],
-    gpu: GpuModel,
+    bandwidth: float,
     kv_cache_dtype: str,
     most_requests: int,
     context_tokens: int = TOGETHER_CONTEXT_TOKENS,
@@ -72,6 +76,7 @@ def estimate_together(
     possible. Arithmetic is not counted, so the estimate is for tens of requests, not for hundreds.
 
     Args:
+        bandwidth: of each GPU's memory, in bytes per second.
         most_requests: how many the engine may run at once. If it is fewer than `wanted_requests`, it counts.
         context_tokens: tokens that each request has in the KV cache.
 
@@ -87,19 +92,19 @@ def estimate_together(
         experts = sum(rank.by_kind.get("experts", 0) for rank in ranks)
         read += round(experts * (1 - (1 - one) ** requests - one))
     read += requests * _count_kv_bytes(model, arguments, kv_cache_dtype, context_tokens)
-    low, mid, high = (requests * rate for rate in _estimate_rates(model, arguments, read, gpu))
+    low, mid, high = (requests * rate for rate in _estimate_rates(model, arguments, read, bandwidth))
     return DecodeTogether(requests, context_tokens, low, mid, high)
 
 
-def _estimate_rates(model: Model, arguments: Arguments, read: int, gpu: GpuModel) -> tuple[float, float, float]:
+def _estimate_rates(model: Model, arguments: Arguments, read: int, bandwidth: float) -> tuple[float, float, float]:
     """Return steps per second, low, mid and high, of an engine that reads so many bytes in a step."""
     reduces = ALL_REDUCES_PER_LAYER * len(model.layers) if arguments.tensor_parallel_size > 1 else 0
     fixed = FIXED_S + EXPERTS_S if model.experts else FIXED_S
     if arguments.enforce_eager:
         fixed += EAGER_EXPERTS_S if model.experts else EAGER_S
 
-    def rate(bandwidth: float, reduce_s: float, fixed_s: float) -> float:
-        return 1 / (read / (gpu.bandwidth_bytes_per_s * bandwidth) + reduces * reduce_s + fixed_s)
+    def rate(reached: float, reduce_s: float, fixed_s: float) -> float:
+        return 1 / (read / (bandwidth * reached) + reduces * reduce_s + fixed_s)
 
     return (
         rate(REACHED_BANDWIDTH.low, ALL_REDUCE_S.high, fixed.high),

@@ -14,7 +14,6 @@ from typing import Any
 
 from ..engine.config import EngineConfig
 from ..engine.state import EngineState
-from ..gpu.models import GPU_MODELS, GpuModel
 from .checkpoint.model_classes import ADDED, GONE
 from .contract import Arguments, EnginePlan, Gpu, Model, Verdict
 from .memory.overhead import MIB
@@ -49,8 +48,27 @@ MARLIN_INPUT, MARLIN_INPUT_FP4, MARLIN_EXPERTS = 128, 64, 64
 """Divisors that Marlin requires: of the inputs of linear layers with integer weights (0.19.0 marlin_utils.py:27), of
 those in FP4, where the kernel alone decides (csrc/quantization/marlin/marlin.cuh:31), and of the intermediate size of
 an expert (marlin_utils.py)."""
+FP4_UNITS_SINCE = (10, 0)
+"""Compute capability (0.33.0 model_executor/kernels/linear/nvfp4/flashinfer.py:204)."""
 PACKED_DTYPES = ("U8", "I32", "F4")
 """Dtypes in which safetensors holds weights of fewer than 8 bits."""
+LEAST_CAPABILITY = (7, 5)
+"""What a GPU has at least whose compute capability is not known: vLLM's images with CUDA 13 have nothing for older ones
+(0.19.0 and 0.32.0 CMakeLists.txt, CUDA_SUPPORTED_ARCHS)."""
+MIN_CAPABILITIES: Mapping[str, tuple[tuple[int, int], str]] = {
+    "modelopt": ((8, 9), "modelopt.py"),
+    "modelopt_fp4": ((7, 5), "modelopt.py"),
+    "mxfp4": ((8, 0), "mxfp4.py"),
+    "fp8": ((7, 5), "fp8.py"),
+    "awq": ((7, 5), "auto_awq.py"),
+    "compressed-tensors": ((7, 0), "compressed_tensors/compressed_tensors.py"),
+    "gptq": ((6, 0), "auto_gptq.py"),
+}
+"""The compute capability that vLLM asks for by quantization, and the file: 0.33.0 modelopt.py:450 and :773,
+mxfp4.py:72, fp8.py:147, auto_awq.py:234, auto_gptq.py:183; the same from 0.19.0 on, except for the next."""
+MODELOPT_FP8_ON_AMPERE_SINCE = (0, 27)
+"""0.26.0 modelopt.py:413 asks for 8.9, 0.27.0 modelopt.py:408 for 8.0."""
+STATE_CAPABILITY = "the GPU's compute capability (gpu_compute_capability, --compute-capability)"
 FEW_ENOUGH_REQUESTS = 2.0
 LONG_CONTEXT_TOKENS = 40_000
 MANY_SEQUENCES = 128
@@ -101,15 +119,23 @@ class Engine:
 
     @property
     def gpu(self) -> Gpu:
-        return self.gpus[self.slots[0]]
+        """Of the engine's GPUs the one that can do least, and before all one of which that is not known."""
+        return find_weakest(self.gpus[slot] for slot in self.slots)
 
     @property
-    def gpu_model(self) -> GpuModel | None:
-        return GPU_MODELS.get(self.gpu.name)
+    def bandwidth_bytes_per_s(self) -> float | None:
+        """Of its slowest GPU; None if that of one of them is not known."""
+        found = [self.gpus[slot].bandwidth_bytes_per_s for slot in self.slots]
+        return min(filter(None, found)) if all(found) else None
 
     @property
     def has_nvlink(self) -> bool:
-        return len(self.slots) > 1 and self.gpu_model is not None and self.gpu_model.nvlink
+        models = [self.gpus[slot].model for slot in self.slots]
+        return len(models) > 1 and all(model is not None and model.nvlink for model in models)
+
+
+def find_weakest(gpus: Iterable[Gpu]) -> Gpu:
+    return min(gpus, key=lambda gpu: gpu.compute_capability or (0, 0))
 
 
 @dataclass(frozen=True)
@@ -125,10 +151,11 @@ Rule = Callable[[Engine], Iterator[Finding]]
 
 
 def findings(engine: Engine) -> list[Finding]:
-    """Return what keeps the engine from running, in the order in which vLLM finds out."""
+    """Return what keeps the engine from running, in the order in which vLLM finds out; last what is not known."""
     order = list(Verdict)
     found = [finding for rule in RULES for finding in rule(engine)]
-    return sorted(found, key=lambda finding: (finding.after_load, order.index(finding.verdict)))
+    unknown = Verdict.CANNOT_SAY
+    return sorted(found, key=lambda each: (each.verdict is unknown, each.after_load, order.index(each.verdict)))
 
 
 def _check_model_class(engine: Engine) -> Iterator[Finding]:
@@ -188,30 +215,49 @@ def _check_max_model_len(engine: Engine) -> Iterator[Finding]:
 
 
 def _check_capability(engine: Engine) -> Iterator[Finding]:
-    if engine.gpu_model is None:
-        return
-    has = engine.gpu_model.compute_capability
-    method = engine.model.quantization.method
-    needs = {"modelopt": (8, 9) if engine.vllm < (0, 28) else (8, 0), "modelopt_fp4": (7, 5)}.get(method)
-    if needs and has < needs:
-        yield Finding(
-            f"{method} needs compute capability {_said(needs)} and {engine.gpu.name} has {_said(has)} "
-            f"(vLLM model_executor/layers/quantization/modelopt.py, get_min_capability)",
-            "",
-        )
-    if engine.model.dtype == "bfloat16" and has < BFLOAT16_SINCE:
-        yield Finding(
-            f"bfloat16 needs compute capability 8.0 and {engine.gpu.name} has {_said(has)} (vLLM platforms/cuda.py, "
-            f"check_if_supports_dtype)",
-            _suggest_dtype(engine),
-        )
-    if engine.kv_cache_dtype.startswith("fp8") and has < (8, 9):
-        yield Finding(
-            f"an FP8 KV cache needs compute capability 8.9 and {engine.gpu.name} has {_said(has)} "
-            f"(Triton has no fp8e4nv below it)",
-            # vLLM has no KV cache named float32: that is `auto`, unless the checkpoint makes FP8 of it.
-            f"kv_cache_dtype: {engine.model.dtype if engine.model.dtype != 'float32' else 'auto'}",
-        )
+    """Yield what the GPU cannot compute; if its compute capability is not known, what some GPUs cannot."""
+    has, name = engine.gpu.compute_capability, engine.gpu.name
+    for what, needs, source, fix in _list_needs(engine):
+        if has is None and needs > LEAST_CAPABILITY:
+            yield Finding(
+                f"{what} needs compute capability {_said(needs)}, and that of {name or 'the GPU'} is not known "
+                f"({source})",
+                f"{STATE_CAPABILITY}{f', or {fix}' if fix else ''}",
+                Verdict.CANNOT_SAY,
+            )
+        if has is not None and has < needs:
+            yield Finding(f"{what} needs compute capability {_said(needs)} and {name} has {_said(has)} ({source})", fix)
+
+
+def _list_needs(engine: Engine) -> Iterator[tuple[str, tuple[int, int], str, str]]:
+    """Yield what needs which compute capability, where that is written, and what does not need it."""
+    model, method, has = engine.model, engine.model.quantization.method, engine.gpu.compute_capability
+    if method in MIN_CAPABILITIES:
+        least, file = MIN_CAPABILITIES[method]
+        least = (8, 0) if method == "modelopt" and engine.vllm >= MODELOPT_FP8_ON_AMPERE_SINCE else least
+        source = f"vLLM model_executor/layers/quantization/{file}, get_min_capability"
+        yield f"the quantization {method}", least, source, ""
+    for needs, scheme in _list_schemes(model):
+        yield f"the scheme {scheme} of {method}", needs, "vLLM quantization/compressed_tensors/schemes", ""
+    source = "vLLM platforms/cuda.py, check_if_supports_dtype"
+    other_dtype_is_alike = engine.arguments.dtype == "auto" and model.family not in WITHOUT_FLOAT16
+    if model.dtype == "bfloat16" and not (has is None and other_dtype_is_alike):
+        yield "bfloat16", BFLOAT16_SINCE, source, _suggest_dtype(engine, has or LEAST_CAPABILITY)
+    if engine.kv_cache_dtype.startswith("fp8"):
+        # vLLM has no KV cache named float32: that is `auto`, unless the checkpoint makes FP8 of it.
+        other = model.dtype if model.dtype != "float32" else "auto"
+        yield "an FP8 KV cache", (8, 9), "Triton has no fp8e4nv below it", f"kv_cache_dtype: {other}"
+
+
+def _list_schemes(model: Model) -> Iterator[tuple[tuple[int, int], str]]:
+    """Yield what schemes of compressed-tensors need, if that is more than all GPUs have (0.19.0 to 0.33.0)."""
+    groups = model.facts.quantization.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights, inputs = (group.get(key) or {} for key in ("weights", "input_activations"))
+        if weights.get("num_bits") == 4 and weights.get("type") == "int" and inputs.get("type") == "float":
+            yield (9, 0), "W4A8 FP8"
+        if weights.get("num_bits") == 4 and weights.get("type") == "float" and weights.get("group_size") == 32:
+            yield (8, 0), "MXFP4"
 
 
 def _check_dtype(engine: Engine) -> Iterator[Finding]:
@@ -220,18 +266,18 @@ def _check_dtype(engine: Engine) -> Iterator[Finding]:
         yield Finding(
             f"vLLM refuses dtype float16 for {engine.model.family}, which is numerically unstable in it (vLLM "
             f"config/model.py, _check_valid_dtype)",
-            _suggest_dtype(engine),
+            _suggest_dtype(engine, engine.gpu.compute_capability),
         )
     if dtype == "float32" and method not in ALSO_FLOAT32:
         yield Finding(
             f"the quantization {method} does not compute in dtype float32 (vLLM config/vllm.py, "
             f"_get_quantization_config)",
-            _suggest_dtype(engine),
+            _suggest_dtype(engine, engine.gpu.compute_capability),
         )
 
 
-def _suggest_dtype(engine: Engine) -> str:
-    supported = list_supported(engine.model, engine.gpu_model.compute_capability if engine.gpu_model else None)
+def _suggest_dtype(engine: Engine, capability: tuple[int, int] | None) -> str:
+    supported = list_supported(engine.model, capability)
     return f"dtype: {supported[0]}" if supported else ""
 
 
@@ -274,15 +320,17 @@ MARLIN_MOE = (
 
 
 def _check_marlin(engine: Engine) -> Iterator[Finding]:
-    """Yield findings for 4-bit weights, which run through Marlin on GPUs without FP4 units."""
+    """Yield findings for 4-bit weights, which run through Marlin: FP4 only on GPUs without FP4 units."""
     quantization, size = engine.model.quantization, engine.arguments.tensor_parallel_size
+    has = engine.gpu.compute_capability
     # MXFP4 is padded to what its kernel divides (fused_moe/oracle/mxfp4.py).
     if (
         quantization.weight_bits != 4
         or quantization.method == "mxfp4"
-        or (engine.gpu_model and engine.gpu_model.compute_capability >= (10, 0))
+        or (has and has >= FP4_UNITS_SINCE and _is_fp4(engine.model))
     ):
         return
+    unknown = has is None and _is_fp4(engine.model)
     group = max(quantization.group_size or 1, 1)
     pads = engine.vllm >= TILE_PADDING_SINCE
     for what, whole, tile, (kernel, where, fix) in _list_inputs(engine):
@@ -290,7 +338,11 @@ def _check_marlin(engine: Engine) -> Iterator[Finding]:
         if rest == 0 and (part % group or (not pads and part % tile)):
             rule = f"groups of {group}" if pads else f"{max(tile, group)}"
             reason = f"{what} over tensor_parallel_size {size} is {part}, which {kernel} cannot divide by {rule}"
-            yield _build_misfit(engine, reason, where, fix)
+            found = _build_misfit(engine, reason, where, fix)
+            if unknown:
+                reason = f"{found.reason}, which only a GPU of compute capability {_said(FP4_UNITS_SINCE)} does without"
+                found = Finding(reason, STATE_CAPABILITY, Verdict.CANNOT_SAY)
+            yield found
 
 
 def _list_inputs(engine: Engine) -> Iterator[tuple[str, int, int, tuple[str, str, str]]]:
@@ -327,8 +379,8 @@ RULES: Sequence[Rule] = (
 
 def list_advice(engine: Engine) -> Iterator[str]:
     """Yield what could be better, or what to know of the engine, apart from its memory."""
-    model, arguments, gpu = engine.model, engine.arguments, engine.gpu_model
-    size, limit = arguments.tensor_parallel_size, derive_limit(model, engine.vllm)
+    model, arguments, gpu = engine.model, engine.arguments, engine.gpu
+    has, size, limit = gpu.compute_capability, arguments.tensor_parallel_size, derive_limit(model, engine.vllm)
     if model.per_layer_embedding_size and arguments.pipeline_parallel_size > 1:
         yield (
             "a pipeline of a model with per-layer embeddings was questioned in the review of vllm-project/vllm#40786; "
@@ -339,12 +391,19 @@ def list_advice(engine: Engine) -> Iterator[str]:
             f"{ALLOW_LONGER} lets requests be longer than the {limit:,} tokens of the model; what lies beyond them may "
             f"come out as noise, or end the engine (vLLM config/model.py, _get_and_verify_max_len)"
         )
-    if gpu and gpu.compute_capability < (10, 0) and _is_fp4(model):
+    if has is None:
         yield (
-            f"{engine.gpu.name} has no FP4 units: the weights stay in FP4 and are multiplied in bf16 through Marlin, "
+            f"the compute capability of {gpu.name or 'the GPU'} is not known, so it counts as one that computes in "
+            f"bfloat16, and whether it has FP4 units is left open; set {STATE_CAPABILITY}"
+        )
+    if said := describe_unconfirmed(gpu):
+        yield said
+    if has and has < FP4_UNITS_SINCE and _is_fp4(model):
+        yield (
+            f"{gpu.name} has no FP4 units: the weights stay in FP4 and are multiplied in bf16 through Marlin, "
             f"which saves memory and reading, no arithmetic (vLLM quantization/utils/marlin_utils_fp4.py)"
         )
-    if size > 2 and gpu and not gpu.nvlink:
+    if size > 2 and gpu.model and not gpu.model.nvlink:
         yield (
             f"vLLM's custom all-reduce is off for {size} GPUs without NVLink, NCCL takes its place (vLLM 0.19.0 "
             f"distributed/device_communicators/custom_all_reduce.py:153)"
@@ -365,6 +424,16 @@ def list_advice(engine: Engine) -> Iterator[str]:
             f"all {model.experts} experts are in memory, of which a token reads {model.experts_per_token}: "
             f"plan on the whole size"
         )
+
+
+def describe_unconfirmed(gpu: Gpu) -> str:
+    """Return a sentence on the bandwidth of a card for which no source was found; empty for others."""
+    if gpu.model is None or gpu.model.bandwidth_is_confirmed or gpu.stated_bandwidth_bytes_per_s:
+        return ""
+    return (
+        f"the memory bandwidth of {gpu.name}, {gpu.model.bandwidth_bytes_per_s / 1e9:,.0f} GB/s, is unconfirmed, and "
+        f"so is its speed; its data sheet has it (gpu_bandwidth_gb_s, --gpu-bandwidth)"
+    )
 
 
 def advise_on_context(max_model_len: int, max_concurrency: float) -> list[str]:

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from ..gpu import models
-from . import planner
+from ..text import shown
+from . import feasibility, planner
 from .checkpoint import families, model_facts
 from .checkpoint.headers import FactsError
 from .checkpoint.inferred import is_approximate
 from .contract import Facts, Gpu, Model
 from .separate_process import read_in_subprocess
 
-UNKNOWN_RESERVE = 1 - 22563 / 23034
-"""The fraction of a GPU that the driver keeps on an L4, used for GPUs whose CUDA total was never read."""
+_L4 = models.GPU_MODELS[models.KNOWN_BY_TOTAL]
+L4_TOTAL_MIB, L4_RESERVE_MIB = _L4.totals_mib[0], _L4.totals_mib[0] - (_L4.cuda_mib or 0)
+"""nvidia-smi's total of an L4, and what the driver keeps of it. A GPU whose CUDA total was never read is planned as if
+the driver kept as much, and of a larger memory the same fraction: no card of the table that was read keeps more."""
 
 SPEC: dict[str, Any] = {
     "models": {"type": "dict", "required": True},
@@ -29,6 +32,8 @@ SPEC: dict[str, Any] = {
             "cuda_total_bytes": {"type": "int"},
             "nvml_total_mib": {"type": "int"},
             "nvml_reserved_mib": {"type": "int"},
+            "compute_capability": {"type": "str"},
+            "bandwidth_gb_s": {"type": "float"},
             "free_bytes": {"type": "int"},
         },
     },
@@ -86,26 +91,81 @@ def read_model(name: str, options: Mapping[str, Any], warn: Callable[[str], None
     return model
 
 
-def build_gpu(slot: int, given: Mapping[str, Any], warn: Callable[[str], None]) -> Gpu:
-    """Return a GPU with CUDA's total. Raises ValueError if neither cuda_total_bytes nor nvml_total_mib is given.
+def build_gpu(where: str, given: Mapping[str, Any], warn: Callable[[str], None]) -> Gpu:
+    """Return a GPU with CUDA's total.
+
+    Raises ValueError if its memory is neither given nor known by its name, its compute capability cannot be read, or
+    another maker than NVIDIA made it.
 
     Args:
-        warn: called with a sentence if the total has to be estimated.
+        where: what is given, such as `gpus[0]`, for messages.
+        warn: called with a sentence about each thing that has to be estimated or is left open.
     """
     written = given.get("name") or ""
     name = models.find_by_short_name(written) or written
-    total, nvml = given.get("cuda_total_bytes"), given.get("nvml_total_mib")
+    if name not in models.GPU_MODELS and models.OTHER_MAKERS.search(written):
+        raise ValueError(
+            f"{where}: {shown(written)} is no GPU of NVIDIA; vllm-edge installs and serves on NVIDIA's GPUs only, and "
+            f"its plans are for them: those of another maker take other kernels and other memory."
+        )
+    nvml, reserved = given.get("nvml_total_mib"), given.get("nvml_reserved_mib")
+    if not name and nvml is not None and (found := models.by_total(nvml)):
+        name = found[0]
+    model = models.GPU_MODELS.get(name)
+    stated, bandwidth = given.get("compute_capability"), given.get("bandwidth_gb_s")
+    capability = None if stated in (None, "") else models.parse_capability(stated)
+    total = given.get("cuda_total_bytes")
     if total is None:
-        if nvml is None:
-            raise ValueError(f"gpus[{slot}]: neither cuda_total_bytes nor nvml_total_mib is given; write one of them.")
-        found = models.by_total(nvml)
-        reserved = given.get("nvml_reserved_mib")
-        kept = nvml * UNKNOWN_RESERVE if reserved is None else reserved
-        total = found[1] if found else int(nvml - kept) * 2**20
-        name = name or (found[0] if found else "")
-        if found is None and reserved is None:
-            warn(
-                f"gpus[{slot}]: what CUDA can use of {nvml} MiB is not known for this GPU; the plan assumes "
-                f"{total // 2**20} MiB, as if the driver reserved as much as on an L4."
+        total = int(_find_cuda_mib(where, name, nvml, reserved, warn) * 2**20)
+    if model and capability and capability != model.compute_capability:
+        known = ".".join(map(str, model.compute_capability))
+        warn(f"{where}: the plan takes the compute capability {stated}; {name} is known for {known}.")
+    gpu = Gpu(name, total, given.get("free_bytes"), capability, bandwidth * 1e9 if bandwidth else None)
+    if gpu.compute_capability is None:
+        warn(
+            f"{where}: the compute capability of {name or 'this GPU'} is not known, so the plan cannot say whether it "
+            f"runs what not every GPU does: an FP8 KV cache, MXFP4, FP8 of ModelOpt. Write what `nvidia-smi "
+            f"--query-gpu=compute_cap --format=csv` prints (--compute-capability, gpu_compute_capability)."
+        )
+    elif gpu.compute_capability < feasibility.LEAST_CAPABILITY:
+        warn(
+            f"{where}: vLLM's images with CUDA 13 have no kernels for the compute capability {stated}, but from 7.5 on."
+        )
+    if model and not model.totals_mib:
+        warn(
+            f"{where}: {name} shares its memory with the processor: the plan takes all that CUDA offers, of which the "
+            f"operating system and other programs have a part; gpu_memory_utilization leaves it to them."
+        )
+    return gpu
+
+
+def _find_cuda_mib(where: str, name: str, nvml: int | None, reserved: int | None, warn: Callable[[str], None]) -> float:
+    """Return the MiB that CUDA offers of a GPU: what was read on such a card, or less if NVML reserves more; if nobody
+    has read it, what NVML does not reserve, or an estimate."""
+    model = models.GPU_MODELS.get(name)
+    sizes = " or ".join(map(str, model.totals_mib)) if model else ""
+    if nvml is None:
+        if model is None:
+            raise ValueError(
+                f"{where}: neither cuda_total_bytes nor nvml_total_mib is given, and {shown(name)} is no GPU that the "
+                f"planner knows; write one of them."
             )
-    return Gpu(name, total, given.get("free_bytes"))
+        if len(model.totals_mib) > 1:
+            raise ValueError(
+                f"{where}: {name} has {sizes} MiB; write which, as nvidia-smi prints it (--gpu-memory-mib, "
+                f"gpu_memory_mib)."
+            )
+        nvml = (*model.totals_mib, round(model.cuda_mib or 0))[0]
+    elif model and model.totals_mib and not any(abs(total - nvml) <= total * 0.07 for total in model.totals_mib):
+        warn(f"{where}: the plan takes the memory that is given, {nvml} MiB; {name} is known with {sizes} MiB.")
+    offered = [float(nvml - reserved)] if reserved is not None else []
+    if model and model.cuda_mib:
+        offered.append(model.compute_cuda_mib(nvml))
+    if offered:
+        return min(offered)
+    total = int(nvml - L4_RESERVE_MIB * max(1, nvml / L4_TOTAL_MIB))
+    warn(
+        f"{where}: what CUDA can use of {nvml} MiB is not known for {name or 'this GPU'}; the plan assumes {total} "
+        f"MiB, as if the driver reserved as much as on an L4, or more of a larger memory."
+    )
+    return total

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from . import feasibility
 from .checkpoint import generic
@@ -14,8 +15,10 @@ from .feasibility import Engine
 from .memory import overhead
 from .memory.kv_cache import DEFAULT_BLOCK_TOKENS, UnsupportedKvCache, capacity
 from .memory.overhead import GIB, MIB
+from .memory.vllm_versions import counts_graphs, uses_second_runner
 from .memory.weights import per_rank
 
+End = Literal["least", "planned", "most"]
 Refusal = tuple[Verdict, str]
 """A verdict and its reason."""
 
@@ -31,11 +34,13 @@ class Rank:
     graphs: Uncertain
     graphs_kept: Uncertain
     """What the release keeps out of its budget for graphs."""
+    warm_up: Uncertain
+    """What the sampler's warm-up, after the graphs, needs beyond what the profile found for it."""
     warm_up_bytes: int
 
     @property
     def parts(self) -> tuple[Uncertain, ...]:
-        return self.weights, self.overhead, self.context, self.graphs
+        return self.weights, self.overhead, self.context, self.graphs, self.warm_up
 
     @property
     def fixed_bytes(self) -> int:
@@ -71,19 +76,28 @@ class _Place:
     """What is left for the KV cache."""
 
 
-def compute_outcome(engine: Engine) -> Outcome:
-    """Return the outcome of an engine as it is written, without looking for a fix that fits."""
+def compute_outcome(engine: Engine, end: End = "planned") -> Outcome:
+    """Return the outcome of an engine as it is written, without looking for a fix that fits.
+
+    Args:
+        end: what a generic model takes: the least, the most, or as planned, which is the most, except that what vLLM
+            measures of an encoder is left in the KV cache.
+    """
     findings = feasibility.findings(engine)
-    if findings and not findings[0].after_load:
+    unknown = bool(findings) and findings[0].verdict is Verdict.CANNOT_SAY
+    if findings and not findings[0].after_load and not unknown:
         return _refuse(findings[0])
-    ranks = _compute_ranks(engine)
+    ranks = _compute_ranks(engine, end)
     pinned = engine.arguments.kv_cache_memory_bytes
     if pinned is None and engine.arguments.gpu_memory_utilization is None:
         pinned = derive_kv_cache_bytes(engine, ranks)
     outcome = replace(_judge_memory(engine, ranks, pinned), ranks=ranks, kv_cache_memory_bytes=pinned)
+    if unknown and outcome.verdict is not Verdict.FITS:
+        return outcome
     if findings and outcome.verdict not in (Verdict.NOT_FREE, Verdict.OOM_WEIGHTS):
         first = _refuse(findings[0])
-        return replace(outcome, verdict=first.verdict, reason=first.reason, fix=first.fix)
+        reason = f"{first.reason} Apart from that it would fit: {outcome.reason}" if unknown else first.reason
+        return replace(outcome, verdict=first.verdict, reason=reason, fix=first.fix)
     return replace(outcome, later=tuple(findings))
 
 
@@ -91,36 +105,57 @@ def _refuse(finding: feasibility.Finding) -> Outcome:
     return Outcome(finding.verdict, to_sentence(finding.reason), finding.fix)
 
 
-def _compute_ranks(engine: Engine) -> tuple[Rank, ...]:
+def compute_encoder_bytes(engine: Engine) -> int:
+    """Return the most that encoders of an architecture take that the planner does not know; 0 for text only, or if it
+    was measured."""
+    known = engine.arguments.language_model_only or "overhead_bytes" in engine.observed
+    if known or not engine.model.generic or not engine.model.multimodal:
+        return 0
+    return generic.bound_encoder(engine.model, engine.max_num_batched_tokens, engine.max_model_len)
+
+
+def _compute_ranks(engine: Engine, end: End) -> tuple[Rank, ...]:
     model, arguments, release = engine.model, engine.arguments, engine.release
+    measured = arguments.gpu_memory_utilization is not None or arguments.kv_cache_memory_bytes is not None
+    encoder = compute_encoder_bytes(engine) if end == "most" or (end == "planned" and not measured) else 0
     sequences, tokens = engine.max_num_seqs, engine.max_num_batched_tokens
     rows = min(sequences, tokens)
-    graphs = overhead.graphs(model, arguments, sequences, tokens, in_budget=release.graphs_in_budget)
+    second = uses_second_runner(model, arguments, release.version)
+    seen = second or release.graphs_in_budget or engine.gpu.name != overhead.FITTED_GPU
+    graphs = overhead.graphs(model, arguments, sequences, tokens, all_seen=seen)
     kept = graphs * 0
-    if release.graphs_in_budget:
+    if counts_graphs(model, arguments, release.version):
         kept = _replace_observed(engine, "graphs_bytes", graphs * overhead.GRAPH_ESTIMATE_RATIO.value)
     weights = per_rank(model, arguments, release.version)
     block_tokens = arguments.block_size or arguments.default_block_size or DEFAULT_BLOCK_TOKENS
     expanded = overhead.count_latent_workspace_tokens(engine.max_model_len, sequences, block_tokens)
     latent, workspace = overhead.compute_latent_context(model, expanded, arguments.tensor_parallel_size)
     context = overhead.context(len(engine.slots), engine.gpu.name, engine.has_nvlink) + workspace
+    activations = overhead.activations(model, arguments, tokens) + latent
+    warm_up = profiled = overhead.sampler(model, rows)
+    if second:
+        copies = release.second_runner_copies_logits
+        profiled = overhead.profile_logits(model, rows, arguments.tensor_parallel_size, copies=copies)
     ranks = []
     for rank in weights:
+        # Only the last rank of a pipeline samples (0.19.0 v1/worker/gpu_model_runner.py:5785).
         samples = rank.pipeline_rank == len(weights) - 1
         loaded = overhead.allocator(model, text_only=arguments.language_model_only) + rank.bytes
         if model.generic:
             whole = per_rank(model, Arguments(), release.version)[0]
             loaded = generic.bound_weights(loaded.high, whole.bytes, len(engine.slots))
-        activations = overhead.activations(model, arguments, rows, tokens, samples=samples)
+            loaded = replace(loaded, value=loaded.low) if end == "least" else loaded
         ranks.append(
             Rank(
                 loaded=rank,
                 weights=_replace_observed(engine, "weights_bytes", loaded),
-                overhead=_replace_observed(engine, "overhead_bytes", activations + latent),
+                overhead=_replace_observed(engine, "overhead_bytes", activations + encoder + profiled * samples),
                 context=_replace_observed(engine, "context_bytes", context),
                 graphs=_replace_observed(engine, "graphs_bytes", graphs),
                 graphs_kept=kept,
-                warm_up_bytes=overhead.sampler(model, rows).bytes if samples else 0,
+                # NVML's figure, from which context_bytes is observed, has the warm-up in it.
+                warm_up=(warm_up + profiled * -1) * (samples and "context_bytes" not in engine.observed),
+                warm_up_bytes=warm_up.bytes * samples,
             )
         )
     return tuple(ranks)
@@ -186,11 +221,11 @@ def _build_gpu_plan(place: _Place, kv_cache_bytes: int) -> GpuPlan:
     return GpuPlan(
         slot=place.slot,
         weights_bytes=rank.weights.bytes,
-        overhead_bytes=rank.overhead.bytes,
+        overhead_bytes=rank.overhead.bytes + rank.warm_up.bytes,
         context_bytes=rank.context.bytes,
         graphs_bytes=rank.graphs.bytes,
         kv_cache_bytes=kv_cache_bytes,
-        warm_up_bytes=min(rank.warm_up_bytes, rank.overhead.bytes),
+        warm_up_bytes=min(rank.warm_up_bytes, rank.overhead.bytes + rank.warm_up.bytes),
         total_bytes=total,
         free_bytes=place.free - total,
     )

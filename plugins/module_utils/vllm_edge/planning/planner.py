@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from ..gpu.models import GPU_MODELS
 from ..inventory.engine_arguments import derive_key, parse_arguments
 from ..text import shown
 from . import decode, feasibility
 from .checkpoint.inferred import is_approximate
 from .contract import Arguments, EnginePlan, Gpu, Model, Plan, Verdict
-from .feasibility import THRESHOLD_PERCENT, Engine, check_threshold, warn_of_plan
+from .feasibility import THRESHOLD_PERCENT, Engine, check_threshold, find_weakest, warn_of_plan
 from .fixes import find_nearest_fix
 from .load_time import plan_load
 from .memory import overhead
@@ -24,13 +23,23 @@ from .memory.kv_cache import choose_block_size, resolve_dtype
 from .memory.overhead import MIB
 from .memory.vllm_versions import (
     LARGE_GPU_GIB,
+    SWITCHES,
     Behaviour,
     behaviour,
+    list_first_runner_options,
     resolve_model_dtype,
     set_gpu_defaults,
 )
-from .outcome import Outcome, compute_outcome, compute_requested_bytes, derive_kv_cache_bytes, mib, to_sentence
-from .unmodeled_arguments import find_unmodeled, judge, judge_generic
+from .outcome import (
+    Outcome,
+    compute_encoder_bytes,
+    compute_outcome,
+    compute_requested_bytes,
+    derive_kv_cache_bytes,
+    mib,
+    to_sentence,
+)
+from .unmodeled_arguments import TASK, find_unmodeled, judge, judge_generic
 
 MARGIN_MIB = 512
 TOLERANCE_MIB = 300
@@ -77,9 +86,11 @@ def plan(
         outcome = compute_outcome(engine)
         if outcome.verdict is not Verdict.FITS:
             outcome = replace(outcome, fix=find_nearest_fix(engine, outcome) or outcome.fix)
-        unmodeled = find_unmodeled(engine.model, engine.extra_args, engine.environment)
-        outcome = judge_generic(judge(outcome, unmodeled, engine.observed), engine)
+        unmodeled = [*find_unmodeled(engine.model, engine.extra_args, engine.environment)]
+        outcome = judge_generic(judge(outcome, unmodeled, engine), engine)
         found = _describe_engine(engine, outcome)
+        if any(item.what == TASK.what for item in unmodeled):
+            found = replace(found, decode_tok_s=None, decode_together_tok_s=None)
         budget = described.get("vram_budget_mib") or _compute_budget_mib(outcome, gpus, tolerance_mib)
         settings = {**found.settings, **({} if described.get("vram_budget_mib") else {"vram_budget_mib": budget})}
         plans.append(replace(found, settings=settings))
@@ -97,15 +108,16 @@ def arguments_of(engine: Mapping[str, Any]) -> Arguments:
 
     Raises PlanError if one has another value than vLLM takes, or one that only vLLM can resolve.
     """
-    kinds = {field.name: str(field.type) for field in fields(Arguments) if not field.name.startswith("default_")}
+    kinds = {field.name: str(field.type).partition(" ")[0] for field in fields(Arguments) if _is_option(field.name)}
     where = f"serving_engines.{engine['name']}." if engine.get("name") else ""
     chosen: dict[str, Any] = {
-        name: value if kinds[name].startswith("bool") else _read_value(f"{where}{name}: {shown(value)}", name, value)
+        name: _read_value(f"{where}{name}: {shown(value)}", name, kinds[name], value)
         for name, value in engine.items()
         if name in kinds and value is not None
     }
     stated = engine.get("limit_mm_per_prompt")
     limits = dict(stated) if isinstance(stated, Mapping) else {}
+    keep = set()
     for argument in parse_arguments([str(word) for word in engine.get("extra_args") or ()])[0]:
         place = f"{where}extra_args: {shown(argument.text)}" if where else shown(argument.text)
         value = argument.values[0] if argument.values else ""
@@ -113,11 +125,18 @@ def arguments_of(engine: Mapping[str, Any]) -> Arguments:
             limits |= _read_limits(place, argument.dotted, value)
         key = derive_key(argument.option) if argument.option and not argument.dotted else ""
         if key in kinds:
-            is_switch = kinds[key].startswith("bool")
-            chosen[key] = not argument.name.startswith("--no-") if is_switch else _read_value(place, key, value)
+            is_switch = kinds[key] == "bool"
+            chosen[key] = (
+                not argument.name.startswith("--no-") if is_switch else _read_value(place, key, kinds[key], value)
+            )
+        if key in list_first_runner_options() and not argument.name.startswith("--no-"):
+            keep.add(key)
+    for key, variable in SWITCHES.items():
+        if (switch := str((engine.get("extra_env") or {}).get(variable, "")).strip()) in ("0", "1"):
+            chosen[key] = switch == "1"
     if takes_text_only(limits):
         chosen["language_model_only"] = True
-    return Arguments(**chosen)
+    return Arguments(**chosen, first_runner_options=frozenset(keep))
 
 
 _SUFFIXES = {
@@ -129,14 +148,24 @@ _SCALED = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")
 """What vLLM's parser multiplies a number by, and where (0.32.0 utils/argparse_utils.py:29, engine/arg_utils.py:391)."""
 
 
-def _read_value(place: str, key: str, value: Any) -> int | float | str:
+def _is_option(name: str) -> bool:
+    """Return whether a field of Arguments is an option of vLLM that may stand in an engine."""
+    return not name.startswith("default_") and name != "first_runner_options" and name not in SWITCHES
+
+
+def _read_value(place: str, key: str, kind: str, value: Any) -> bool | int | float | str:
     """Return the value of one argument. Raises PlanError.
 
     Args:
         place: where it stands, and what it is.
+        kind: the name of its type.
     """
     text = str(value).strip()
-    if key == "gpu_memory_utilization":
+    if kind == "bool":
+        return text.lower() in ("true", "yes", "1")
+    if kind == "str":
+        return text
+    if kind == "float":
         try:
             share = float(text)
         except ValueError:
@@ -145,8 +174,6 @@ def _read_value(place: str, key: str, value: Any) -> int | float | str:
             return share
         right = share / 100 if 1 < share <= 100 else 0.92
         raise PlanError(f"{place} is no share of the GPU's memory, which is above 0 and at most 1; write {right:g}.")
-    if key in ("kv_cache_dtype", "dtype"):
-        return text
     number = re.fullmatch(
         r"(\d{1,15})(\.\d{1,9}(?=[kmgt]))?([kmgtKMGT]?)" if key in _SCALED else r"(\d{1,15})()()", text
     )
@@ -205,9 +232,8 @@ def _parse_engine(
             f"{where}.gpus: {len(slots)} GPUs for tensor_parallel_size x pipeline_parallel_size = {ranks}; "
             f"give one for each."
         )
-    arguments = set_gpu_defaults(arguments, gpus[slots[0]])
-    found = GPU_MODELS.get(gpus[slots[0]].name)
-    capability = found and found.compute_capability
+    arguments = set_gpu_defaults(arguments, gpus[slots[0]], release.version)
+    capability = find_weakest(gpus[slot] for slot in slots).compute_capability
     model = models[str(engine["model"])]
     model = replace(model, dtype=resolve_model_dtype(model, arguments.dtype, capability))
     kv_cache_dtype = resolve_dtype(model, arguments, release.version)
@@ -264,16 +290,24 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
     advice = [to_sentence(finding.reason)[:-1] for finding in outcome.later] + [*feasibility.list_advice(engine)]
     if is_approximate(engine.model.facts.source):
         advice.insert(0, f"this plan is {engine.model.facts.source.removeprefix('recorded: ')}")
+    unknown = _list_free_uncertainties(engine, outcome)
     if fits and kv is not None:
+        advice += _check_free_uncertainties(outcome, unknown)
         advice += feasibility.advise_on_context(engine.max_model_len, kv.max_concurrency)
         advice += _check_highest(engine, outcome)
     weights = tuple(rank.loaded for rank in outcome.ranks)
     together = None
-    if kv and weights and engine.gpu_model:
+    bandwidth = engine.bandwidth_bytes_per_s
+    if kv and weights and bandwidth:
         fit = kv.tokens // decode.TOGETHER_CONTEXT_TOKENS
         most = min(fit, engine.max_num_seqs)
         together = decode.estimate_together(
-            engine.model, engine.arguments, weights, engine.gpu_model, engine.kv_cache_dtype, most
+            engine.model, engine.arguments, weights, bandwidth, engine.kv_cache_dtype, most
+        )
+    if fits and (encoder := compute_encoder_bytes(engine)):
+        advice.append(
+            f"what its encoders need for images, videos or audio is not known: at most {mib(encoder)} by assumption, "
+            f"with which it fits too"
         )
     uncertainty = _compute_uncertainty(outcome)
     advice += _describe_extrapolation(engine, uncertainty)
@@ -287,8 +321,8 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         kv_cache_tokens=kv.tokens if kv else 0,
         max_concurrency=kv.max_concurrency if kv else 0.0,
         max_context=kv.max_context_tokens if kv else 0,
-        decode_tok_s=decode.estimate(engine.model, engine.arguments, weights, engine.gpu_model)
-        if weights and engine.gpu_model
+        decode_tok_s=decode.estimate(engine.model, engine.arguments, weights, bandwidth)
+        if weights and bandwidth
         else None,
         decode_together_tok_s=together,
         gpus=outcome.gpus,
@@ -299,6 +333,7 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         settings=_derive_settings(engine, outcome),
         pinned=outcome.kv_cache_memory_bytes is not None,
         uncertainty_mib=uncertainty,
+        free_uncertainty_mib=unknown,
         observed=tuple(sorted(engine.observed)),
         max_model_len=engine.max_model_len,
         load_s=plan_load(engine.model, engine.arguments),
@@ -310,6 +345,36 @@ def _compute_uncertainty(outcome: Outcome) -> tuple[int, int]:
     less = max((sum(part.value - part.low for part in rank.parts) for rank in outcome.ranks), default=0.0)
     more = max((sum(part.high - part.value for part in rank.parts) for rank in outcome.ranks), default=0.0)
     return round(less / MIB), round(more / MIB)
+
+
+def _list_free_uncertainties(engine: Engine, outcome: Outcome) -> dict[str, int]:
+    names = []
+    if outcome.kv_cache_memory_bytes is None and not engine.arguments.enforce_eager:
+        names.append("compile_cache")
+    measured = engine.gpu.name == overhead.FITTED_GPU or {"overhead_bytes", "context_bytes"} <= engine.observed.keys()
+    if engine.arguments.tensor_parallel_size > 1 and not engine.has_nvlink and not measured:
+        names.append("pcie")
+    return {name: math.ceil(overhead.FREE_UNCERTAINTIES[name][0].high / MIB) for name in names if outcome.gpus}
+
+
+def _check_free_uncertainties(outcome: Outcome, unknown: Mapping[str, int]) -> list[str]:
+    """Return a warning if an engine that fits would not do so with all that may be missing."""
+    kv, missing = outcome.kv, sum(unknown.values()) * MIB
+    if kv is None or not missing:
+        return []
+    room = kv.available_bytes - kv.needed_bytes
+    pinned = outcome.kv_cache_memory_bytes is not None
+    short = missing - (min(gpu.free_bytes for gpu in outcome.gpus) if pinned else room)
+    if short <= 0:
+        return []
+    reasons = " and ".join(f"{size:,} MiB {overhead.FREE_UNCERTAINTIES[name][1]}" for name, size in unknown.items())
+    what, change = (
+        "the KV cache has beside one request of max_model_len",
+        "take a smaller max_model_len or max_num_seqs",
+    )
+    if pinned:
+        what, change = "is free", "raise plan_margin_mib or lower kv_cache_memory_bytes"
+    return [f"vLLM may take up to {reasons}, which is {mib(short)} more than {what}: measure it, or {change}"]
 
 
 def _describe_extrapolation(engine: Engine, uncertainty_mib: tuple[int, int]) -> list[str]:
@@ -347,7 +412,9 @@ def _check_highest(engine: Engine, outcome: Outcome) -> list[str]:
     for placed, (_, number) in zip(outcome.gpus, engine.places, strict=True):
         rank = outcome.ranks[number]
         # vLLM takes what it counts itself out of its share, which only makes the KV cache smaller.
-        beyond = rank.parts if pinned else (rank.context, *(() if rank.graphs_kept.value else (rank.graphs,)))
+        beyond = (
+            rank.parts if pinned else (rank.context, rank.warm_up, *(() if rank.graphs_kept.value else (rank.graphs,)))
+        )
         more = sum(part.high - part.value for part in beyond)
         short = max(short, math.ceil(more) - placed.free_bytes)
     if short <= 0:

@@ -13,7 +13,7 @@ from ..text import WIDTH, table
 from .checkpoint.inferred import is_approximate
 from .checkpoint.model_facts import ranges
 from .contract import EnginePlan, GpuPlan, Plan, Verdict
-from .memory.overhead import MIB
+from .memory.overhead import FREE_UNCERTAINTIES, MIB
 from .memory.vllm_versions import describe_fallback
 
 BAR_WIDTH = 34
@@ -145,6 +145,9 @@ def _describe(engine: EnginePlan) -> Iterator[tuple[str, str]]:
             f"{engine.kv_cache_dtype}, {engine.kv_blocks:,} blocks; vLLM's log counts them as "
             f"{engine.kv_cache_tokens:,} tokens",
         )
+    for name, size in engine.free_uncertainty_mib.items():
+        of = "what is free" if engine.pinned else "the KV cache"
+        yield "  uncertain: ", f"up to {size:,} MiB less of {of} per GPU {FREE_UNCERTAINTIES[name][1]}"
     if engine.verdict is Verdict.FITS:
         yield from _describe_speed(engine)
     if pinned := engine.derived_kv_cache_memory_bytes:

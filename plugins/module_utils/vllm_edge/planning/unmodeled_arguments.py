@@ -14,9 +14,10 @@ from typing import Any
 
 from ..inventory.engine_arguments import parse_arguments
 from ..text import printable, shown
+from .checkpoint.headers import MODULES
 from .contract import Model, Verdict
 from .feasibility import Engine
-from .outcome import Outcome, to_sentence
+from .outcome import Outcome, compute_encoder_bytes, compute_outcome, mib, to_sentence
 
 
 class Effect(StrEnum):
@@ -34,13 +35,17 @@ class Unmodeled:
     key: str = "extra_args"
     text: str = ""
     """As the operator wrote it, shortened."""
+    fix: str = ""
+    """Empty if leaving it out is the fix."""
+    loads: bool = False
+    """Whether the weights may become less."""
 
 
 _LOADED = frozenset({"weights_bytes", "overhead_bytes"})
 _GRAPHS = frozenset({"graphs_bytes"})
 _CONNECTOR = Unmodeled(Effect.MORE, "buffers of the connector, which may also lay out the KV cache in another way")
-_CONFIG = Unmodeled(Effect.MODEL, "values of config.json")
-_TASK = Unmodeled(Effect.MODEL, "the task, so that there may be no KV cache")
+_CONFIG = Unmodeled(Effect.MODEL, "values of config.json", loads=True)
+TASK = Unmodeled(Effect.MODEL, "the task, so that there may be no KV cache")
 
 _ARGUMENTS: Mapping[str, Unmodeled] = {
     "--enable-lora": Unmodeled(Effect.MORE, "the adapters' weights, on every GPU", _LOADED | _GRAPHS),
@@ -58,11 +63,13 @@ _ARGUMENTS: Mapping[str, Unmodeled] = {
     "--mm-ipc-gpu-memory-gb": Unmodeled(Effect.MORE, "a buffer for images and videos", _LOADED),
     **dict.fromkeys(
         ("--quantization", "--quantization-config"),
-        Unmodeled(Effect.OTHER, "the weights that vLLM quantizes while it loads them", _LOADED),
+        Unmodeled(Effect.OTHER, "the weights that vLLM quantizes while it loads them", _LOADED, loads=True),
     ),
     **dict.fromkeys(
         ("--cpu-offload-gb", "--cpu-offload-params", "--offload-backend", "--offload-group-size", "--offload-params"),
-        Unmodeled(Effect.OTHER, "the weights that stay in the host's memory, and buffers for them", _LOADED),
+        Unmodeled(
+            Effect.OTHER, "the weights that stay in the host's memory, and buffers for them", _LOADED, loads=True
+        ),
     ),
     **dict.fromkeys(
         (
@@ -72,7 +79,7 @@ _ARGUMENTS: Mapping[str, Unmodeled] = {
         Unmodeled(Effect.OTHER, "the CUDA graphs", _GRAPHS | _LOADED),
     ),
     "--performance-mode": Unmodeled(Effect.OTHER, "vLLM's defaults of max_num_seqs and max_num_batched_tokens"),
-    "--mm-encoder-tp-mode": Unmodeled(Effect.OTHER, "the copies of the vision tower", _LOADED),
+    "--mm-encoder-tp-mode": Unmodeled(Effect.OTHER, "the copies of the vision tower", _LOADED, loads=True),
     "--skip-mm-profiling": Unmodeled(
         Effect.OTHER, "the activations of the vision tower, which vLLM then leaves out", _LOADED
     ),
@@ -85,39 +92,49 @@ _ARGUMENTS: Mapping[str, Unmodeled] = {
         Unmodeled(Effect.OTHER, "the KV cache"),
     ),
     **dict.fromkeys(("--hf-overrides", "--hf-config-path", "--model-class-overrides", "--diffusion-config"), _CONFIG),
-    **dict.fromkeys(("--runner", "--convert", "--mm-encoder-only"), _TASK),
-    "--data-parallel-size": Unmodeled(Effect.OTHER, "the experts, which vLLM shares out over the replicas"),
-    "--model-impl": Unmodeled(Effect.MODEL, "the implementation of the model"),
+    **dict.fromkeys(("--runner", "--convert"), TASK),
+    "--mm-encoder-only": replace(TASK, loads=True),
+    "--data-parallel-size": Unmodeled(Effect.OTHER, "the experts, which vLLM shares out over the replicas", loads=True),
+    "--model-impl": Unmodeled(Effect.MODEL, "the implementation of the model", loads=True),
     "--disable-sliding-window": Unmodeled(Effect.MODEL, "KV cache and longest request"),
 }
 _VARIABLES: Mapping[str, str] = {
     "VLLM_PP_LAYER_PARTITION": "the layers of each rank",
-    "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": "what vLLM keeps out of its share for CUDA graphs",
     "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE": "whether layers with chunked attention keep only their chunk",
-    "VLLM_USE_V2_MODEL_RUNNER": "the batches that a request holds at once",
 }
 _NEUTRAL = frozenset({"0", "0.0", "null", "none", "auto", "", "{}"})
-_ONE_IS_NONE = frozenset({"--data-parallel-size", "--decode-context-parallel-size", "--prefill-context-parallel-size"})
+_DEFAULTS = {
+    **dict.fromkeys(("--data-parallel-size", "--decode-context-parallel-size", "--prefill-context-parallel-size"), "1"),
+    "--mm-encoder-tp-mode": "weights",
+    "--optimization-level": "2",
+    "--performance-mode": "balanced",
+    "--runner": "generate",
+}
+"""What vLLM does without these arguments (0.32.0 config/multimodal.py:385, config/vllm.py:427 and :433); the planner
+plans models that generate."""
 
 
 def find_unmodeled(model: Model, extra_args: Sequence[str], environment: Mapping[str, Any]) -> Iterator[Unmodeled]:
     """Yield what the plan does not count of an engine, in the order in which it is written."""
+    pooling = model.facts.pooling
     for argument in parse_arguments(list(extra_args))[0]:
         name = argument.option.name if argument.option else argument.name
         value = argument.values[0].strip().lower() if argument.values else ""
         switched_off = argument.name.startswith("--no-")
         valueless = argument.option is not None and argument.option.takes == "none"
-        neutral = (
-            not valueless and not argument.dotted and (value in _NEUTRAL or (name in _ONE_IS_NONE and value == "1"))
-        )
+        changes_nothing = {_DEFAULTS[name], "auto"} if name in _DEFAULTS else _NEUTRAL
+        neutral = not valueless and not argument.dotted and value in changes_nothing
+        pooling = pooling and not (name == "--runner" and value == "generate")
         if switched_off or neutral or (name == "--quantization" and _is_own_quantization(model, value)):
             continue
         if name == "--data-parallel-size" and not model.experts:
             continue  # each replica is an engine of its own
         if name in _ARGUMENTS:
             yield replace(_ARGUMENTS[name], text=shown(argument.text))
+    if pooling:
+        yield replace(TASK, text=f"{MODULES} of the checkpoint", fix="extra_args: [--runner, generate]")
     for name in sorted(_VARIABLES.keys() & environment.keys()):
-        yield Unmodeled(Effect.OTHER, _VARIABLES[name], key="extra_env", text=name)
+        yield Unmodeled(Effect.OTHER, _VARIABLES[name], key="extra_env", text=name, loads=True)
 
 
 def _is_own_quantization(model: Model, value: str) -> bool:
@@ -127,10 +144,15 @@ def _is_own_quantization(model: Model, value: str) -> bool:
     return own != "none" and (said == own or (said == "modelopt" and own == "modelopt_fp4"))
 
 
-def judge(outcome: Outcome, found: Iterable[Unmodeled], observed: Mapping[str, int]) -> Outcome:
+def judge(outcome: Outcome, found: Iterable[Unmodeled], engine: Engine) -> Outcome:
     """Return the outcome of an engine with what is not counted: `cannot_say` wherever that could change the verdict."""
+    # vLLM asks for its share of the GPU before anything else.
+    if outcome.verdict is Verdict.NOT_FREE and engine.arguments.gpu_memory_utilization is not None:
+        return outcome
     for item in found:
-        if item.measured and item.measured <= observed.keys():
+        if item.measured and item.measured <= engine.observed.keys():
+            continue
+        if outcome.verdict is Verdict.OOM_WEIGHTS and not item.loads:
             continue
         unsupported = outcome.verdict in (Verdict.UNSUPPORTED_ENGINE, Verdict.UNSUPPORTED_SHAPE)
         if outcome.verdict is not Verdict.FITS and (
@@ -145,45 +167,40 @@ def judge(outcome: Outcome, found: Iterable[Unmodeled], observed: Mapping[str, i
                 f"the plan does not count {item.text}, which {item.effect.value}: {item.what}. Without it {without}: "
                 f"{outcome.reason.removesuffix('.')}"
             ),
-            fix=f"{item.key} without {item.text}",
+            fix=item.fix or f"{item.key} without {item.text}",
         )
     return outcome
 
 
 def judge_generic(outcome: Outcome, engine: Engine) -> Outcome:
-    """Return the outcome of an engine whose architecture the planner does not know: what fits with upper bounds fits,
-    and what does not fit with the least that its weights may take does not. Otherwise the plan cannot say.
-    """
-    model, arguments, observed = engine.model, engine.arguments, engine.observed
+    """Return the outcome of an engine whose architecture the planner does not know: what fits with the most that it may
+    take fits, and what does not fit with the least does not. Otherwise the plan cannot say."""
+    model, arguments = engine.model, engine.arguments
     if not model.generic or outcome.verdict in (
         Verdict.CANNOT_SAY,
         Verdict.UNSUPPORTED_ENGINE,
         Verdict.UNSUPPORTED_SHAPE,
     ):
         return outcome
-    least = [(outcome.ranks[number], engine.free[slot]) for slot, number in engine.places]
     fix = outcome.fix
-    if outcome.verdict is Verdict.OOM_WEIGHTS and any(
-        rank.weights.low + rank.context.bytes > free for rank, free in least
-    ):
-        return outcome
+    least = compute_outcome(engine, "least")
+    certain = least.verdict is not Verdict.KV_BELOW_MAX_MODEL_LEN or model.kv_cache_exact
+    if least.verdict is not Verdict.FITS and certain:
+        return replace(outcome, verdict=least.verdict, reason=least.reason)
+    most = compute_outcome(engine, "most") if outcome.verdict is Verdict.FITS else outcome
     if arguments.pipeline_parallel_size > 1:
         why, fix = "which tensors each stage of its pipeline has is not known", "pipeline_parallel_size: 1"
-    elif (
-        model.multimodal
-        and not arguments.language_model_only
-        and not {"weights_bytes", "overhead_bytes"} <= set(observed)
-    ):
-        why, fix = (
-            "what its encoders need for images, videos or audio is not known",
-            "limit_mm_per_prompt of 0 for each",
-        )
-    elif outcome.verdict is not Verdict.FITS:
-        why = (
-            f"weights and KV cache are upper bounds. With them it would be {outcome.verdict.value}: "
-            f"{outcome.reason.removesuffix('.')}"
-        )
-    else:
+    elif most.verdict is Verdict.FITS:
         return outcome
+    else:
+        encoder = compute_encoder_bytes(engine)
+        more = f", and its encoders take up to {mib(encoder)} for images, videos or audio" if encoder else ""
+        why = (
+            f"weights and KV cache are upper bounds{more}. With them it would be {most.verdict.value}: "
+            f"{most.reason.removesuffix('.')}"
+        )
+        text_only = replace(engine, arguments=replace(arguments, language_model_only=True))
+        if encoder and compute_outcome(text_only).verdict is Verdict.FITS:
+            fix = "limit_mm_per_prompt of 0 for each"
     said = f"the planner does not know {printable(model.architecture[:100], '')}, and {why}"
     return replace(outcome, verdict=Verdict.CANNOT_SAY, reason=to_sentence(said), fix=fix)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -16,7 +17,7 @@ from ..names import ENGINE_NAME, SWITCH_UNIT
 from ..paths import HostPaths
 from ..switch.render import describe_generation, render_switches
 from ..text import print_result, printable, table, wrapped
-from .problems import add_problems, chosen_words, describe_state, name_phase
+from .problems import add_problems, chosen_words, describe_state, is_unrecorded, name_phase
 from .tables import render_drift_table, render_engine_table, render_gpu_table, render_problems, render_warnings
 
 SHOWN = 5
@@ -108,12 +109,13 @@ def render_status(status: Mapping[str, Any]) -> list[str]:
 
 
 def run_status(paths: HostPaths, *, output: str, expected_profile: str | None = None) -> int:
-    """Print the status. To report a bad state is a success: the exit status is 0, whatever the problems."""
+    """Print the status. To report a bad state is a success, with the exit status 0; it is 1 where engines run and it
+    is lost what they are compared with."""
     from ..system.docker import DockerEngine
 
     status = add_problems(collect(paths, DockerEngine(request_timeout_s=10), expected_profile=expected_profile))
     print_result(output, status, [] if output == "json" else render_status(status))
-    return 0
+    return 1 if is_unrecorded(status) else 0
 
 
 def render_explanation(engine: str, state: EngineState | None) -> list[str]:
@@ -134,9 +136,14 @@ def render_explanation(engine: str, state: EngineState | None) -> list[str]:
 
 
 def run_explain(engine: str, paths: HostPaths, *, output: str) -> int:
-    """Print the last failure of an engine. The exit status is 1 if there is no such engine, otherwise 0."""
+    """Print the last failure of an engine. The exit status is 1 if there is no such engine, or it cannot be read."""
     known = ENGINE_NAME.fullmatch(engine) is not None
-    state = read_state(paths.engine_state(engine)) if known else None
+    place = paths.engine_state(engine)
+    state = read_state(place) if known else None
+    if known and state is None and os.path.lexists(place):
+        why = "is damaged" if os.access(place, os.R_OK) else f"is for root: 'sudo vllm-edge explain {engine}'"
+        print(f"{place} {why}, so it is not known why {engine} failed last.", file=sys.stderr)
+        return 1
     if not known or (state is None and engine not in list_engine_names(paths)):
         there = ", ".join(list_engine_names(paths)) or "none"
         print(f"{engine!r} is no engine of this host; there are: {there}", file=sys.stderr)

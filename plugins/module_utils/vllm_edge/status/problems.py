@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -97,11 +98,19 @@ def chosen_words(profile: Mapping[str, Any]) -> str:
     return f"chosen {CHOSEN.get(profile.get('origin', 'inventory'), profile.get('origin'))}{when}"
 
 
+def is_unrecorded(status: Mapping[str, Any]) -> bool:
+    """Return whether engines run, and what the host is committed to is lost: nothing can be compared with it."""
+    profile = status["active_profile"]
+    up = any(engine["active_state"] in ("active", "activating") for engine in status["engines"])
+    # Without root the generation is not read, which leaves `live_files` at None, too.
+    lost = profile is None or (profile.get("digest") and status.get("live_files") is None and os.geteuid() == 0)
+    return up and bool(lost) and not _is_between_generations(status)
+
+
 def _judge_profile(status: Mapping[str, Any]) -> Iterator[str]:
     profile, expected, running = status["active_profile"], status["expected_profile"], status.get("switch")
     if profile is None:
-        up = [engine for engine in status["engines"] if engine["active_state"] in ("active", "activating")]
-        if up and not _is_between_generations(status):
+        if is_unrecorded(status):
             yield (
                 "Engines run, and no profile is recorded on this host: their names stay as they are, and a switch that "
                 "fails has nothing to go back to. Run site.yml, which records the profile and restarts no engine."

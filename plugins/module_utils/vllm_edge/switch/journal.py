@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 
 from ..generation.model import STORED_MODE
 from ..paths import HostPaths
-from ..system.files import LockHeld, hold_lock, is_locked, make_directories, prune, write_durably
+from ..system.files import LockHeld, hold_lock, is_locked, make_directories, name_errors, prune, write_durably
 from ..system.records import read_record
 from .model import Direction, Journal, Phase, PhaseRecord
 
@@ -115,17 +115,18 @@ class JournalFile:
         """Reserve BALLAST_BYTES, which are released where a rollback meets a full disk. Raises JournalLost."""
         try:
             make_directories(self.paths.state)
-            handle = os.open(self.ballast, os.O_WRONLY | os.O_CREAT, 0o600)
-            try:
-                os.posix_fallocate(handle, 0, BALLAST_BYTES)
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            with name_errors(self.ballast):
+                handle = os.open(self.ballast, os.O_WRONLY | os.O_CREAT, 0o600)
+                try:
+                    os.posix_fallocate(handle, 0, BALLAST_BYTES)
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
         except OSError as error:
             self.give_up_ballast()
             raise JournalLost(
                 f"{BALLAST_BYTES // 1024} KiB for the journal of the switch cannot be reserved in {self.paths.state}: "
-                f"{error.strerror}. Make room on that disk; 'df -h {self.paths.state}' shows it"
+                f"{error.strerror}. Make room there"
             ) from error
 
     def give_up_ballast(self) -> bool:
@@ -185,9 +186,7 @@ class JournalFile:
                     raise
                 write_durably(path, text, STORED_MODE)
         except OSError as error:
-            raise JournalLost(
-                f"{path} cannot be written: {error.strerror}. 'df -h {path.parent}' shows how full that disk is"
-            ) from error
+            raise JournalLost(f"{path} cannot be written: {error.strerror}. Make room there") from error
 
 
 def _choose_free(name: str, taken: Collection[str]) -> str:

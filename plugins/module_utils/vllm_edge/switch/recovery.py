@@ -8,7 +8,7 @@ import os
 from dataclasses import replace
 
 from ..generation import committed as generation_committed
-from ..generation import live, secrets, store
+from ..generation import live, secrets
 from ..generation.model import Choice, GenerationError
 from ..names import TARGET, unit_name
 from .host import SwitchedHost
@@ -16,7 +16,7 @@ from .journal import DAMAGED, JournalFile, JournalLost, set_aside_damaged
 from .model import HARMLESS, Direction, Done, Journal, Phase, Result
 from .phases import PhaseRunner
 from .render import describe_route, name_generation, to_sentence
-from .rollback import end_killed
+from .rollback import end_killed, load_committed
 from .signals import Signals
 from .transaction import begin_journal
 
@@ -87,7 +87,7 @@ def recover_at_boot(host: SwitchedHost, left: Journal) -> Result:
     paths, systemd = host.paths, host.systemd
     change, head = _continue(host, left, Signals())
     try:
-        committed = store.load_committed(paths)
+        committed = load_committed(left, paths)
     except GenerationError as error:
         return change.finish(
             Result.FAILED, f"{head} At boot its files could not be put back: {to_sentence(str(error))}"

@@ -67,6 +67,20 @@ def go_back(
     )
 
 
+def load_committed(left: Journal, paths: HostPaths) -> Generation | None:
+    """Return the committed generation; None if nothing was committed before a killed switch either.
+
+    Raises GenerationError, also if the record is gone: engines may serve, and none of them is stopped for its loss.
+    """
+    committed = store.load_committed(paths)
+    if committed is None and left.from_generation is not None:
+        raise GenerationError(
+            f"{paths.active_profile}, which named generation {left.from_generation} when the switch began, does not "
+            "exist. No engine was touched. Run site.yml, which writes it again."
+        )
+    return committed
+
+
 def end_killed(change: PhaseRunner, left: Journal, head: str) -> tuple[Result, str]:
     """End a switch that was killed, and return the result and its message. Raises LeftForBoot.
 
@@ -74,7 +88,7 @@ def end_killed(change: PhaseRunner, left: Journal, head: str) -> tuple[Result, s
     is its journal, and `head` the beginning of the message, which says how it ended.
     """
     try:
-        committed = store.load_committed(change.paths)
+        committed = load_committed(left, change.paths)
     except GenerationError as error:
         why = to_sentence(str(error))
         return Result.FAILED, f"{head} Going back failed: {why} 'vllm-edge status' says what runs."

@@ -8,11 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..text import printable
+from .space import MIB
 
-RESERVE_BYTES = 512 * 1024**2
-"""Our choice: space that stays free for the journal, dpkg's own files and an initramfs, which apt does not count."""
-BOOT_BYTES = 128 * 1024**2
-"""Our estimate of an initramfs with the NVIDIA modules, which is written beside the former one."""
 UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 LOCK = re.compile(r"Could not get lock (\S+?)\.?\s(?:It is held by process (\d+) \((.*?)\))?")
 
@@ -144,45 +141,38 @@ def find_bytes(pattern: str, text: str) -> int:
     return int(float(found[1].replace(",", "")) * UNITS[found[2]]) if found else 0
 
 
-def refuse(foretold: str, meant: Sequence[str], free: str) -> str:
+def refuse(foretold: str, meant: Sequence[str]) -> str:
     """Return why the change is refused that apt-get announces; empty if it is not.
 
     Args:
         foretold: what `apt-get --print-uris` printed.
         meant: packages that may be removed.
-        free: lines of `df --block-size=1 --output=target,avail` for the directories of downloads, of programs,
-            and, where there is one, /boot.
     """
     removed = re.search(r"^The following packages will be REMOVED:\n((?: .*\n)+)", foretold, re.MULTILINE)
     listed = {word.rstrip("*").partition(":")[0] for word in removed[1].split()} if removed else set()
-    if others := sorted(listed - {*meant}):
-        names = " ".join(others)
-        return (
-            f"apt would remove {', '.join(others)}, which vllm-edge did not install and somebody may need ('apt-cache "
-            f"show {names}' names the conflict or dependency). If nobody does, remove it yourself ('apt-get --simulate "
-            f"remove {names}' shows what goes with it) and run again. Otherwise this host cannot have both."
-        )
-    sizes = (
-        find_bytes(r"^Need to get {}(?:/\S+ ?\S+)? of archives", foretold),
-        find_bytes(r"^After this operation, {} of additional disk space", foretold),
+    others = sorted(listed - {*meant})
+    names = " ".join(others)
+    if not others:
+        return ""
+    return (
+        f"apt would remove {', '.join(others)}, which vllm-edge did not install and somebody may need ('apt-cache "
+        f"show {names}' names the conflict or dependency). If nobody does, remove it yourself ('apt-get --simulate "
+        f"remove {names}' shows what goes with it) and run again. Otherwise this host cannot have both."
     )
-    rows = re.findall(r"^(/.*?) +(\d+)$", free, re.MULTILINE)
-    for system, there in rows:
-        size = sum(size for (name, _), size in zip(rows, sizes, strict=False) if name == system)
-        if size and int(there) < size + RESERVE_BYTES:
-            mib = 1024**2
-            return (
-                f"it takes {size // mib} MiB of the file system {system}, {RESERVE_BYTES // mib} MiB have to stay "
-                f"free there, and {int(there) // mib} MiB are. 'apt-get clean', removing old kernels ('apt-get "
-                f"autoremove --purge') and 'journalctl --vacuum-size=200M' free some."
-            )
-    for system, there in rows[2:] if re.search(r"initramfs|dracut|dkms|linux-(?:image|modules)", foretold) else ():
-        if system != "/" and int(there) < BOOT_BYTES:
-            return (
-                f"it writes a new initramfs, for which {BOOT_BYTES // 1024**2} MiB have to be free on {system}, and "
-                f"{int(there) // 1024**2} MiB are. Removing old kernels ('apt-get autoremove --purge') frees some."
-            )
-    return ""
+
+
+def foretell_writes(foretold: str) -> dict[str, dict[str, float]]:
+    """Return what the change that apt-get announces writes, as `room` of the module mounted_paths.
+
+    These are MiB by directory for each step of `system/space.py` that it takes; none if it only removes packages.
+    """
+    sizes = {
+        "/var/cache/apt/archives": find_bytes(r"^Need to get {}(?:/\S+ ?\S+)? of archives", foretold),
+        "/usr": find_bytes(r"^After this operation, {} of additional disk space", foretold),
+    }
+    found = {"packages": {path: size / MIB for path, size in sizes.items()}} if any(sizes.values()) else {}
+    makes = re.search(r"initramfs|dracut|dkms|linux-(?:image|modules)", foretold)
+    return {**found, **({"initramfs": {}} if makes else {})}
 
 
 def changes_nothing(text: str, download_only: bool = False) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -212,7 +213,11 @@ def plan_repository(wanted: Wanted, files: Mapping[str, str], targets: Sequence[
     except ValueError as error:
         return plan | {"mistake": f"{wanted['fingerprint_variable']}: {error}."}
     known = plan["record"].get(wanted["name"], {})
+    keyring = files.get(wanted["keyring"], "")
     plan["expected"] = pinned or list(known.get("fingerprints", []))
+    if not plan["expected"] and keyring and wanted["source"] in files:
+        with contextlib.suppress(openpgp.KeyFormatError):  # the record is lost, and apt goes on with this key
+            plan["expected"] = openpgp.list_fingerprints(keyring.encode())
     plan["trust"] = "pinned" if pinned else "recorded" if plan["expected"] else "first-use"
     plan["mistake"] = find_mistake(wanted, plan["expected"])
     for clash in find_clashes(read_sources(files, wanted["source"]), wanted["url"], wanted["suites"]):
@@ -222,7 +227,6 @@ def plan_repository(wanted: Wanted, files: Mapping[str, str], targets: Sequence[
         )
     source = Source(wanted["url"], " ".join(wanted["suites"]), "", tuple(wanted["components"]), wanted["keyring"])
     plan["source"] = render_sources([source])
-    keyring = files.get(wanted["keyring"], "")
     if wanted["key_text"]:
         plan["key"] = check_key(wanted["key_text"].encode(), wanted, plan)
     elif plan["expected"] and known.get("source", wanted["key_source"]) == wanted["key_source"]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .space import UNWRITABLE
+from .space import UNWRITABLE, describe_full
 
 LOCK_MODE = 0o600
 """flock(2) needs no right to write: whoever may open a file can lock it, and so stop the programs that want to."""
@@ -30,12 +30,18 @@ def make_fresh_name(path: Path) -> Path:
 
 @contextlib.contextmanager
 def name_errors(path: Path) -> Iterator[None]:
-    """Put the path into an error of a full or read-only file system that names none, as one of write(2) does."""
+    """Put into the error of a full or read-only file system which it is, and the path if the error names none.
+
+    write(2), fsync(2) and posix_fallocate(3) name none. Whatever writes to the host does it in this context.
+    """
     try:
         yield
     except OSError as error:
-        if error.errno in UNWRITABLE and error.filename is None:
-            error.filename = str(path)
+        if error.errno in UNWRITABLE and error.strerror == os.strerror(error.errno):
+            error.filename = error.filename or str(path)
+            with contextlib.suppress(OSError):
+                said = describe_full(error.errno, path.parent / os.fsdecode(error.filename2 or error.filename))
+                error.strerror = f"{error.strerror}: {said}"
         raise
 
 
@@ -53,8 +59,9 @@ def make_directories(path: Path, mode: int = 0o755) -> None:
     """Make a directory if it is missing, and those above it with 0755, whatever the umask is. Raises OSError."""
     if not path.is_dir():
         make_directories(path.parent)
-        path.mkdir(mode & 0o700, exist_ok=True)
-        path.chmod(mode)
+        with name_errors(path):
+            path.mkdir(mode & 0o700, exist_ok=True)
+            path.chmod(mode)
 
 
 @contextlib.contextmanager
@@ -65,7 +72,8 @@ def hold_lock(path: Path, patience_s: float = 0.0) -> Iterator[None]:
     LockHeld: another process holds it, also after `patience_s`; OSError: the file cannot be made or opened.
     """
     make_directories(path.parent)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, LOCK_MODE)
+    with name_errors(path):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, LOCK_MODE)
     try:
         os.fchmod(handle, LOCK_MODE)  # a former release or another umask may have made it
         deadline = time.monotonic() + patience_s
@@ -153,16 +161,17 @@ def write_fresh(path: Path, text: str, mode: int, group: int | None = None) -> N
     With `group`, its id, the file belongs to root and that group if this runs as root. Raises OSError.
     """
     fresh = make_fresh_name(path)
-    fresh.unlink(missing_ok=True)
-    # Readable by its owner only until it has its final mode: the text may be confidential.
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with name_errors(fresh), os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        if group is not None and os.geteuid() == 0:
-            os.fchown(handle, 0, group)
-        os.fchmod(handle, mode)
-        os.fsync(file.fileno())
+    with name_errors(fresh):
+        fresh.unlink(missing_ok=True)
+        # Readable by its owner only until it has its final mode: the text may be confidential.
+        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            if group is not None and os.geteuid() == 0:
+                os.fchown(handle, 0, group)
+            os.fchmod(handle, mode)
+            os.fsync(file.fileno())
 
 
 def prune(files: Sequence[Path], kept: int, newest: Path) -> None:
@@ -184,7 +193,8 @@ def write_durably(path: Path, text: str, mode: int = 0o644) -> None:
     fresh = make_fresh_name(path)
     try:
         write_fresh(path, text, mode)
-        os.rename(fresh, path)
+        with name_errors(path):
+            os.rename(fresh, path)
     except BaseException:
         with contextlib.suppress(OSError):
             fresh.unlink()

@@ -19,13 +19,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import ParamSpec
 
 from .files import LockHeld, hold_lock, is_locked, make_directories, write_durably
+from .space import find_shortage, measure_step
 
 AFTER_S = 90.0
 """Seconds without a poll. The action plugin `follow` polls every 10 s and may need a minute to connect again."""
@@ -87,6 +88,13 @@ class CommandRefused(Exception):
     """A command does nothing. The text says why and what to do."""
 
 
+def list_records(directory: Path, pattern: str) -> list[Path]:
+    """Return the records of long commands, sorted. Raises CommandRefused: this user may not see whether there are."""
+    if directory.is_dir() and not os.access(directory, os.R_OK | os.X_OK):
+        raise CommandRefused(f"{directory} is for root, so its records cannot be listed. Run the command with sudo.")
+    return sorted(directory.glob(pattern))
+
+
 def refusing(run: Callable[P, int]) -> Callable[P, int]:
     """Print why a command was refused, and return 2 as its exit status."""
 
@@ -133,6 +141,8 @@ class LongRun:
     """Whether it ends when nobody follows it."""
     echo: bool = False
     """Whether its progress is printed, too."""
+    places: Mapping[str, Path] = field(default_factory=dict)
+    """The directories that it writes to, by their names in `system/space.py`; without them no room is looked for."""
     _began: float = field(default_factory=count_boot_seconds)
     _saying: threading.Lock = field(default_factory=threading.Lock)
 
@@ -154,6 +164,9 @@ class LongRun:
             with interruptible(), hold_lock(self._path("lock")):
                 if why := self._find_moves():
                     raise CommandRefused(f"`{command}` does not run, because {why}. Run it when that has ended.")
+                spaces = measure_step("run", self.places) if self.places else ()
+                if wrong := "; ".join(filter(None, map(find_shortage, spaces))):
+                    raise CommandRefused(f"`{command}` does not run: {wrong}. Make room there and run it again.")
                 try:
                     yield
                 finally:

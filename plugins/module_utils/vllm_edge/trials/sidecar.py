@@ -20,7 +20,7 @@ from pathlib import Path
 from ..names import ENGINE_USER, LABEL_SIDECAR
 from ..paths import HostPaths
 from ..system.docker import ContainerGone, DockerAway, DockerEngine, DockerRefused
-from ..system.files import make_directories, read_foreign
+from ..system.files import make_directories, name_errors, read_foreign
 from ..system.long_run import CommandRefused
 from ..system.threads import Worker
 
@@ -124,9 +124,10 @@ def _make_directories(sidecar: Sidecar, paths: HostPaths) -> Iterator[tuple[Path
             path.mkdir(mode=0o700)
         (job / "out").mkdir()
         for name, content in {"program.py": sidecar.program.encode(), **sidecar.files}.items():
-            handle = os.open(job / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
+            with name_errors(job / name):
+                handle = os.open(job / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
+                with os.fdopen(handle, "wb") as file:
+                    file.write(content)
         if root:
             for path in (job, *job.iterdir(), out):
                 os.chown(path, sidecar.uid, sidecar.uid)

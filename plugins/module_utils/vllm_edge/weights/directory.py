@@ -181,12 +181,16 @@ class DirectorySource:
         except FileNotFoundError as error:
             raise WeightsError(f"{item.path} of {repo} is not in the source directory {self._directory}.") from error
         left = item.size_bytes
-        with name_errors(target), os.fdopen(handle, "rb", buffering=0) as source, target.open("wb") as copy:
-            while left > 0 and (block := source.read(min(left, COPY_BYTES))):
-                copy.write(block)
-                left -= len(block)
-                count(len(block))
-            changed = left or source.read(1) or found.st_size != item.size_bytes
+        try:
+            with name_errors(target), os.fdopen(handle, "rb", buffering=0) as source, target.open("wb") as copy:
+                while left > 0 and (block := source.read(min(left, COPY_BYTES))):
+                    copy.write(block)
+                    left -= len(block)
+                    count(len(block))
+                changed = left or source.read(1) or found.st_size != item.size_bytes
+        except OSError:
+            target.unlink(missing_ok=True)  # it would count as room that the next run lacks
+            raise
         if changed:
             target.unlink()
             raise self._refuse(item.path, f"has not the {item.size_bytes:,} bytes that were listed: it changes")

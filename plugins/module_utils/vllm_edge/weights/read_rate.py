@@ -82,8 +82,11 @@ def measure(path: Path, clock: Callable[[], float] = time.monotonic) -> tuple[fl
 
 
 def read_rates(record: Path) -> list[ReadRate]:
+    """Return the recorded rates; none if there are none. Raises PermissionError: this user may not read them."""
     try:
         return [read_record(ReadRate, row) for row in parse_json(read_foreign(record, MOST_RECORD_BYTES))["rates"]]
+    except PermissionError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, RecordError):
         return []
 

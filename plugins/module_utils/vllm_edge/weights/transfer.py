@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..system.files import make_directories, sync
-from ..system.space import explain_unwritable, measure
+from ..system.space import MIB, explain_unwritable, find_shortage, measure_step
 from .directory import DirectorySource, UnfitDirectory
 from .progress import Progress, mib
 from .record import (
@@ -140,17 +140,17 @@ def describe_changes(
     return actions, "".join(before), "".join(after)
 
 
-def check_space(directory: Path, needed_bytes: int, reserve_bytes: int) -> None:
-    """Check that `needed_bytes` fit on the file system of a directory, which need not exist, and `reserve_bytes` stay
-    free. Raises WeightsError with the figures if not.
+def check_space(directory: Path, state: Path, needed_bytes: int, reserve_bytes: int) -> None:
+    """Check that `needed_bytes` fit below a directory, which need not exist, and `reserve_bytes` stay free, and that
+    the record fits into the state directory. Raises WeightsError with the figures if not.
     """
-    free_bytes = measure("", directory).free_bytes
-    if free_bytes < needed_bytes + reserve_bytes:
+    at, needed, kept = {"data": directory, "state": state}, {"data": needed_bytes}, {"data": reserve_bytes}
+    if wrong := list(filter(None, map(find_shortage, measure_step("weights", at, needed, kept)))):
         raise WeightsError(
-            f"Not enough room below {directory}: {mib(needed_bytes)} must be brought and {mib(reserve_bytes)} are to "
-            f"stay free (model_weights_reserve_mib), which makes {mib(needed_bytes + reserve_bytes)}, but "
-            f"{mib(free_bytes)} are free. A file that is replaced stays until the new one is verified. Free some "
-            "space, put the weights on a larger file system (model_weights_root), or lower the reserve."
+            f"Not enough room for the {mib(needed_bytes)} of {directory} beside the {reserve_bytes // MIB} MiB of "
+            f"model_weights_reserve_mib: {'; '.join(wrong)}. A file that is replaced stays until the new one is "
+            "verified. Free some space, put the weights on a larger file system (model_weights_root), or lower the "
+            "reserve."
         )
 
 
@@ -261,20 +261,22 @@ def bring(
     owner: Ownership,
     progress: Progress,
     *,
+    state: Path,
     reserve_bytes: int,
     workers: int,
 ) -> dict[str, RecordedFile]:
     """Download the files of a plan, verify all of them, and only then put them in place.
 
-    Returns the record entries of the files by path. `reserve_bytes` stay free on the file system. Raises WeightsError:
-    there is not enough space, a download failed or does not match its hash (then no file was replaced), or a directory
-    exists in the place of a file; OSError: the file system refused an operation.
+    Returns the record entries of the files by path. `reserve_bytes` stay free on the file system, and the record will
+    be written into `state`. Raises WeightsError: there is not enough space, a download failed or does not match its
+    hash (then no file was replaced), or a directory exists in the place of a file; OSError: the file system refused an
+    operation.
     """
     staging = staging_directory(wanted, plan.commit)
     files = plan.bring
     drop_stale_staging(wanted, staging, files)
     needed_bytes = sum_bytes(files) - sum_bytes(list_staged(wanted, plan.commit, files))
-    check_space(wanted.path, needed_bytes - sum_parts(staging, files)[1], reserve_bytes)
+    check_space(wanted.path, state, needed_bytes - sum_parts(staging, files)[1], reserve_bytes)
     make_directories(staging)
     staging.parent.chmod(0o700)
     arrived: dict[str, tuple[Path, str]] = {}

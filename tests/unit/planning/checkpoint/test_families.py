@@ -236,8 +236,9 @@ def test_quantization_as_it_is_written(config: Mapping[str, Any], expected: Quan
 
 def test_another_quantization_is_refused() -> None:
     without_sizes = [{"quant_method": name} for name in ("bitsandbytes", "compressed-tensors", "awq")]
-    for config in ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, *without_sizes):
-        with pytest.raises(FactsError, match=f"does not know the quantization '{config['quant_method']}.*; it knows"):
+    for config in ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, {"load_in_4bit": True}, *without_sizes):
+        said = config.get("quant_method", "without quant_method")
+        with pytest.raises(FactsError, match=f"does not know the quantization '{said}.*; it knows"):
             with_quantization(QWEN, config)
 
 

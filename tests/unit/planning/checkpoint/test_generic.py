@@ -13,9 +13,13 @@ import checkpoints
 import kv_models
 import published
 import pytest
-from ansible.module_utils.vllm_edge.planning import planner
-from ansible.module_utils.vllm_edge.planning.checkpoint import families
-from ansible.module_utils.vllm_edge.planning.checkpoint.generic import LEAST_OF_WEIGHTS, MOST_OF_WEIGHTS
+from ansible.module_utils.vllm_edge.planning import command, planner, serve_options
+from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts, recording
+from ansible.module_utils.vllm_edge.planning.checkpoint.generic import (
+    LEAST_OF_WEIGHTS,
+    MOST_OF_WEIGHTS,
+    bound_encoder,
+)
 from ansible.module_utils.vllm_edge.planning.contract import (
     Arguments,
     EnginePlan,
@@ -26,7 +30,7 @@ from ansible.module_utils.vllm_edge.planning.contract import (
     UnknownArchitecture,
     Verdict,
 )
-from ansible.module_utils.vllm_edge.planning.memory import weights
+from ansible.module_utils.vllm_edge.planning.memory import overhead, weights
 
 RELEASE, GIB = "0.32.0", 2**30
 QWEN = "Qwen/Qwen2.5-7B-Instruct"
@@ -42,6 +46,7 @@ REPOS = (
     "nvidia/Gemma-4-31B-IT-NVFP4",
     "RedHatAI/gemma-4-26B-A4B-it-FP8-dynamic",
     "Qwen/Qwen3-30B-A3B",
+    "mistralai/Mixtral-8x7B-Instruct-v0.1",
 )
 
 
@@ -50,7 +55,7 @@ def facts_of(repo: str) -> Facts:
 
 
 def rename(facts: Facts, **changes: Any) -> Facts:
-    return replace(facts, config={**facts.config, "architectures": ["NewForCausalLM"], **changes})
+    return replace(facts, config={"model_type": "new", **facts.config, "architectures": ["NewForCausalLM"], **changes})
 
 
 def generic(repo: str, **changes: Any) -> Model:
@@ -65,8 +70,12 @@ def plan(model: Model, gpu_gib: float, size: int = 1, **more: Any) -> EnginePlan
 
 @pytest.mark.parametrize("repo", REPOS)
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_weights_and_kv_cache_are_upper_bounds(repo: str, size: int) -> None:
+def test_what_is_planned_is_an_upper_bound(repo: str, size: int) -> None:
     known, found = families.interpret(facts_of(repo)), generic(repo)
+    most, least = (
+        overhead.activations(each, Arguments(tensor_parallel_size=size), 65536).value for each in (found, known)
+    )
+    assert most >= least
     arguments = Arguments(tensor_parallel_size=size)
     exact, bound = (weights.per_rank(each, arguments, RELEASE)[0].bytes for each in (known, found))
     assert 1.01 < bound * MOST_OF_WEIGHTS / exact < 1.11
@@ -79,12 +88,22 @@ def test_weights_and_kv_cache_are_upper_bounds(repo: str, size: int) -> None:
 
 def test_a_weight_that_no_rule_knows_is_on_every_gpu() -> None:
     facts = rename(facts_of(QWEN))
-    strange = Tensor("model.layers.*.self_attn.indexer.weight", "BF16", (64, 64), (0, 1))
+    strange = Tensor("model.layers.*.mlp.second.weight", "BF16", (64, 64), (0, 1))
     found = families.interpret(replace(facts, tensors=(*facts.tensors, strange)))
     before, after = (
         weights.per_rank(each, Arguments(tensor_parallel_size=4), RELEASE)[0].bytes for each in (generic(QWEN), found)
     )
     assert after - before == 2 * 64 * 64 * 2
+
+
+def test_keys_that_are_the_values_too_are_in_memory_twice() -> None:
+    facts = facts_of(QWEN)
+    keys = tuple(tensor for tensor in facts.tensors if ".v_proj." not in tensor.name)
+    found = families.interpret(rename(replace(facts, tensors=keys), attention_k_eq_v=True))
+    assert (
+        weights.per_rank(found, Arguments(), RELEASE)[0].bytes
+        == weights.per_rank(generic(QWEN), Arguments(), RELEASE)[0].bytes
+    )
 
 
 def test_layers_beyond_those_of_config_json_count() -> None:
@@ -102,8 +121,34 @@ def test_layers_beyond_those_of_config_json_count() -> None:
         ("model.layers.*.encoder_attn.k_proj.weight", (64, 64), {}, "belongs to an encoder"),
         ("model.layers.*.self_attn.kv_b_proj.weight", (4096, 512), {}, r"belongs to latent attention \(MLA\)"),
         ("model.layers.*.self_attn.*.o_proj.weight", (64, 64), {}, "belongs to several attentions"),
-        ("model.layers.*.attn.k_proj.weight", (4096, 3584), {}, r"k_proj\.weight has 3584 outputs, and .* says 512"),
+        ("model.layers.*.attn.k_proj.weight", (4096, 3584), {}, r"k_proj\.weight has 4096 outputs, and .* says 512"),
+        ("model.layers.*.attn.v_proj.scales", (28, 4096), {}, r"v_proj\.scales has 4096 outputs, and .* says 512"),
+        ("model.layers.*.attn.k_proj.weight", (512, 3584), {}, "the tensors are of 29 attentions for 28 layers"),
+        ("draft.layers.*.self_attn.k_proj.weight", (512, 3584), {}, "the tensors are of 29 attentions for 28 layers"),
+        # DeepSeek V4, by vLLM 0.32.0 (models/deepseek_v4/compressor.py, models/deepseek_v4/amd/model.py).
+        ("layers.*.attn.indexer.compressor.wkv.weight", (256, 4096), {}, "an indexer or a compressor"),
+        ("layers.*.attn.compressor.ape", (4, 1024), {}, "an indexer or a compressor"),
+        ("layers.*.hc_attn_fn", (24, 16384), {}, r"what layers\.\*\.hc_attn_fn is for, the planner does not know"),
+        ("layers.*.attn.wo_a.weight", (64, 64), {}, r"what layers\.\*\.attn\.wo_a\.weight is for"),
+        ("model.layers.*.conv.conv.weight", (64, 1, 3), {}, "is for, the planner does not know"),
+        ("model.layers.*.norm.weight", (64,), {"hc_mult": 4}, "hc_mult in config.json may change the memory"),
+        ("model.layers.*.norm.weight", (64,), {"index_topk": 512}, "index_topk in config.json may change"),
+        ("model.layers.*.norm.weight", (64,), {"text_config": {"linear_num_key_heads": 16}}, "linear_num_key_heads in"),
+        (
+            "model.layers.*.norm.weight",
+            (64,),
+            {"layer_types": ["compressed_sparse_attention"] * 28},
+            "layer_types in config.json has compressed_sparse_attention",
+        ),
         ("model.layers.*.norm.weight", (64,), {"vocab_size": None}, "config.json lacks vocab_size"),
+        ("model.layers.*.mlp.experts.w1.weight", (64, 64), {}, "config.json lacks num_experts or num_local_experts or"),
+        (
+            "model.layers.*.mlp.experts.w1.weight",
+            (64, 64),
+            {"num_experts": 8},
+            "config.json lacks num_experts_per_tok or top_k_experts",
+        ),
+        ("model.layers.*.norm.weight", (64,), {"model_type": None}, "config.json lacks model_type"),
     ],
 )
 def test_what_has_no_upper_bound_is_refused(
@@ -114,7 +159,38 @@ def test_what_has_no_upper_bound_is_refused(
         families.interpret(replace(facts, tensors=(*facts.tensors, Tensor(name, "BF16", shape, (0,)))))
 
 
-WITHOUT = {"openai/gpt-oss-20b": "mxfp4", "google/gemma-4-E4B-it": "1024 outputs, and config.json says 512"}
+ENCODERS = ("BertModel", "XLMRobertaModel", "ModernBertForSequenceClassification", "Qwen3ForSequenceClassification")
+
+
+@pytest.mark.parametrize("architecture", [*ENCODERS, "Qwen3Model", "DiffusionGemmaForBlockDiffusion"])
+def test_what_generates_no_text_is_refused_by_name(architecture: str) -> None:
+    with pytest.raises(UnknownArchitecture, match=f"^{QWEN} is a {architecture}, which .* no tokens per second"):
+        generic(QWEN, architectures=[architecture])
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "NewForCausalLM"])
+def test_attention_in_both_directions_has_no_kv_cache(architecture: str) -> None:
+    for key, value in {"is_causal": False, "use_bidirectional_attention": True}.items():
+        with pytest.raises(
+            UnknownArchitecture, match=f"says {key} {str(value).lower()} in config.* mostly no KV cache"
+        ):
+            generic(QWEN, architectures=[architecture], **{key: value})
+        assert generic(QWEN, architectures=[architecture], **{key: None}).layers
+
+
+def test_a_record_has_all_keys_of_an_unknown_architecture() -> None:
+    """So that its plan is refused for the same keys as that of the files."""
+    facts = rename(facts_of(QWEN), hc_mult=4)
+    again = model_facts.parse_record(QWEN, recording.record(facts, "here"), "")
+    with pytest.raises(UnknownArchitecture, match="hc_mult in config"):
+        families.interpret(again)
+
+
+WITHOUT = {
+    "meta-llama/Llama-4-Maverick-17B-128E-Instruct": "intermediate_size_mlp in config.json",
+    "openai/gpt-oss-20b": "mxfp4",
+    "google/gemma-4-E4B-it": "hidden_size_per_layer_input in",
+}
 
 
 @pytest.mark.parametrize("repo", WITHOUT)
@@ -144,12 +220,56 @@ def test_verdicts(gpu_gib: float, size: int, more: Mapping[str, Any], verdict: V
     assert "kv_below" not in found.reason or found.fix == "max_model_len: 3072"
 
 
-def test_encoders_are_bounded_for_text_only() -> None:
-    found = generic("mistralai/Mistral-Small-3.1-24B-Instruct-2503")
-    unsure = plan(found, 70.0)
-    assert (unsure.verdict, unsure.fix) == (Verdict.CANNOT_SAY, "limit_mm_per_prompt of 0 for each")
-    text_only = dict.fromkeys(("image", "video", "audio"), 0)
-    assert plan(found, 70.0, limit_mm_per_prompt=text_only).verdict is Verdict.FITS
+TEXT_ONLY = {"limit_mm_per_prompt": dict.fromkeys(("image", "video", "audio"), 0)}
+
+
+@pytest.mark.parametrize(
+    ("gpu_gib", "more", "verdict", "said"),
+    [
+        (139.8, {"max_model_len": 262144}, Verdict.FITS, "stay free"),
+        (139.8, {"max_model_len": 262144, "gpu_memory_utilization": 0.9}, Verdict.FITS, "stay free"),
+        (66.0, {}, Verdict.FITS, "stay free"),
+        (61.0, {}, Verdict.CANNOT_SAY, "encoders take up to 2,560 MiB for images, .* With them it would be no_kv: "),
+        (61.0, {"gpu_memory_utilization": 0.99}, Verdict.CANNOT_SAY, "up to 2,560 MiB .* would be no_kv: "),
+        (61.0, TEXT_ONLY, Verdict.FITS, "stay free"),
+        (50.0, {}, Verdict.OOM_WEIGHTS, "Weights need"),
+    ],
+)
+def test_an_encoder_decides_only_where_it_may(
+    gpu_gib: float, more: Mapping[str, Any], verdict: Verdict, said: str
+) -> None:
+    found = plan(generic("Qwen/Qwen3-VL-30B-A3B-Instruct"), gpu_gib, **more)
+    assert found.verdict is verdict, found.reason
+    assert re.search(said, found.reason), found.reason
+    assert (found.fix == "limit_mm_per_prompt of 0 for each") is (verdict is Verdict.CANNOT_SAY)
+    if verdict is Verdict.FITS and more is not TEXT_ONLY:
+        assert any("what its encoders need" in advice for advice in found.advice)
+
+
+def test_the_longest_context_leaves_room_for_an_encoder() -> None:
+    asked = serve_options.read(["-tp", "1"], RELEASE)
+    gpus = [Gpu("NVIDIA H100 80GB HBM3", 79 * GIB)]
+    (planned,) = command.plan_layouts(generic("Qwen/Qwen3-VL-30B-A3B-Instruct"), gpus, asked, RELEASE).values()
+    assert (planned.verdict, planned.engines[0].max_model_len) == (Verdict.FITS, 32768)
+
+
+def test_the_bound_of_an_encoder_is_above_what_a_layer_of_it_holds() -> None:
+    """Qwen3-VL (0.32.0 qwen3_vl.py, qwen2_5_vl.py): residual, norm, and the inputs of the MLP before and after its
+    activation, for each of four patches; the output and three of deepstack, for each token."""
+    model = generic("Qwen/Qwen3-VL-30B-A3B-Instruct")
+    layer = 2 * (4 * (2 * 1152 + 2 * 4304) + 4 * 2048)
+    for batch, length in ((2048, 4096), (65536, 4096), (2048, 262144)):
+        assert bound_encoder(model, batch, length) > layer * max(batch, length, 16384)
+
+
+def test_what_does_not_depend_on_what_is_unknown_is_refused() -> None:
+    model = generic(QWEN)
+    asked = plan(model, 22.0, gpu_memory_utilization=0.999)
+    assert (asked.verdict, asked.fix) == (Verdict.NOT_FREE, "gpu_memory_utilization: 0.99")
+    # All layers have full attention of the sizes in config.json, or some may have a window.
+    for windows, verdict in ((False, Verdict.KV_BELOW_MAX_MODEL_LEN), (True, Verdict.CANNOT_SAY)):
+        found = plan(generic(QWEN, use_sliding_window=windows), 15.2, gpu_memory_utilization=0.97, max_model_len=32768)
+        assert found.verdict is verdict, found.reason
 
 
 def test_inferred_facts_are_named_in_the_source() -> None:

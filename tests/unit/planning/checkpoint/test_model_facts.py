@@ -209,6 +209,16 @@ def test_what_is_recorded_is_what_the_files_say(tmp_path: Path, monkeypatch: pyt
     assert model_facts.recorded("example/other") is None
 
 
+def test_an_embedding_model_is_one_by_a_file_beside_the_others(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "modules.json").write_text("[]")
+    facts = model_facts.read(tmp_path)
+    again = model_facts.parse_record("a/b", json.loads(json.dumps(recording.record(facts, "here"))), "")
+    assert (facts.pooling, again.pooling) == (True, True)
+    (tmp_path / "modules.json").unlink()
+    assert not model_facts.read(tmp_path).pooling
+
+
 def test_every_model_of_the_project_is_recorded_as_it_would_be_written_now() -> None:
     path = ROOT / "module_utils/vllm_edge/planning/checkpoint/recorded_facts.py"
     assert path.read_text() == recording.render(recorded_facts.RECORDS)

@@ -35,23 +35,34 @@ def test_captured_sizes_are_as_logs_say(sequences: int, piecewise: int, full: in
 )
 def test_graphs(wanted: Mapping[str, Any], gib: float, allowed: float) -> None:
     arguments = planner.arguments_of(wanted)
-    found = overhead.graphs(model(wanted["model"]), arguments, 256, 2048, in_budget=True)
+    found = overhead.graphs(model(wanted["model"]), arguments, 256, 2048, all_seen=True)
     assert found.value / GIB == pytest.approx(gib, rel=allowed)
     assert found.low <= found.value <= found.high
     eager = dataclasses.replace(arguments, enforce_eager=True)
-    assert overhead.graphs(model(wanted["model"]), eager, 256, 2048, in_budget=True).value == 0
+    assert overhead.graphs(model(wanted["model"]), eager, 256, 2048, all_seen=True).value == 0
 
 
-def test_activations_grow_with_rows_and_vocabulary() -> None:
+def test_the_sampler_grows_with_rows_and_vocabulary() -> None:
     chosen = model("31b-bf16")
-    few, many = (overhead.activations(chosen, Arguments(), rows, 0, samples=True).value / GIB for rows in (8, 256))
-    assert many - few == pytest.approx(0.875 * 248 / 256, rel=0.001)
-    assert many == pytest.approx(0.27 + 0.875, rel=0.001)
+    assert overhead.activations(chosen, Arguments(), 0).value / GIB == pytest.approx(0.27)
+    assert overhead.sampler(chosen, 256).value / GIB == pytest.approx(0.875)
     half = dataclasses.replace(chosen, vocabulary=chosen.vocabulary // 2)
-    assert overhead.activations(half, Arguments(), 256, 0, samples=True).value / GIB == pytest.approx(
-        0.27 + 0.4375, rel=0.001
-    )
-    assert overhead.activations(chosen, Arguments(), 256, 0, samples=False).value / GIB == pytest.approx(0.27)
+    assert overhead.sampler(half, 256).value / GIB == pytest.approx(0.4375)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "copies", "per_logit"),
+    [
+        pytest.param("Qwen/Qwen3-8B", 1, False, 2, id="only the logits"),
+        pytest.param("Qwen/Qwen3-8B", 2, False, 5, id="gathered, and in order"),
+        pytest.param("Qwen/Qwen3-8B", 4, True, 6, id="and a copy in fp32"),
+        pytest.param("31b-bf16", 1, False, 4, id="capped"),
+    ],
+)
+def test_the_second_runner_profiles_fewer_bytes_per_logit(name: str, ranks: int, copies: bool, per_logit: int) -> None:
+    chosen = model(name)
+    found = overhead.profile_logits(chosen, 1024, ranks, copies=copies)
+    assert found.value == found.high == per_logit * 1024 * chosen.vocabulary < overhead.sampler(chosen, 1024).low
 
 
 def test_more_ranks_nvlink_and_other_gpus_widen_the_context() -> None:
@@ -72,17 +83,20 @@ def test_the_allocators_constant_is_for_models_that_have_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "gib", "sequences", "tokens"),
+    ("release", "gpu", "gib", "sequences", "tokens"),
     [
-        ("NVIDIA L4", 22, None, None),
-        (H100, 79, 1024, 8192),
-        ("", 79, 1024, 8192),
-        ("NVIDIA A100-SXM4-80GB", 79, None, None),
-        ("NVIDIA B200", 178, 1024, 16384),
+        (DEFAULT, "NVIDIA L4", 22, None, None),
+        (DEFAULT, H100, 79, 1024, 8192),
+        (DEFAULT, "", 79, 1024, 8192),
+        (DEFAULT, "NVIDIA A100-SXM4-80GB", 79, None, None),
+        (DEFAULT, "NVIDIA GB10", 121, None, None),
+        (DEFAULT, "NVIDIA B200", 178, 1024, 16384),
+        ("0.28.0", "NVIDIA B200", 178, 1024, 16384),
+        ("0.27.1", "NVIDIA B200", 178, 1024, 8192),
     ],
 )
-def test_defaults_of_vllm_by_gpu(gpu: str, gib: int, sequences: int | None, tokens: int | None) -> None:
-    found = versions.set_gpu_defaults(Arguments(), Gpu(gpu, gib * GIB))
+def test_defaults_of_vllm_by_gpu(release: str, gpu: str, gib: int, sequences: int | None, tokens: int | None) -> None:
+    found = versions.set_gpu_defaults(Arguments(), Gpu(gpu, gib * GIB), release)
     assert (found.default_max_num_seqs, found.default_max_num_batched_tokens) == (sequences, tokens)
     llama = model("meta-llama/Llama-3.1-8B-Instruct")
     assert versions.max_num_seqs(llama, found, DEFAULT) == (sequences or 256)
@@ -117,10 +131,7 @@ def test_what_lies_outside_of_the_fitted_runs_is_said_in_mib(
 
 def test_larger_batches_need_larger_activations() -> None:
     chosen = model("31b-bf16")
-    small, large = (
-        overhead.activations(chosen, Arguments(tensor_parallel_size=2), 8, tokens, samples=True)
-        for tokens in (2048, 8192)
-    )
+    small, large = (overhead.activations(chosen, Arguments(tensor_parallel_size=2), tokens) for tokens in (2048, 8192))
     # 8,192 tokens x 2 bytes x (hidden states, residual, output of the encoder, and three inputs of half of an MLP).
     added = 8192 * 2 * (3 * 5376 + 3 * 21504 / 2) - overhead.FITTED_LAYER_BYTES
     assert large.value - small.value == pytest.approx(added)

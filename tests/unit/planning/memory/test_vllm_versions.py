@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import checkpoints
 import pytest
-from ansible.module_utils.vllm_edge.planning import render
+from ansible.module_utils.vllm_edge.planning import planner, render
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, Plan
 from ansible.module_utils.vllm_edge.planning.memory import vllm_versions as versions
 from kv_models import full, model
@@ -50,7 +50,39 @@ def test_every_change_is_known_and_changes_something() -> None:
     for change in versions.CHANGES:
         assert versions.FIRST < change.since <= versions.LAST and set(change.sets) <= names and change.source
         before = versions.behaviour(f"0.{change.since[1] - 1}")
-        assert all(getattr(before, name) != value for name, value in change.sets.items())
+        after = versions.behaviour(f"0.{change.since[1]}")
+        assert all(getattr(before, name) != getattr(after, name) for name in change.sets)
+
+
+SWITCHED = {"extra_env": {"VLLM_USE_V2_MODEL_RUNNER": "0"}}
+PROMPT_EMBEDS = {"extra_args": ["--enable-prompt-embeds"]}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "experts", "method", "engine", "first"),
+    [
+        pytest.param("Qwen3ForCausalLM", 0, "none", {}, "0.22.0", id="dense"),
+        pytest.param("Qwen3ForCausalLM", 0, "awq", {}, "0.24.0", id="quantized"),
+        pytest.param("LlamaForCausalLM", 0, "none", {}, "0.23.0", id="named a release later"),
+        pytest.param("Gemma4ForConditionalGeneration", 0, "none", {}, "0.25.0", id="every dense one"),
+        pytest.param("Qwen2MoeForCausalLM", 60, "none", {}, "0.24.0", id="experts that are named"),
+        pytest.param("Qwen3MoeForCausalLM", 128, "none", {}, "0.29.0", id="experts"),
+        pytest.param("Qwen3ForCausalLM", 0, "none", PROMPT_EMBEDS, "0.29.0", id="an option"),
+        pytest.param("Qwen3ForCausalLM", 0, "none", SWITCHED, None, id="switched off"),
+    ],
+)
+def test_the_second_runner_by_release_model_and_option(
+    architecture: str, experts: int, method: str, engine: dict[str, object], first: str | None
+) -> None:
+    """`first` is the release from which on it takes the model. It estimates graphs since 0.29, the first since 0.20."""
+    quantization = replace(DENSE.quantization, method=method)
+    chosen = replace(DENSE, architecture=architecture, experts=experts, quantization=quantization)
+    arguments = planner.arguments_of(engine)
+    releases = [f"0.{minor}.0" for minor in range(19, 34)]
+    taken = [release for release in releases if versions.uses_second_runner(chosen, arguments, release)]
+    assert taken == (releases[releases.index(first) :] if first else [])
+    outside = [release for release in releases if not versions.counts_graphs(chosen, arguments, release)]
+    assert outside == ["0.19.0", *(release for release in taken if release < "0.29.0")]
 
 
 @pytest.mark.parametrize(

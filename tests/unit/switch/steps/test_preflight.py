@@ -13,7 +13,7 @@ import pytest
 from ansible.module_utils.vllm_edge.generation.model import Generation, Limits
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
 from ansible.module_utils.vllm_edge.switch.model import Done, Moves
-from ansible.module_utils.vllm_edge.switch.steps import preflight
+from ansible.module_utils.vllm_edge.system import space
 from ansible.module_utils.vllm_edge.system.docker import parse_listed
 from ansible.module_utils.vllm_edge.system.systemd import Systemd
 from ansible.module_utils.vllm_edge.weights.record import Record
@@ -77,7 +77,7 @@ def test_all_that_is_wrong_with_what_starts_is_said_at_once(bench: ReadyHost, mo
     with bench.boards.claim(1, 20_000):
         assert bench.machine.preflight(bench.generation(foreign="fail"), Moves(keep=("e2b",))).warnings == ()
     bench.boards.set_fault(1, "gpu-lost")
-    monkeypatch.setattr(preflight, "STATE_BYTES", 10**18)
+    monkeypatch.setitem(space.STEPS, "switch", space.Step({"state": 10**12}, ""))
     text = bench.refused()
     for part in ("Image vllm-edge/vllm:1", f"{SHARD} is missing", "fallen off", "MiB free"):
         assert part in text
@@ -165,7 +165,7 @@ def test_a_disk_that_is_full(bench: ReadyHost, monkeypatch: pytest.MonkeyPatch) 
     frozen = os.statvfs_result((found.f_bsize, 4096, *found[2:4], 100, *found[5:10]))
     monkeypatch.setattr(os, "statvfs", lambda path: frozen)
     text = bench.refused(wanted)
-    assert f"{bench.paths.state} has 0 MiB free, and a switch wants 64 MiB" in text
+    assert f"the file system of {bench.paths.state}" in text and "has 0 MiB free, and 64 MiB have to be" in text
 
 
 def test_a_card_that_was_exchanged_or_has_no_driver(bench: ReadyHost) -> None:

@@ -16,6 +16,7 @@ from ansible.module_utils.vllm_edge.trials.bench.compare import (
     read_reference,
 )
 from ansible.module_utils.vllm_edge.trials.bench.model import (
+    End,
     EngineRecord,
     Finding,
     GpuFigures,
@@ -200,6 +201,15 @@ def test_the_newest_good_measurement_counts() -> None:
     assert find(GOOD, earlier=[bad, former(GOOD), former(FASTER)]) == []
     itself = Recorded(RUN, (FASTER,))
     assert find(GOOD, earlier=[itself]) == []
+
+
+def test_a_loss_does_not_become_the_measure_of_the_next_run() -> None:
+    (loss,) = find(GOOD, earlier=[former(FASTER)])
+    lost = replace(former(GOOD, run="20261124T030000Z-p"), end=End("", 1.0, "findings", findings=(loss,)))
+    (again,) = find(GOOD, earlier=[lost, former(FASTER)])
+    assert again.what == "slower-than-before" and "less than the 21.7" in again.text
+    assert find(GOOD, earlier=[lost, former(FASTER, driver="580.65")]) == [], "another driver was told as its cause"
+    assert find(GOOD, earlier=[lost]) == [], "the older one is gone"
 
 
 def test_the_slowest_of_several_is_named() -> None:

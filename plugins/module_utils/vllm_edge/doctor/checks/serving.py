@@ -114,10 +114,10 @@ def check_switch(facts: Facts) -> Verdict:
 
 def check_profile(facts: Facts) -> Verdict:
     running = [engine.name for engine in settled(facts) if engine.unit.active_state in ("active", "activating")]
-    if running and facts.serving.without_profile and not facts.serving.unfinished_switch:
+    if running and (fault := known(facts.serving.unrecorded)) and not facts.serving.unfinished_switch:
         return fail(
-            f"{listed(running)} run, and no profile is recorded on this host",
-            "Run site.yml, which records it and restarts no engine.",
+            f"{listed(running)} run, and {fault.rstrip('.')}: a switch that fails has nothing to go back to",
+            "Run site.yml, which writes it again and restarts no engine.",
         )
     return good("the profile of what runs is recorded")
 

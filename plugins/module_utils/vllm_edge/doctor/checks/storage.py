@@ -6,41 +6,40 @@ from __future__ import annotations
 from functools import partial
 
 from ...facts.model import Facts
-from ...system.apt import BOOT_BYTES
 from ...system.host import Unread
-from ...system.space import STATE_BYTES, find_shortage
+from ...system.space import MIB, STEPS, Space, find_shortage
 from ..contract import NotKnown, Verdict, fail, good, warn
 
-# Thresholds that this project chose: below the first apt, Docker and the journal begin to fail, below the second an
-# update may not fit.
-SPACE_FAIL_BYTES = 1024**3
-SPACE_WARN_BYTES = 5 * 1024**3
-INODES_WARN = 10_000
+WARN_FACTOR = 5
+"""Our choice: where a GiB or more has to stay free, less than so many times that, and fewer than 10,000 inodes, may not
+be enough for an update."""
 
 
-def judge_space(what: str, hint: str, facts: Facts, least_bytes: int | None = None) -> Verdict:
-    """Judge the file system whose Space is of `what`. `hint` is appended to the remedy.
-
-    With `least_bytes`, what is written there is small, and only less than that is a failure.
-    """
-    for space in facts.spaces:
-        if isinstance(space, Unread) or space.what != what:
-            continue
-        wrong = find_shortage(space, SPACE_FAIL_BYTES if least_bytes is None else least_bytes)
-        told = f"{space.path} has {space.free_bytes // 1024**2} MiB free"
-        remedy = f"'du -xh --max-depth=2 {space.path} | sort -h | tail' shows where it went{hint}."
-        if wrong:
-            return fail(wrong, remedy)
-        if least_bytes is not None:
-            return good(told)
-        if space.free_inodes is not None and space.free_inodes < INODES_WARN:
-            return warn(f"{space.path} has {space.free_inodes} inodes left", remedy)
-        return warn(told, remedy) if space.free_bytes < SPACE_WARN_BYTES else good(told)
-    raise NotKnown(next((space.why for space in facts.spaces if isinstance(space, Unread)), "nobody looked"))
+def judge_steps(steps: tuple[str, ...], facts: Facts) -> Verdict:
+    """Judge the file systems that these steps write to; the worst one decides."""
+    spaces: list[Space] = []
+    for found in map(facts.spaces.__getitem__, steps):
+        if isinstance(found, Unread):
+            raise NotKnown(found.why)
+        spaces += found
+    for space in spaces:
+        if wrong := find_shortage(space):
+            return fail(wrong, _tell_remedy(space))
+    for space in (one for one in spaces if one.kept_bytes >= 1024 * MIB):
+        if space.free_inodes is not None and space.free_inodes < 10_000:
+            return warn(f"{space.where} has {space.free_inodes} inodes left", _tell_remedy(space))
+        if space.free_bytes < WARN_FACTOR * space.kept_bytes:
+            return warn(f"{space.where} has {space.free_bytes // MIB} MiB free", _tell_remedy(space))
+    free = {space.mount: space.free_bytes // MIB for space in spaces}
+    return good(", ".join(f"{mount} has {mib} MiB free" for mount, mib in free.items()))
 
 
-check_root = partial(judge_space, "/", "")
-check_images = partial(judge_space, "images", "; 'docker system df' says what images take")
-check_data = partial(judge_space, "weights and caches", "; vllm_edge_host_data_directory names another place")
-check_state = partial(judge_space, "state", "; switches and records need it", least_bytes=STATE_BYTES)
-check_boot = partial(judge_space, "boot", "; 'apt-get autoremove --purge' removes old kernels", least_bytes=BOOT_BYTES)
+def _tell_remedy(space: Space) -> str:
+    return f"'du -xh --max-depth=2 {space.mount} | sort -h | tail' shows where it went. {STEPS[space.step].hint}"
+
+
+check_root = partial(judge_steps, ("system", "packages"))
+check_images = partial(judge_steps, ("image",))
+check_data = partial(judge_steps, ("weights",))
+check_state = partial(judge_steps, ("switch",))
+check_boot = partial(judge_steps, ("initramfs",))

@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...gpu.models import GPU_MODELS
 from ...inventory.replicas import add_defaults
 from ...text import describe_invalid_choice, nearest, shown
 from .. import planner
@@ -113,7 +112,10 @@ def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None)
     models = {name: model for name, model in host.models.items() if not asked.models or name in asked.models}
     fits, refused = _find_fits(asked, host, models)
     if asked.min_tok_s and fits and all(fit.plan.decode_tok_s is None for fit in fits):
-        raise AdviceError(f"advise_min_tok_s: {_NEEDS_BANDWIDTH.format(host.describe_gpus())}; leave it out.")
+        raise AdviceError(
+            f"advise_min_tok_s: {_NEEDS_BANDWIDTH.format(host.describe_gpus())}; leave it out, or "
+            f"{_state_bandwidth(host)}."
+        )
     refused += _list_too_slow(asked, fits)
     rejections = [*(Rejection(name, UNKNOWN, (), why) for name, why in (unreadable or {}).items()), *refused]
     mains, profiles = _find_profiles(asked, host, models, fits)
@@ -122,8 +124,7 @@ def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None)
     if asked.by in (By.TOK_S, By.TOGETHER) and all(profile.main.fit.plan.decode_tok_s is None for profile in profiles):
         raise AdviceError(
             f"advise_by: {asked.by.value!r} {_NEEDS_BANDWIDTH.format(host.describe_gpus())}; write 'context' or "
-            f"'free_gpus', set gpu_name to the name that nvidia-smi prints, or add the GPU to "
-            f"plugins/module_utils/vllm_edge/gpu/models.py."
+            f"'free_gpus', or {_state_bandwidth(host)}."
         )
     profiles.sort(key=lambda profile: tuple(value(profile) for value, _ in ORDERS[asked.by]))
     if asked.choose > len(profiles):
@@ -222,9 +223,9 @@ def _plan_fits(name: str, gpu: Gpu, shape: Shape, max_num_seqs: int, asked: Wish
         in_flight = count_batches_in_flight(*about) * max_num_batched_tokens(*about)
         own = resolved in (model.dtype, model.quantization.kv_cache_dtype)
         fit = Fit(name, gpu, shape, dtype, plan, own, groups, in_flight, max_num_seqs, observed_as=observed_as)
-        if card := GPU_MODELS.get(gpu.name):
+        if bandwidth := gpu.bandwidth_bytes_per_s:
             most = min(max_num_seqs, plan.kv_cache_tokens // TOGETHER_CONTEXT_TOKENS)
-            given = (model, arguments, per_rank(*about), card, resolved, most, TOGETHER_CONTEXT_TOKENS)
+            given = (model, arguments, per_rank(*about), bandwidth, resolved, most, TOGETHER_CONTEXT_TOKENS)
             fit = dataclasses.replace(fit, together=functools.partial(estimate_together, *given))
         yield fit
         if plan.verdict in WITHOUT_KV:
@@ -395,6 +396,11 @@ ORDERS: Mapping[By, Sequence[Criterion]] = {
     By.TOGETHER: (BY_SPEED[1], _TOGETHER, *BY_SPEED),
 }
 _NEEDS_BANDWIDTH = "needs the bandwidth of the GPU, which is not known of {}"
+
+
+def _state_bandwidth(host: Host) -> str:
+    name = "" if all(gpu.name for gpu in host.gpus) else "set gpu_name to the name that nvidia-smi prints, or "
+    return f"{name}give the memory bandwidth of its data sheet in GB/s (gpu_bandwidth_gb_s, --gpu-bandwidth)"
 
 
 def _describe_failure(asked: Wish, host: Host, rejections: Sequence[Rejection]) -> str:

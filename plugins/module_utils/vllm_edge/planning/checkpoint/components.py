@@ -110,7 +110,7 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool,
     if any(tower in tensor.name.split(".") for tower in _TOWERS):
         sharding = _shard_tower(tensor) if towers is Sharding.SHARDED else towers
         return Component(tensor, "towers", sharding, read_per_token=0.0)
-    path, leaf = _split_name(tensor.name)
+    path, leaf = split_name(tensor.name)
     kind, sharding = next((rule[1:] for rule in _RULES if rule[0].search(path)), ("", Sharding.NOT_LOADED))
     if not kind and unknown:
         return Component(tensor, "other", unknown)
@@ -143,10 +143,16 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool,
     return Component(tensor, kind, sharding, heads)
 
 
-def _split_name(name: str) -> tuple[str, str]:
+def split_name(name: str) -> tuple[str, str]:
     path = re.sub(r"^(?:(?:model|language_model)\.)*(?:layers\.\*\.)?", "", name)
     suffix = _SUFFIX.search(path)
     return (path[: suffix.start()], suffix["leaf"]) if suffix else (path, "")
+
+
+def has_rule(name: str) -> bool:
+    """Return whether a known family has such a tensor."""
+    path = split_name(name)[0]
+    return _NOT_LOADED.search(name) is not None or any(rule.search(path) for rule, _, _ in _RULES)
 
 
 def _classify_embedding(tensor: Tensor, path: str, tied: bool) -> Component:

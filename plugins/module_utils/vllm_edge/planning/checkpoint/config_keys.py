@@ -65,7 +65,7 @@ CONFIG_KEYS: Mapping[str, Form] = {
         _whole(0, LARGEST),
     ),
     **dict.fromkeys(
-        ("attention_k_eq_v", "tie_word_embeddings", "use_double_wide_mlp", "use_sliding_window"),
+        ("attention_k_eq_v", "is_causal", "tie_word_embeddings", "use_double_wide_mlp", "use_sliding_window"),
         Form("true or false", lambda value: isinstance(value, bool)),
     ),
     **dict.fromkeys(

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...text import printable, shown
-from ..contract import Attention, DecoderLayer, Facts, Latent, Model, Sharding, UnknownArchitecture
+from ..contract import Attention, Component, DecoderLayer, Facts, Latent, Model, Sharding, UnknownArchitecture
 from .components import build_components, copy_k_to_v, cut_encoder, drop_draft_layers
 from .config_keys import CONFIG_KEYS, check_config
-from .generic import describe_generic, find_unbounded, has_towers, widen_for_groups
+from .generic import count_layers, describe_generic, find_unbounded, has_towers, is_kv_cache_exact, widen_for_groups
 from .headers import FactsError
 from .inferred import EXPERT_KEYS
 from .quantization import read_quantization
@@ -349,6 +349,8 @@ FAMILIES: Mapping[str, _Family] = {
 }
 """One row for each architecture that the planner knows. Another one is a row here and cases in
 tests/unit/planning/published.py."""
+_GENERATES = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
+_BOTH_WAYS = {"is_causal": False, "use_bidirectional_attention": True}
 GENERIC = _Family("generic", _build_generic_layers, {}, Sharding.REPLICATED, every_stage=True, rope_float32=True)
 """For an architecture without a row. Its RoPE cache is counted in float32, the largest that it can be."""
 
@@ -392,6 +394,7 @@ def _interpret(facts: Facts) -> Model:
     text = facts.config.get("text_config") or {}
     said = {key: value for key, value in text.items() if value is not None or key not in facts.config}
     config = _Config(facts.repo, {**facts.config, **said}, family.defaults)
+    _check_generates(facts.repo, architecture, config, family)
     if family is GENERIC:
         facts, config = _bound_unknown(facts, config, architecture)
     layers = family.layers(config)
@@ -422,15 +425,21 @@ def _interpret(facts: Facts) -> Model:
         rope_float32=family.rope_float32,
         router_float32=family.router_float32,
         generic=family is GENERIC,
+        kv_cache_exact=family is not GENERIC or is_kv_cache_exact(config.values, facts.tensors, _read_window(config)),
         latent=latent,
     )
     tied = bool(config.get("tie_word_embeddings"))
+
+    def copies(parts: list[Component]) -> list[Component]:
+        return [*copy_k_to_v(parts)] if config.get("attention_k_eq_v") else []
+
     if model.generic:
         # What no rule knows is counted on every rank; so are towers, even where the engine takes only text.
-        parts = build_components(model, family.towers, tied, Sharding.REPLICATED)
-        return replace(
-            model, components=tuple(replace(part, kind=part.kind.replace("towers", "other")) for part in parts)
-        )
+        parts = [
+            replace(part, kind=part.kind.replace("towers", "other"))
+            for part in build_components(model, family.towers, tied, Sharding.REPLICATED)
+        ]
+        return replace(model, components=tuple(parts + copies(parts)))
     _check(model)
     components = list(build_components(model, family.towers, tied))
     if family.name == "llava_next":
@@ -440,9 +449,25 @@ def _interpret(facts: Facts) -> Model:
             f"{facts.repo}: config.json says that tie_word_embeddings is false, and there is no lm_head.weight. "
             "Fetch its weights again."
         )
-    if config.get("attention_k_eq_v"):
-        components += copy_k_to_v(components)
-    return replace(model, components=tuple(components))
+    return replace(model, components=tuple(components + copies(components)))
+
+
+def _check_generates(repo: str, architecture: str, config: _Config, family: _Family) -> None:
+    """Raise UnknownArchitecture for a model that generates no tokens: vLLM takes the names of architectures that do by
+    these endings (_SUFFIX_TO_DEFAULTS, 0.32.0 config/model.py), and two keys as attention in both directions, without
+    a KV cache (llama.py, qwen2.py, config.py)."""
+    said = [f"{key} {str(no).lower()}" for key, no in _BOTH_WAYS.items() if config.get(key) is no]
+    if said:
+        what = f"says {said[0]} in config.json"
+    elif family is GENERIC and architecture != "(none)" and not architecture.endswith(_GENERATES):
+        what = f"is a {printable(architecture[:100], '')}, which the planner does not know"
+    else:
+        return
+    raise UnknownArchitecture(
+        f"{repo} {what}: it plans models that generate text, whose architectures end in {', '.join(_GENERATES)}. "
+        "Encoders, embedding models and rerankers have no tokens per second and mostly no KV cache. Start it without a "
+        "plan (-e plan_override=true)."
+    )
 
 
 def _bound_unknown(facts: Facts, config: _Config, architecture: str) -> tuple[Facts, _Config]:
@@ -457,8 +482,7 @@ def _bound_unknown(facts: Facts, config: _Config, architecture: str) -> tuple[Fa
             f"({', '.join(sorted({family.name for family in FAMILIES.values()}))}), start it without a plan "
             "(-e plan_override=true), or add the architecture (CONTRIBUTING.md, Add a model)."
         )
-    layers = max((layer + 1 for tensor in facts.tensors for layer in tensor.layers or ()), default=0)
-    values = {**config.values, "num_hidden_layers": max(config["num_hidden_layers"], layers)}
+    values = {**config.values, "num_hidden_layers": count_layers(config.values, facts.tensors)}
     return replace(facts, source=describe_generic(name, facts.source)), replace(config, values=values)
 
 
@@ -469,7 +493,8 @@ def _read_experts(config: _Config, family: _Family) -> tuple[int, int, int]:
     if not experts:
         return 0, 0, 0
     per_token = config.get("top_k_experts") or config.get("num_experts_per_tok") or 0
-    return experts, per_token, config.get(family.expert_size) or 0
+    size = config.get(family.expert_size) or (config.get("intermediate_size") if family is GENERIC else 0)
+    return experts, per_token, size or 0
 
 
 def _read_dtype(config: _Config) -> str:

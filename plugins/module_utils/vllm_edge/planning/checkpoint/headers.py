@@ -23,6 +23,8 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 GGUF = re.compile(r"(?:[-_.]gguf|(?<=[^/:])/[^/:]+:[\w-]+)$", re.IGNORECASE)
 """The end of what names a GGUF: a file, a repository, or a repository with its quantization (owner/name:Q4_K_M)."""
+MODULES = "modules.json"
+"""Of Sentence Transformers: the repository is an embedding model."""
 MAX_HEADER_BYTES = 16 * 2**20
 """Bytes of a header. The safetensors library takes 100 MB (`MAX_HEADER_SIZE` in safetensors/src/tensor.rs); the headers
 of published checkpoints have less than 2 MB."""

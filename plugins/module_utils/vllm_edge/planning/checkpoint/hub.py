@@ -14,7 +14,7 @@ from ...weights.access import find_endpoint_mistake, parse_token
 from ...weights.record import WeightsError
 from ..contract import Facts
 from . import model_facts
-from .headers import GGUF, INDEX, FactsError, describe_gguf, read_json
+from .headers import GGUF, INDEX, MODULES, FactsError, describe_gguf, read_json
 
 ENDPOINT = "https://huggingface.co"
 
@@ -66,7 +66,7 @@ def read(repo: str, revision: str, endpoint: str, token: str | None) -> Facts:
     except Exception as error:  # of the client, and of the HTTP library that it uses, which changes between releases
         raise FactsError(f"{repo} cannot be read at {shown_endpoint}: {_explain(error, revision)}") from error
     headers = ((name, tensor.dtype, tensor.shape) for file in files.values() for name, tensor in file.tensors.items())
-    return model_facts.build_facts(repo, commit, config, headers, quantization, shown_endpoint)
+    return model_facts.build_facts(repo, commit, config, headers, quantization, shown_endpoint, MODULES in names)
 
 
 def _explain(error: Exception, revision: str) -> str:

@@ -21,6 +21,7 @@ from .headers import (
     MAX_HEADER_BYTES,
     MAX_NAME,
     MAX_TENSORS,
+    MODULES,
     SINGLE,
     FactsError,
     Header,
@@ -59,7 +60,7 @@ def read(directory: Path, repo: str = "", revision: str = "") -> Facts:
     path = directory / "hf_quant_config.json"
     if not find_quantization(config) and path.exists():
         quantization = read_json(path, "Fetch it again.")
-    repo = repo or directory.name
+    repo, pooling = repo or directory.name, (directory / MODULES).exists()
     shards = _list_shards(directory)
     if not any(shard.exists() for shard in shards):
         index = read_json(directory / INDEX, "Fetch it again.", MAX_HEADER_BYTES)
@@ -68,11 +69,11 @@ def read(directory: Path, repo: str = "", revision: str = "") -> Facts:
         size = size if type(size) is int and 0 < size < 2**62 else None
         scheme = find_quantization(config) or quantization or {}
         found, exactness = inferred.infer_headers(repo, config, scheme, sorted(index["weight_map"]), size)
-        return build_facts(repo, revision, config, found, quantization, f"{inferred.APPROXIMATE}{exactness}")
+        return build_facts(repo, revision, config, found, quantization, f"{inferred.APPROXIMATE}{exactness}", pooling)
     if missing := [shard.name for shard in shards if not shard.exists()]:
         raise FactsError(f"{directory} lacks {', '.join(missing)}, which {INDEX} names. Fetch the rest of it.")
     headers = (header for shard in shards for header in _read_headers(shard))
-    return build_facts(repo, revision, config, headers, quantization)
+    return build_facts(repo, revision, config, headers, quantization, pooling=pooling)
 
 
 def find_quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -98,6 +99,7 @@ def build_facts(
     headers: Iterable[Header],
     quantization: Mapping[str, Any] | None = None,
     source: str = "files",
+    pooling: bool = False,
 ) -> Facts:
     """Build facts from headers; tensors with alike names become one pattern.
 
@@ -134,7 +136,8 @@ def build_facts(
         for layers, count in _group_layers(counts)
     ]
     tensors.sort(key=lambda tensor: (tensor.name, tensor.layers or (), tensor.dtype, tensor.shape))
-    return Facts(repo, revision, config, tuple(tensors), find_quantization(config) or dict(quantization or {}), source)
+    scheme = find_quantization(config) or dict(quantization or {})
+    return Facts(repo, revision, config, tuple(tensors), scheme, source, pooling)
 
 
 def recorded(repo: str, own: Mapping[str, Any] | None = None) -> Facts | None:
@@ -159,9 +162,9 @@ def parse_record(repo: str, record: Any, where: str) -> Facts:
             if tensor.dtype not in DTYPE_BITS or not all(type(size) is int and 0 <= size <= LARGEST for size in whole):
                 raise ValueError(f"{shown(tensor.name)} is {shown(tensor.dtype)} {shown(list(tensor.shape))}")
         config, quantization = dict(record["config"]), dict(record["quantization"])
-        return Facts(
-            repo, str(record["revision"]), config, tensors, quantization, f"recorded: {printable(record['source'], '')}"
-        )
+        source = f"recorded: {printable(record['source'], '')}"
+        pooling = record.get("pooling") is True
+        return Facts(repo, str(record["revision"]), config, tensors, quantization, source, pooling)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FactsError(
             f"{where} is no record of a checkpoint ({str(error)[:MAX_NAME]}). Write it with playbooks/record_facts.yml "

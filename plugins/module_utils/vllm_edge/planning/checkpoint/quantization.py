@@ -28,7 +28,8 @@ def read_quantization(facts: Facts) -> Quantization:
     found = READERS[family](method, config) if family in READERS else None
     if found is None:
         algorithm = (config.get("quantization") or config).get("quant_algo")
-        name = f"modelopt {str(algorithm or '').upper()}" if family == "modelopt" else method
+        # bitsandbytes wrote none at first (`load_in_4bit`).
+        name = f"modelopt {str(algorithm or '').upper()}" if family == "modelopt" else method or "without quant_method"
         raise FactsError(
             f"{facts.repo}: the planner does not know the quantization '{name}'; it knows modelopt (NVFP4, FP8), "
             "compressed-tensors, fp8, mxfp4, awq and gptq."

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..contract import Facts
 from .config_keys import CONFIG_KEYS
+from .families import FAMILIES
 from .headers import MAX_HEADER_BYTES, read_json
 from .inferred import is_approximate
 from .model_facts import dump_tensors, parse_record
@@ -32,11 +33,16 @@ from typing import Any
 
 
 def record(facts: Facts, source: str) -> dict[str, Any]:
-    """Return what is recorded of a checkpoint: the keys of config.json that the planner reads, and all its tensors."""
-    config = {"architectures": list(facts.config.get("architectures") or []), **_select_needed(facts.config)}
+    """Return what is recorded of a checkpoint: all tensors, and the keys of config.json that the planner reads, or all
+    of them if it does not know the architecture."""
+    architectures = list(facts.config.get("architectures") or [])
+    config = {"architectures": architectures, **_select_needed(facts.config)}
     if facts.config.get("text_config"):
         config["text_config"] = _select_needed(facts.config["text_config"])
+    if not FAMILIES.keys() & architectures[:1]:
+        config = dict(facts.config)
     return {
+        **({"pooling": True} if facts.pooling else {}),
         "revision": facts.revision,
         "source": source,
         "config": config,
@@ -87,7 +93,11 @@ def changes(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> list[
     """Return what recording would change, one line each; empty if nothing changes."""
     if before is None:
         return [f"new: {len(after['tensors'])} kinds of tensors"]
-    lines = [f"{key} differs" for key in ("revision", "source", "quantization") if before[key] != after[key]]
+    lines = [
+        f"{key} differs"
+        for key in ("revision", "source", "quantization", "pooling")
+        if before.get(key) != after.get(key)
+    ]
     old, new = before["config"], after["config"]
     for part, one, other in (("", old, new), ("text_config.", old.get("text_config", {}), new.get("text_config", {}))):
         for key in sorted({*one, *other} - {"text_config"}):

@@ -44,6 +44,9 @@ DEFAULT_BLOCK_TOKENS = 16
 FLASHMLA_BLOCK_TOKENS = 64
 """0.19.0 v1/attention/backends/mla/flashmla.py. On Hopper it takes latent attention with a KV cache in FP8, which
 FlashAttention, the first choice there, does not; Triton, the only one on Ampere and Ada, accepts multiples of 16."""
+FLASHINFER_MLA_BLOCK_TOKENS = 32
+"""The smaller of the two that it supports, which v1/attention/backend.py (get_preferred_block_size) takes: 0.19.0
+v1/attention/backends/mla/flashinfer_mla.py:50, the same in 0.33.0. It is the first choice on B200 and B300."""
 LATENT_DTYPES = frozenset({"bfloat16", "float16", "half", "fp8", "fp8_e4m3"})
 """Of a KV cache of latent attention (0.19.0 v1/attention/backends/mla/triton_mla.py, flashmla.py)."""
 FEW_MORE_LAYERS = 1.5
@@ -124,11 +127,14 @@ def resolve_dtype(model: Model, arguments: Arguments, version: str) -> str:
 def choose_block_size(model: Model, kv_cache_dtype: str, compute_capability: tuple[int, int] | None) -> int | None:
     """Return the tokens of a block that vLLM chooses for an attention backend; None for its default.
 
-    Source: the priorities in platforms/cuda.py (_get_backend_priorities), the same in 0.19.0 to 0.33.0 for Ampere, Ada
-    and Hopper.
+    Source: the priorities in platforms/cuda.py (_get_backend_priorities), the same in 0.19.0 to 0.33.0 for what counts
+    here: Triton, which takes the default, is the only one on Ampere and Ada, and the first on Blackwell RTX (12.x).
     """
-    hopper = compute_capability is not None and compute_capability[0] == 9
-    return FLASHMLA_BLOCK_TOKENS if model.latent and hopper and kv_cache_dtype.startswith("fp8") else None
+    if not model.latent or compute_capability is None:
+        return None
+    if compute_capability[0] == 10:
+        return FLASHINFER_MLA_BLOCK_TOKENS
+    return FLASHMLA_BLOCK_TOKENS if compute_capability[0] == 9 and kv_cache_dtype.startswith("fp8") else None
 
 
 def pipeline_stages(layers: int, stages: int) -> tuple[range, ...]:

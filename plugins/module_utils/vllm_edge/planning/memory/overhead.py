@@ -108,6 +108,22 @@ GRAPH_ESTIMATE_RATIO = Uncertain(
     1.21,
     "vLLM's own estimate over what capturing took, in the four logs above; the estimate is what it keeps free",
 )
+COMPILE_CACHE_BYTES = Uncertain(
+    0.0,
+    0.0,
+    0.99 * GIB,
+    "two starts of one engine, a public log (Qwen3-8B, RTX 4090, vLLM 0.27.1, 2,048 tokens): a peak of 1.18 GiB while "
+    "vLLM compiled, 0.19 with its compile cache. Inductor measures combined kernels while the profile runs "
+    "(config/compilation.py, benchmark_combo_kernel, 0.19 to 0.33). Two starts with another share each differ by 2.55 "
+    "GiB (Qwen3-32B-AWQ, RTX 5090, 0.28.0)",
+)
+PCIE_BYTES = Uncertain(
+    0.0,
+    0.0,
+    (1.70 - 0.38) * GIB,
+    "a public log of four RTX PRO 6000 over PCIe has 1.70 GiB outside of torch, where the plan counts 0.38; on the "
+    "reference host, four L4 over PCIe, NVML leaves no more than the plan counts",
+)
 GRAPHS_SEEN_ALONE = Uncertain(
     0.08,
     0.0,
@@ -117,6 +133,14 @@ GRAPHS_SEEN_ALONE = Uncertain(
     " graphs in the share",
 )
 
+FREE_UNCERTAINTIES = {
+    "compile_cache": (COMPILE_CACHE_BYTES, "while vLLM compiles, which it does until its compile cache is filled"),
+    "pcie": (PCIE_BYTES, "for tensor parallelism over PCIe, outside of torch"),
+}
+"""What may be missing on a GPU, by name, and when."""
+
+CAPPED = frozenset({"gemma2", "gemma4"})
+"""Families whose logits are capped (final_logit_softcapping; model_executor/models/gemma2.py, gemma4.py)."""
 LATENT_WORKSPACE_TOKENS = 64 * 1024
 """The most tokens of context that latent attention expands at once
 (determine_chunked_prefill_workspace_size, model_executor/layers/attention/mla_attention.py of 0.19.0 to 0.33.0)."""
@@ -149,6 +173,24 @@ def sampler(model: Model, rows: int) -> Uncertain:
     With float32 the model's logits need no copy in fp32, which is 2 bytes less for each.
     """
     return (SAMPLER_BYTES_PER_LOGIT + (-2 if model.dtype == "float32" else 0)) * (rows * model.vocabulary)
+
+
+def profile_logits(model: Model, rows: int, tensor_parallel_size: int, *, copies: bool) -> Uncertain:
+    """Return the bytes for sampling `rows` sequences at once when vLLM's second model runner profiles.
+
+    That samples greedily, which takes no tensor as large as the logits (0.27.0 v1/worker/gpu/sample/gumbel.py:215,
+    sampler.py:155). The most of these lives at once: the logits, or two of them while they are capped
+    (model_executor/layers/logits_processor.py); a rank's part, what is gathered of all ranks and that in the order of
+    the vocabulary (distributed/device_communicators/base_device_communicator.py:230-253); the logits and their copy.
+
+    Args:
+        copies: whether the release copies them in fp32.
+    """
+    width = DTYPE_BYTES.get(model.dtype, 2)
+    capped = model.generic or model.family in CAPPED
+    gathered = width * (2 + 1 / tensor_parallel_size) if tensor_parallel_size > 1 else 0
+    size = max(width * (2 if capped else 1), gathered, width + 4 if copies else 0) * rows * model.vocabulary
+    return Uncertain(size, size, size)
 
 
 def allocator(model: Model, *, text_only: bool = False) -> Uncertain:
@@ -196,8 +238,8 @@ def compute_latent_context(model: Model, tokens: int, tensor_parallel_size: int)
     return tokens * heads * latent.head_size * width, tokens * (latent.rank + latent.rope_size) * width
 
 
-def activations(model: Model, arguments: Arguments, rows: int, tokens: int, *, samples: bool) -> Uncertain:
-    """Return the bytes that vLLM's profile finds besides the weights: activations, sampler, growth outside of torch.
+def activations(model: Model, arguments: Arguments, tokens: int) -> Uncertain:
+    """Return the bytes that vLLM's profile finds besides weights and sampler: activations, growth outside of torch.
 
     The fitted runs took images and videos. For text only, the output of the encoder is left out, which the profile
     holds while the language model runs: the largest item of Gemma 4, a video, in the hidden size (0.32.0
@@ -205,9 +247,6 @@ def activations(model: Model, arguments: Arguments, rows: int, tokens: int, *, s
     activations raised the peak is not known: from 0 to the 123 MiB between the figure and its lowest value.
 
     Args:
-        rows: the smaller of max_num_seqs and max_num_batched_tokens.
-        samples: whether the rank samples; only the last rank of a pipeline does (vLLM 0.19.0
-            v1/worker/gpu_model_runner.py:5785).
         tokens: of one batch. Where a layer needs more for them than in the fitted runs, the difference is added.
     """
     text_only = arguments.language_model_only
@@ -216,8 +255,7 @@ def activations(model: Model, arguments: Arguments, rows: int, tokens: int, *, s
     beyond = _compute_layer_bytes(model, tokens, arguments.tensor_parallel_size, text_only) - FITTED_LAYER_BYTES
     if beyond > 0:
         found += BEYOND_FITTED * beyond
-    found = _widen(model, found)
-    return found + sampler(model, rows) if samples else found
+    return _widen(model, found)
 
 
 def context(ranks: int, gpu_name: str = FITTED_GPU, nvlink: bool = False) -> Uncertain:
@@ -240,7 +278,7 @@ def graphs(
     max_num_seqs: int,
     max_num_batched_tokens: int,
     *,
-    in_budget: bool,
+    all_seen: bool,
 ) -> Uncertain:
     """Return the bytes that capturing CUDA graphs takes on each GPU; 0 with enforce_eager.
 
@@ -249,7 +287,7 @@ def graphs(
     a cost for each of its layers, and all share one pool that is as large as the largest batch needs.
 
     Args:
-        in_budget: whether the release counts graphs inside of gpu_memory_utilization.
+        all_seen: False for the first model runner of vLLM 0.19 on the reference's GPU, see GRAPHS_SEEN_ALONE.
     """
     if arguments.enforce_eager:
         return Uncertain(0.0, 0.0, 0.0)
@@ -260,7 +298,7 @@ def graphs(
     per_layer = GRAPH_BYTES_PER_LAYER_TENSOR_PARALLEL if arguments.tensor_parallel_size > 1 else GRAPH_BYTES_PER_LAYER
     pool = GRAPH_POOL_BYTES_PER_TOKEN_AND_HIDDEN * (max(sizes, default=0) * model.hidden_size)
     found = _widen(model, pool) + per_layer * (captured * layers)
-    if in_budget or ranks > 1:
+    if all_seen or ranks > 1:
         return found
     seen = GRAPHS_SEEN_ALONE
     return Uncertain(found.value * seen.value, found.low * seen.low, found.high * seen.high)

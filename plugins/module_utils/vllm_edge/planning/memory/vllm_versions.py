@@ -3,8 +3,9 @@
 
 CHANGES is the table: what each release changed, and the line of vLLM's sources that shows it. `behaviour` combines the
 rows up to a release. Every release from 0.19.0 to 0.33.0 was examined, so a row gives exactly the release that made a
-change. A newer release is planned like the last of them, and `describe_fallback` says so. Environment
-variables of vLLM count as unset. After the table come the rules of vLLM 0.32.0 for `dtype` and `max_model_len`.
+change. `make vllm-release` reads some fields of Behaviour from the sources of a release and says which differ. A newer
+release is planned like the last of them, and `describe_fallback` says so. After the table come the rules of vLLM 0.32.0
+for `dtype` and `max_model_len`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...inventory.vllm_changes import apply_change
 from ..contract import Arguments, Attention, Gpu, Model
 
 
@@ -30,8 +32,21 @@ class Behaviour:
     number: tuple[int, int]
     """Its major and minor number."""
     graphs_in_budget: bool = False
-    """The estimate for CUDA graphs is subtracted from the budget; otherwise graphs need memory beyond it (0.19.0
-    envs.py:1655, VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS)."""
+    """The first model runner's estimate for CUDA graphs is subtracted from the budget; otherwise graphs need memory
+    beyond it (0.19.0 envs.py:1655, VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS)."""
+    second_runner: str = ""
+    """The architectures that run in vLLM's second model runner (`use_v2_model_runner`, config/vllm.py). `dense` stands
+    for all without experts, `all` for all; with `unquantized` only checkpoints that are not quantized count."""
+    first_runner_options: str = ""
+    """Options with which (some of them with a certain value) an engine stays in the first model runner, as keys
+    (`_get_v2_model_runner_unsupported_features`, config/vllm.py); not those of unmodeled_arguments."""
+    second_runner_estimates: bool = False
+    """The second model runner estimates CUDA graphs too (v1/worker/gpu/model_runner.py, profile_cudagraph_memory)."""
+    second_runner_copies_logits: bool = True
+    """The second model runner's profile samples with a copy of the logits in fp32 (v1/worker/gpu/sample/sampler.py,
+    apply_sampling_params)."""
+    largest_gpu_tokens: int = 8192
+    """The default of max_num_batched_tokens on a GPU from LARGEST_GPU_GIB on."""
     tokens_by_concurrency: bool = False
     """The log line `GPU KV cache size` has maximum concurrency * max_model_len tokens; otherwise blocks // groups *
     smallest block (0.19.0 v1/core/kv_cache_utils.py:1287)."""
@@ -41,9 +56,6 @@ class Behaviour:
     """It is not raised if language_model_only switches images and videos off."""
     batches_widen_window: bool = False
     """A sliding request holds the tokens of every batch in flight, not only of one."""
-    second_runner_has_experts: bool = False
-    """Not only dense models run in vLLM's second model runner, which overlaps batches in a pipeline; the first one does
-    not. It matters only if batches_widen_window is set."""
     null_block_reserved: bool = False
     """The block that is never handed out counts in the check for one request of max_model_len tokens."""
     pads_pages: bool = False
@@ -61,7 +73,7 @@ class Behaviour:
 class Change:
     since: tuple[int, int]
     sets: Mapping[str, Any]
-    """Fields of Behaviour and their new values."""
+    """Fields of Behaviour and their new values; of a text the words that come, and with `-` in front those that go."""
     source: str
     """File and line under vllm/ in the release that made the change."""
 
@@ -77,8 +89,31 @@ CHANGES = (
     Change((0, 21), {"tokens_by_concurrency": True}, "v1/core/kv_cache_utils.py:1708"),
     Change((0, 22), {"batch_holds_multimodal_item": True}, "engine/arg_utils.py:2528"),
     Change((0, 22), {"scheme_overrides_dtype": False}, "model_executor/layers/attention/attention.py:238"),
+    Change((0, 22), {"second_runner": "unquantized Qwen3ForCausalLM"}, "config/vllm.py:69,493,518"),
+    Change(
+        (0, 22),
+        {
+            "first_runner_options": "ec_transfer_config enable_dbo enable_prompt_embeds enable_return_routed_experts "
+            "kv_sharing_fast_prefill logits_processors logprobs_mode reasoning_config"
+        },
+        "config/vllm.py:1977",
+    ),
+    Change((0, 23), {"second_runner": "LlamaForCausalLM MistralForCausalLM"}, "config/vllm.py:69,544"),
+    Change((0, 23), {"first_runner_options": "-reasoning_config mamba_cache_mode"}, "config/vllm.py:1982"),
     # FlashAttention, FlashInfer and Triton all lay out their cache so that this applies.
     Change((0, 24), {"pads_pages": True}, "v1/core/kv_cache_utils.py (unify_kv_cache_spec_page_size)"),
+    Change(
+        (0, 24),
+        {"second_runner": "-unquantized DeepseekV2ForCausalLM GraniteMoeForCausalLM Qwen2MoeForCausalLM"},
+        "config/vllm.py:68,550",
+    ),
+    Change((0, 24), {"first_runner_options": "enable_elastic_ep"}, "config/vllm.py:1994"),
+    Change(
+        (0, 25),
+        {"second_runner": "dense -LlamaForCausalLM -MistralForCausalLM -Qwen3ForCausalLM"},
+        "config/vllm.py:68,557",
+    ),
+    Change((0, 25), {"first_runner_options": "-mamba_cache_mode"}, "config/vllm.py:2042"),
     # 16 tokens are the smallest block size of those three.
     Change((0, 25), {"sliding_block_tokens": 16}, "model_executor/layers/attention/attention.py:95"),
     Change(
@@ -86,11 +121,48 @@ CHANGES = (
         {"batches_widen_window": True},
         "config/vllm.py:512,525 (max_concurrent_batches, max_in_flight_tokens) and :605",
     ),
+    Change(
+        (0, 26),
+        {"second_runner": "InklingForCausalLM InklingForConditionalGeneration LongcatFlashNgramForCausalLM"},
+        "config/vllm.py:68",
+    ),
+    Change((0, 26), {"first_runner_options": "-logprobs_mode"}, "config/vllm.py:2127"),
+    Change((0, 26), {"second_runner_copies_logits": False}, "v1/worker/gpu/sample/sampler.py (apply_sampling_params)"),
+    Change((0, 27), {"second_runner": "KimiK3ForConditionalGeneration"}, "config/vllm.py:69"),
     Change((0, 27), {"text_only_needs_no_item": True}, "config/model.py:813"),
-    Change((0, 29), {"second_runner_has_experts": True}, "config/vllm.py:645"),
+    Change((0, 28), {"second_runner": "DeepseekV4ForCausalLM"}, "config/vllm.py:69"),
+    Change(
+        (0, 28),
+        {"first_runner_options": "-ec_transfer_config -enable_return_routed_experts"},
+        "config/vllm.py:2369",
+    ),
+    Change((0, 28), {"largest_gpu_tokens": 16384}, "engine/arg_utils.py:2582"),
+    Change(
+        (0, 29),
+        {
+            "second_runner": "all -dense -DeepseekV2ForCausalLM -DeepseekV4ForCausalLM -GraniteMoeForCausalLM "
+            "-InklingForCausalLM -InklingForConditionalGeneration -KimiK3ForConditionalGeneration "
+            "-LongcatFlashNgramForCausalLM -Qwen2MoeForCausalLM"
+        },
+        "config/vllm.py:645",
+    ),
+    Change((0, 29), {"first_runner_options": "-enable_prompt_embeds"}, "config/vllm.py:2539"),
+    Change((0, 29), {"second_runner_estimates": True}, "v1/worker/gpu/model_runner.py:896"),
     Change((0, 29), {"null_block_reserved": True}, "v1/core/kv_cache_utils.py:2316"),
     Change((0, 30), {"sliding_block_tokens": None}, "model_executor/layers/attention/attention.py:648"),
+    Change(
+        (0, 30),
+        {"first_runner_options": "-enable_dbo -kv_sharing_fast_prefill mamba_cache_mode"},
+        "config/vllm.py:2815",
+    ),
+    Change((0, 31), {"first_runner_options": "-logits_processors"}, "config/vllm.py:3051"),
+    Change((0, 32), {"first_runner_options": "-enable_elastic_ep -mamba_cache_mode"}, "config/vllm.py:2914"),
 )
+SWITCHES = {
+    "second_runner": "VLLM_USE_V2_MODEL_RUNNER",
+    "estimate_graphs": "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",
+}
+"""Fields of Arguments and the variables of extra_env, 0 or 1, that decide them."""
 # 32 frames of 70 soft tokens, each with a begin, an end and 6 tokens of time stamp. This is more than any image or
 # audio of Gemma 4 (0.22.0 model_executor/models/gemma4_mm.py:86 and get_mm_max_tokens_per_item, the same until 0.33.0).
 GEMMA4_VIDEO_TOKENS = 32 * (70 + 2 + 6)
@@ -113,22 +185,54 @@ def behaviour(version: str) -> Behaviour:
     result = Behaviour(version, number)
     for change in CHANGES:
         if change.since <= number:
-            result = replace(result, **change.sets)
+            result = replace(
+                result, **{name: apply_change(getattr(result, name), to) for name, to in change.sets.items()}
+            )
     return result
 
 
-def set_gpu_defaults(arguments: Arguments, gpu: Gpu) -> Arguments:
-    """Return the arguments with the defaults of vLLM's API server on a GPU from 70 GiB on.
+@functools.cache
+def list_first_runner_options() -> frozenset[str]:
+    """Return the keys of options that some release runs in its first model runner only."""
+    said = (str(change.sets.get("first_runner_options", "")) for change in CHANGES)
+    return frozenset(word for words in said for word in words.split() if word[0] != "-")
 
-    An A100 counts as a smaller one. Source: 0.32.0 engine/arg_utils.py:2894 (get_batch_defaults); of the tokens from
-    160 GiB on it is not known which release introduced them. vLLM compares NVML's total, of which CUDA has all but 1
-    to 3 GiB: no GPU lies between.
+
+def set_gpu_defaults(arguments: Arguments, gpu: Gpu, version: str) -> Arguments:
+    """Return the arguments with the defaults of vLLM's API server on a large GPU.
+
+    An A100 counts as a smaller one (0.32.0 engine/arg_utils.py:2894, get_batch_defaults). So does a GB10 (0.33.0
+    engine/arg_utils.py:2963), of which earlier releases do not learn the memory. vLLM compares NVML's total, of which
+    CUDA has all but 1 to 3 GiB: no GPU lies between.
     """
-    gib = gpu.cuda_total_bytes / 2**30
-    if gib < LARGE_GPU_GIB or (gib < LARGEST_GPU_GIB and "a100" in gpu.name.lower()):
+    name, gib = gpu.name.lower(), gpu.cuda_total_bytes / 2**30
+    if "gb10" in name or gib < LARGE_GPU_GIB or (gib < LARGEST_GPU_GIB and "a100" in name):
         return arguments
-    tokens = 16384 if gib >= LARGEST_GPU_GIB else 8192
+    tokens = behaviour(version).largest_gpu_tokens if gib >= LARGEST_GPU_GIB else 8192
     return replace(arguments, default_max_num_seqs=1024, default_max_num_batched_tokens=tokens)
+
+
+def uses_second_runner(model: Model, arguments: Arguments, version: str) -> bool:
+    """Return whether an engine runs in vLLM's second model runner: by its environment, otherwise by release, model and
+    options."""
+    release = behaviour(version)
+    if arguments.second_runner is not None:
+        return arguments.second_runner
+    words = set(release.second_runner.split())
+    if arguments.first_runner_options & set(release.first_runner_options.split()):
+        return False
+    if "unquantized" in words and model.quantization.method != "none":
+        return False
+    return "all" in words or model.architecture in words or ("dense" in words and not model.experts)
+
+
+def counts_graphs(model: Model, arguments: Arguments, version: str) -> bool:
+    """Return whether vLLM keeps what it estimates for CUDA graphs out of its share of the GPU."""
+    release = behaviour(version)
+    second = uses_second_runner(model, arguments, version)
+    if second and not release.second_runner_estimates:
+        return False
+    return release.graphs_in_budget if arguments.estimate_graphs is None else arguments.estimate_graphs
 
 
 def describe_fallback(version: str) -> str:
@@ -188,7 +292,7 @@ def count_batches_in_flight(model: Model, arguments: Arguments, version: str) ->
     stages = arguments.pipeline_parallel_size
     if arguments.async_scheduling is False:
         return stages
-    if release.second_runner_has_experts or not model.experts:
+    if uses_second_runner(model, arguments, version):
         return stages + 1
     return max(2, stages)
 

@@ -13,7 +13,7 @@ from ..checkpoint.components import SCALES
 from ..checkpoint.headers import DTYPE_BITS
 from ..contract import Arguments, Component, Model, RankWeights, Sharding
 from .kv_cache import pipeline_stages
-from .vllm_versions import DTYPE_BYTES, behaviour, max_num_batched_tokens
+from .vllm_versions import DTYPE_BYTES, behaviour, max_num_batched_tokens, uses_second_runner
 
 VOCABULARY_PADDING = 64
 """Rows of an embedding table are padded to a multiple of this (DEFAULT_VOCAB_PADDING_SIZE,
@@ -29,7 +29,8 @@ SHARED_LAYERS_WITHOUT_KV = (0, 30)
 """From this release on a layer that shares another's KV cache has no K and V projection (gemma4.py of 0.30.0). Up to
 0.28.0 it has both and uses neither."""
 TOWERS_ON_FIRST_STAGE = (0, 33)
-"""From this release on towers are built on the first stage only (`_mark_tower_model`, interfaces.py of 0.33.0)."""
+"""From this release on vLLM's second model runner builds towers on the first stage only (0.33.0
+model_executor/models/interfaces.py:392)."""
 MROPE_FAMILIES, MROPE_ROWS_ONCE = frozenset({"qwen3_vl_moe"}), (0, 32)
 """Up to 0.31 the RoPE cache of Qwen3-VL's text model has four times the positions (`MRotaryEmbedding`,
 model_executor/layers/rotary_embedding/mrope.py); since 0.32 only if videos are pruned (`mrope_positions_factor`,
@@ -51,6 +52,8 @@ class _Stage:
     layers: range
     release: tuple[int, int]
     towers: bool
+    tower_once: bool
+    """Only the first stage has towers."""
     tied: bool
     """The table of embeddings is also the head."""
 
@@ -71,9 +74,10 @@ def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeig
     release = behaviour(version).number
     loaded = [component for component in model.components if component.sharding is not Sharding.NOT_LOADED]
     tied = not any(_is_head(component) for component in loaded)
+    once = release >= TOWERS_ON_FIRST_STAGE and uses_second_runner(model, arguments, version)
     ranks: list[RankWeights] = []
     for layers in pipeline_stages(len(model.layers), arguments.pipeline_parallel_size):
-        stage = _Stage(model, layers, release, not arguments.language_model_only, tied)
+        stage = _Stage(model, layers, release, not arguments.language_model_only, once, tied)
         held: Counter[str] = Counter()
         read = Fraction(0)
         for component in loaded:
@@ -114,8 +118,7 @@ def _count(component: Component, stage: _Stage) -> int:
 def _is_on(component: Component, stage: _Stage) -> bool:
     if component.kind == "towers":
         # LLaVA's row between the rows of an image belongs to the model itself.
-        everywhere = stage.release < TOWERS_ON_FIRST_STAGE or component.tensor.name == "image_newline"
-        return stage.towers and (stage.first or everywhere)
+        return stage.towers and (stage.first or not stage.tower_once or component.tensor.name == "image_newline")
     if stage.model.embeddings_on_every_stage:
         return True
     if component.kind == "embeddings" and not _is_head(component):

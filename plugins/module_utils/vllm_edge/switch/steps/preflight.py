@@ -20,7 +20,7 @@ from ...paths import HostPaths
 from ...planning.load_time import expect_load
 from ...system.docker import DockerAway, DockerEngine, DockerRefused
 from ...system.nvml import NvmlFailure
-from ...system.space import STATE_BYTES, find_shortage, measure
+from ...system.space import find_shortage, measure_step
 from ...weights.record import load_record
 from ...weights.verification import verify_recorded
 from ..model import Done, Moves, PhaseFailed
@@ -45,7 +45,7 @@ def check_host(host: HostView, wanted: Generation, moves: Moves) -> Done:
         problems += check_images(start, host.docker)
     warnings = check_load_limit(host.paths, wanted, start)
     problems += check_weights(start, warnings)
-    problems += check_disk(host.paths.state)
+    problems += check_disks(host.paths)
     problems += check_secrets(host.paths, wanted, moves)
     problems += check_policies(wanted, moves)
     problems += [text for hook in hooks.HOOKS for text in hooks.find_unsafe(host.paths.hook_dir(hook))]
@@ -155,21 +155,18 @@ def check_weights(configs: Iterable[EngineConfig], warnings: list[str]) -> list[
     return problems
 
 
-def check_disk(state: Path) -> list[str]:
-    """Check that the file system of the state directory has room for what a switch writes.
-
-    That is little, but a full disk would end the switch halfway.
-    """
+def check_disks(paths: HostPaths) -> list[str]:
+    """Check that there is room for what a switch writes. That is little, but a full disk would end it halfway."""
     try:
-        state.stat()  # measured would be that of its parent if it were missing
-        wrong = find_shortage(measure("state", state), STATE_BYTES)
+        paths.state.stat()  # measured would be that of its parent if it were missing
+        spaces = [(space, find_shortage(space)) for space in measure_step("switch", vars(paths))]
     except OSError as error:
-        return [f"{state} cannot be used: {error}. A switch keeps its journal there: run site.yml."]
-    if not wrong:
-        return []
+        return [f"{paths.state} cannot be used: {error}. A switch keeps its journal there: run site.yml."]
     return [
-        f"{wrong}, and a switch wants {STATE_BYTES // 1024**2} MiB for its journal and files: "
-        "make room ('du -xh /var | sort -h | tail' shows where it went), then switch again."
+        f"{wrong} for the journal and files of a switch. Make room ('du -xh {space.mount} | sort -h | tail' shows "
+        "where it went), then switch again."
+        for space, wrong in spaces
+        if wrong
     ]
 
 

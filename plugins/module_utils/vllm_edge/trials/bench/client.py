@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from ...engine.state import stamp
 from ...gateway.clients import Client, GatewayError, Key, read_clients
 from ...gateway.command import synchronize
+from ...gateway.sync import is_installed
 from ...names import TEMPORARY_CLIENT
 from ...paths import HostPaths
 from ...switch.history import read_switch_progress
@@ -56,7 +57,7 @@ def temporary_client(paths: HostPaths, valid_s: float = VALID_S) -> Iterator[str
             ended, which the next synchronization does
     """
     place = paths.temporary_clients
-    if TEMPORARY_CLIENT in read_clients(paths.gateway / "clients.json"):
+    if is_installed(paths) and TEMPORARY_CLIENT in read_clients(paths.gateway / "clients.json"):
         raise GatewayError(
             f"The gateway has a client {TEMPORARY_CLIENT}, whose name the benchmark needs for its own. Give it another "
             f"name in serving_clients, and run playbooks/clients.yml -e revoke={TEMPORARY_CLIENT}."

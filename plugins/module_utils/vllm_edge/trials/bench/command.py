@@ -62,6 +62,7 @@ def render(recorded: Recorded) -> list[str]:
     return lines + (render_end(end) if end else ["The run has not ended, or was killed."])
 
 
+@refusing
 def run_list(paths: HostPaths, output: str) -> int:
     runs = read_runs(list_files(paths)[-LISTED:])
     rows = [

@@ -255,8 +255,13 @@ def _describe_model(record: EngineRecord) -> str:
 def _find_former(
     run: Run, one: Measurement, former: Iterable[Recorded]
 ) -> tuple[tuple[Recorded, Measurement] | None, str]:
-    """Return the newest former measurement of the same, without failures; or None and why there is none."""
+    """Return the newest former measurement of the same, without failures; or None and why there is none.
+
+    One that was slower than before by itself is passed over for an older one of the same files, image and driver, so
+    that a loss is found until it is gone; one that came with another of them was told, and counts from then on.
+    """
     now, why = run.engines[one.engine], ""
+    found: tuple[Recorded, Measurement] | None = None
     for other in former:
         then = other.run.engines.get(one.engine)
         if other.run.run == run.run or then is None:
@@ -271,10 +276,21 @@ def _find_former(
                 for two in other.measurements
                 if two.engines == one.engines and _key(two) == _key(one) and _has_figures(two) and not two.failed
             ]
+            if found is not None and _list_inputs(found[0].run, one) != _list_inputs(other.run, one):
+                break
             if same:
-                return (other, same[-1]), ""
+                found = (other, same[-1])
+                findings = other.end.findings if other.end else ()
+                if ("slower-than-before", one.label, one.case) not in [
+                    (it.what, it.engine, it.case) for it in findings
+                ]:
+                    break
             why = why or f"because {other.run.run} has no good measurement of this case in the same sizes"
-    return None, why or "because there is none with this engine"
+    return (found, "") if found else (None, why or "because there is none with this engine")
+
+
+def _list_inputs(run: Run, one: Measurement) -> tuple[str | None, ...]:
+    return run.engines[one.engine].input_hash, run.image_id, run.driver
 
 
 def _compare_former(

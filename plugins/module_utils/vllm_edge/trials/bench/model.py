@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from ...paths import HostPaths
 from ...system.files import make_directories, name_errors, prune
+from ...system.long_run import list_records
 from ...system.records import read_record
 
 KEPT_RUNS = 50
@@ -205,7 +206,7 @@ def parse_run(text: str) -> Recorded:
 
 
 def list_files(paths: HostPaths) -> list[Path]:
-    return sorted(paths.bench.glob("*.jsonl"))
+    return list_records(paths.bench, "*.jsonl")
 
 
 def read_runs(files: Sequence[Path]) -> list[Recorded]:
