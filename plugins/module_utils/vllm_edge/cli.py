@@ -489,6 +489,16 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """Return the options, with the words that are not the command's own as `rest`; ends the program if it takes
+    none."""
+    options, rest = build_parser().parse_known_args(arguments)
+    options.rest = [word for word in rest if word != "--"]
+    if rest and not options.command.rest:
+        options.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return options
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program and return its exit status."""
     # Logs, registries and names of other people's containers end up in what a command prints.
@@ -497,13 +507,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name, status = "vllm-edge", None
         try:
             try:
-                options, rest = build_parser().parse_known_args(arguments)
-                chosen: Command = options.command
-                options.rest = [word for word in rest if word != "--"]
-                if rest and not chosen.rest:
-                    options.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+                options = parse(arguments)
             finally:
                 out.flush()  # where --help or --version end the program
+            chosen: Command = options.command
             name = f"vllm-edge {chosen.name}"
             if not chosen.anywhere and any(importlib.util.find_spec(package) is None for package in HOST_PACKAGES):
                 print(

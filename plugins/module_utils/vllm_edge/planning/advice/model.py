@@ -22,10 +22,6 @@ PROFILE_NAME = "advised"
 """Name of the chosen profile, and the beginning of the names of its engines."""
 
 
-UNKNOWN = "unknown"
-"""The verdict on a model that cannot be planned."""
-
-
 class AdviceError(ValueError):
     """No advice is possible as asked. The message names the variable, the value, why, and what would work."""
 

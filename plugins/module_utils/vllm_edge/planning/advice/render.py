@@ -19,7 +19,7 @@ from ..contract import Decode, DecodeTogether, EnginePlan
 from ..feasibility import advise_on_context
 from ..fixes import TENSOR_PARALLEL_SIZES
 from .choice import FIRST_PORT, list_own_advice
-from .model import PROFILE_NAME, UNKNOWN, Advice, By, Chosen, Engine, Profile
+from .model import PROFILE_NAME, Advice, By, Chosen, Engine, Profile
 
 ROWS = 20
 """Rows of the table. The document has all profiles."""
@@ -55,7 +55,7 @@ def lines(advice: Advice, how: Sequence[str] = ()) -> list[str]:
     count, host, chosen = len(advice.profiles), advice.host, advice.chosen
     sequences = ", ".join(map(str, advice.wish.max_num_seqs))
     wanted = "".join(f", {least:g} tok/s or more for {role}" for role, least in advice.wish.min_tok_s.items())
-    unknown = [rejection.model for rejection in advice.rejections if rejection.verdict == UNKNOWN]
+    unknown = [rejection.model for rejection in advice.rejections if rejection.verdict == "unknown"]
     left_out = f" Left out, because it cannot be planned (see below): {', '.join(unknown)}." if unknown else ""
     return [
         *render.describe_release(host.vllm_version),

@@ -32,7 +32,6 @@ from .choice import build_arguments, describe_choice, match_observed
 from .model import (
     MAX_NUM_SEQS,
     MIN_CONTEXT_TOKENS,
-    UNKNOWN,
     Advice,
     AdviceError,
     By,
@@ -117,7 +116,7 @@ def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None)
             f"{_state_bandwidth(host)}."
         )
     refused += _list_too_slow(asked, fits)
-    rejections = [*(Rejection(name, UNKNOWN, (), why) for name, why in (unreadable or {}).items()), *refused]
+    rejections = [*(Rejection(name, "unknown", (), why) for name, why in (unreadable or {}).items()), *refused]
     mains, profiles = _find_profiles(asked, host, models, fits)
     if not profiles:
         raise NothingFits(_describe_failure(asked, host, rejections))
