@@ -217,11 +217,14 @@ def main() -> None:
         try:
             plan = plans[name] = plan_profile(name, profile.get("engines") or [])
             answers[name] = describe_plan(plan, tolerances, options["on_drift"], options["memory_threshold_percent"])
-        except ValueError as error:
+        except (ValueError, AttributeError, LookupError, TypeError) as error:
+            # The latter three are of a profile in another form, which must not take the plans of the others.
+            said = str(error) if isinstance(error, ValueError) else f"profile {name} has another form: {error!r}."
             plans[name] = None
-            answers[name] = describe_error(name, version, str(error))
+            answers[name] = describe_error(name, version, said)
     why = {name: answer["refusals"] for name, answer in answers.items()}
-    module.exit_json(changed=False, legend=render.legend(), overview=render.overview(plans, why), plans=answers)
+    overview = [*render.describe_release(version), *render.overview(plans, why)]
+    module.exit_json(changed=False, legend=render.legend(), overview=overview, plans=answers)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import importlib.util
 import os
 import signal
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,17 +38,21 @@ class Command:
     run: Run
     anywhere: bool
     """Whether it runs on machines that are no serving host."""
+    rest: str = ""
+    """What it takes beside its own options (`options.rest`), for people; empty if that is nothing."""
 
 
 COMMANDS: list[Command] = []
 """In the order of `--help`, which is that of the functions below."""
 
 
-def command(name: str, summary: str, *options: AddOption, anywhere: bool = False) -> Callable[[Run], Run]:
+def command(
+    name: str, summary: str, *options: AddOption, anywhere: bool = False, rest: str = ""
+) -> Callable[[Run], Run]:
     """Make a function the subcommand `name`."""
 
     def register(run: Run) -> Run:
-        COMMANDS.append(Command(name, summary, options, run, anywhere))
+        COMMANDS.append(Command(name, summary, options, run, anywhere, rest))
         return run
 
     return register
@@ -321,34 +326,59 @@ SOURCE = (
     option("--endpoint", default="https://huggingface.co", metavar="URL", help="address of the hub"),
     option("--token-file", metavar="FILE", help="file with a token for the hub, mode 0600"),
 )
+
+
+def _parse_release(text: str) -> str:
+    return text.removeprefix("v")  # as images are tagged
+
+
+def _parse_gpu_memory(text: str) -> int:
+    mib = above_zero(int)(text)
+    if mib < LEAST_GPU_MIB:
+        raise argparse.ArgumentTypeError(f"{text} MiB is no memory of a GPU; for {text} GiB write {mib * 1024}")
+    return mib
+
+
+LEAST_GPU_MIB = 2048
 GPUS = (
     option("--gpu", required=True, metavar="NAME", help="model of the GPUs, for example L4 or H100"),
-    option("--count", type=above_zero(int), default=1, metavar="N", help="number of GPUs (default: 1)"),
-    option("--gpu-memory-mib", type=above_zero(int), metavar="MIB", help="memory of a GPU as nvidia-smi prints it"),
+    option("--count", type=above_zero(int), metavar="N", help="number of GPUs (default: 1, or what the line needs)"),
+    option("--gpu-memory-mib", type=_parse_gpu_memory, metavar="MIB", help="memory of a GPU as nvidia-smi prints it"),
     option("--compute-capability", metavar="N.N", help="of a GPU, as nvidia-smi prints compute_cap"),
     option("--gpu-bandwidth", type=above_zero(float), metavar="GB/S", help="of a GPU's memory, in GB/s"),
-    option("--vllm", default="0.32.0", metavar="RELEASE", help="release of vLLM (default: %(default)s)"),
+    option(
+        "--vllm",
+        type=_parse_release,
+        default="0.32.0",
+        metavar="RELEASE",
+        help="release of vLLM (default: %(default)s)",
+    ),
     *SOURCE,
     FORMAT,
 )
-_MODEL = "repository of the hub (owner/name), directory with config.json, or file that `vllm-edge facts` wrote"
+_MODEL = (
+    "repository of the hub (owner/name), directory with config.json and the weights or their index, or file that "
+    "`vllm-edge facts` wrote"
+)
 MODEL = option("--model", required=True, metavar="MODEL", help=_MODEL)
 
 
 @command(
     "plan",
     "plan one model on some GPUs, anywhere",
-    MODEL,
+    option("--model", metavar="MODEL", help=f"{_MODEL}; as with vLLM it may also stand alone"),
     *GPUS,
-    option("--context", type=above_zero(int), metavar="TOKENS", help="max_model_len (default: the longest that fits)"),
-    option("--tensor-parallel-size", type=above_zero(int), metavar="N", help="only this number of GPUs"),
-    option("--max-num-seqs", type=above_zero(int), metavar="N", help="as vLLM's argument"),
-    option("--kv-cache-dtype", metavar="DTYPE", help="as vLLM's argument"),
-    option("--gpu-memory-utilization", type=above_zero(float), metavar="SHARE", help="as vLLM's argument"),
-    option("--enforce-eager", action="store_true", help="as vLLM's argument"),
-    option("--text-only", action="store_true", help="limit_mm_per_prompt of 0 for images, video and audio"),
     option("--details", action="store_true", help="also print the memory of each GPU, and advice"),
     anywhere=True,
+    rest=(
+        "Everything else is for vLLM, in its own words: the options of `vllm serve`, or a whole line of it, quoted or "
+        "not, which is planned as vLLM runs it. Counted are --max-model-len (also --context; without it the longest "
+        "that fits), --tensor-parallel-size (without it 1, 2, 4 and 8 GPUs are compared), --pipeline-parallel-size, "
+        "--data-parallel-size, --enable-expert-parallel, --max-num-seqs, --max-num-batched-tokens, --dtype, "
+        "--kv-cache-dtype, --block-size, --gpu-memory-utilization, --kv-cache-memory-bytes, --enforce-eager, "
+        "--language-model-only (also --text-only), --limit-mm-per-prompt, --no-async-scheduling; of others that change "
+        "the memory, such as --enable-lora or --speculative-config, the plan says that it does not count them."
+    ),
 )
 def _run_plan(options: Options, paths: HostPaths) -> int:
     from .planning import command as planning
@@ -363,7 +393,7 @@ def _run_plan(options: Options, paths: HostPaths) -> int:
     *GPUS,
     option("--role", action="append", metavar="NAME", help="name to serve (default: main); may be repeated"),
     option("--by", default="tok_s", help="what to rank by: tok_s, together, context or free_gpus"),
-    option("--choose", default=1, metavar="RANK", help="rank of the profile to print as YAML"),
+    option("--choose", default=1, metavar="RANK", help="rank of the profile to print lines of vllm serve for"),
     option("--min-context", default=8192, metavar="TOKENS", help="minimum context (default: %(default)s)"),
     option("--min-tok-s", metavar="N", help="least estimated speed of one request of each role"),
     option("--max-num-seqs", metavar="N,...", help="requests that an engine runs at once (default: 16)"),
@@ -445,11 +475,28 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--state", metavar="DIR", help=f"state tree (default: $VLLM_EDGE_STATE or {STATE})")
     subparsers = parser.add_subparsers(title="commands", metavar="<command>", required=True)
     for each in COMMANDS:
-        sub = subparsers.add_parser(each.name, help=each.summary, description=each.summary)
+        sub = subparsers.add_parser(
+            each.name,
+            help=each.summary,
+            description=each.summary,
+            epilog=textwrap.fill(each.rest, 80, break_on_hyphens=False),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=not each.rest,  # vLLM's parser knows its own abbreviations
+        )
         for add in each.options:
             add(sub)
-        sub.set_defaults(run=each.run, command=each)
+        sub.set_defaults(run=each.run, command=each, parser=sub)
     return parser
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """Return the options, with the words that are not the command's own as `rest`; ends the program if it takes
+    none."""
+    options, rest = build_parser().parse_known_args(arguments)
+    options.rest = [word for word in rest if word != "--"]
+    if rest and not options.command.rest:
+        options.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -460,7 +507,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name, status = "vllm-edge", None
         try:
             try:
-                options = build_parser().parse_args(arguments)
+                options = parse(arguments)
             finally:
                 out.flush()  # where --help or --version end the program
             chosen: Command = options.command

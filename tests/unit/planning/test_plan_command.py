@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +16,8 @@ import pytest
 from ansible.module_utils.vllm_edge import cli
 from ansible.module_utils.vllm_edge.gpu.cards import CARDS
 from ansible.module_utils.vllm_edge.gpu.models import GPU_MODELS, OTHER_MAKERS, find_by_short_name
-from ansible.module_utils.vllm_edge.planning.checkpoint import model_facts
+from ansible.module_utils.vllm_edge.planning import command, planner, render
+from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts
 from ansible.module_utils.vllm_edge.planning.inputs import build_gpu
 from helpers import ROOT
 from test_model_facts import hub, write  # noqa: F401 (the fixture)
@@ -115,6 +119,21 @@ def test_the_answer_is_a_command_or_options_that_make_it_one(capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("more", "said"),
     [
+        (["--max-model-len", "-5"], "'--max-model-len -5' is not a whole number above 0"),
+        (["--context", "0"], "'--max-model-len 0' is not a whole number above 0"),
+        (["--max-num-seqs", "0"], "'--max-num-seqs 0' is not a whole number above 0"),
+        (["--tensor-parallel-size", "nan"], "--tensor-parallel-size takes a whole number, and 'nan' is none"),
+        (["--gpu-memory-utilization", "95"], "above 0 and at most 1; write 0.95."),
+        (["--data-parallel-size", "0"], "--data-parallel-size: 0 is no number of replicas"),
+        (["--data-parallel-size", "2"], "--tensor-parallel-size: tp1, times --data-parallel-size 2, needs more GPUs"),
+        (["--dtype", "float17"], "did you mean float16"),
+        (["--max-modl-len", "4096"], "vLLM 0.32.0 knows no '--max-modl-len'; did you mean --max-model-len?"),
+        (["--config", "a.yml"], "--config: the plan does not read that file"),
+        (["google/gemma-4-E4B-it"], "are two models; name one"),
+        (["vllm serve 'a/b"], "is no line of a shell (No closing quotation)"),
+        (["--max-num-seqs", "8", "vllm", "serve"], "'--max-num-seqs' stands before vllm serve"),
+        (["--token-file", "/nonexistent", "--model", "a/b"], "--token-file: /nonexistent cannot be read: No such file"),
+        *((["--model", name], f"{name} is GGUF") for name in ("a/b:Q4_K_M", "a/Qwen3-8B-GGUF", "./m-Q4_K_M.gguf")),
         (["--gpu", "L5"], "--gpu: 'L5' is not a GPU that the planner knows. For another one give --gpu-memory-mib"),
         # Only variants of what is written are named, not another card with a similar name and other memory.
         (["--gpu", "RTX 4090 Laptop"], "knows. Write one of NVIDIA GeForce RTX 4090 Laptop GPU."),
@@ -137,8 +156,7 @@ def test_what_cannot_be_said_is_status_2(capsys: pytest.CaptureFixture[str], mor
 @pytest.mark.parametrize(
     "words",
     [
-        *[(*E2B, f"--{name}") for name in ("context", "max-num-seqs", "tensor-parallel-size", "count")],
-        *[(*E2B, f"--{name}") for name in ("gpu-memory-mib", "gpu-memory-utilization")],
+        *[(*E2B, f"--{name}") for name in ("count", "gpu-memory-mib")],
         *[("bench", f"--{name}") for name in ("limit-minutes", "input-tokens", "requests", "tolerance-percent")],
         *[
             ("quality", "--repeats"),
@@ -158,6 +176,124 @@ def test_zero_is_refused_and_not_taken_for_not_given(
         assert ended.value.code == 2 and f"argument {words[-1]}: '{number}' is not a " in capsys.readouterr().err
 
 
+def test_gib_are_not_taken_for_mib_and_what_no_command_takes_is_said_with_its_usage(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for words, said in {
+        (*E2B, "--gpu-memory-mib", "24"): "24 MiB is no memory of a GPU; for 24 GiB write 24576",
+        (
+            "advise",
+            *E2B[1:],
+            "--max-model-len",
+            "9",
+        ): "vllm-edge advise: error: unrecognized arguments: --max-model-len 9",
+    }.items():
+        with pytest.raises(SystemExit) as ended:
+            cli.main(words)
+        assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+LINE = (
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 /opt/venv/bin/vllm serve google/gemma-4-E2B-it -tp 2 --max-model-len 32k \\\n"
+    """ --max-num-seqs=16 --kv-cache-dtype fp8 --limit-mm-per-prompt '{"image": 0, "video": 0, "audio": 0}' """
+    "--api-key s3cret --port 8000 --gpu-memory-utilization .9 2>&1 | tee log"
+)
+
+
+def test_a_line_of_vllm_is_planned_as_the_engine_of_an_inventory(capsys: pytest.CaptureFixture[str]) -> None:
+    """Quoted, word by word, or as options of this command: the plan is that of the module's mapping."""
+    mapping = {
+        "name": "tp2",
+        "model": "model",
+        "gpus": [0, 1],
+        "tensor_parallel_size": 2,
+        "max_model_len": 32000,
+        "max_num_seqs": 16,
+        "kv_cache_dtype": "fp8",
+        "limit_mm_per_prompt": dict.fromkeys(("image", "video", "audio"), 0),
+        "gpu_memory_utilization": 0.9,
+    }
+    model = families.interpret(model_facts.recorded("google/gemma-4-E2B-it"))  # type: ignore[arg-type]
+    l4 = build_gpu("gpus[0]", {"nvml_total_mib": 23034, "name": "L4"}, pytest.fail)
+    expected = render.document(planner.plan("tp2", [mapping], {"model": model}, [l4] * 2, "0.32.0"))
+    options = ["--count", "2", "-tp", "2", "--context", "32k", "--max-num-seqs", "16", "--kv-cache-dtype", "fp8"]
+    for words in (
+        [LINE],
+        shlex.split(LINE.replace("\\\n", "")),
+        ["google/gemma-4-E2B-it", *options, "--text-only", "--gpu-memory-utilization", "0.9"],
+    ):
+        printed = run(capsys, "plan", "--gpu", "L4", "--format", "json", *words)[1]
+        assert json.loads(printed)["plans"] == {"tp2": expected} and "s3cret" not in printed
+
+
+def test_what_a_line_leaves_out_is_the_default_of_vllm(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not what would fit best: vLLM takes its share of the GPU, the model's own context and one GPU."""
+    for release, share in {"0.19.0": 0.9, "v0.32.0": 0.92}.items():
+        words = ("plan", "--gpu", "L4", "--vllm", release, "--format", "json")
+        plans = json.loads(run(capsys, *words, "vllm serve google/gemma-4-E4B-it")[1])["plans"]
+        given = ("google/gemma-4-E4B-it", "--gpu-memory-utilization", str(share), "--max-model-len", "131072")
+        assert plans == json.loads(run(capsys, *words, *given)[1])["plans"] and plans.keys() == {"tp1"}
+    whole = json.loads(run(capsys, *words, "vllm serve google/gemma-4-31B-it -tp 4 --max-model-len auto")[1])["plans"]
+    assert whole["tp4"]["engines"][0]["verdict"] == "fits" and whole["tp4"]["engines"][0]["max_model_len"] < 131072
+
+
+def test_replicas_and_what_is_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    status, printed = run(capsys, *E2B, "--count", "2", "-dp", "2")
+    assert status == 0 and "Each of 2 replicas has this plan" in printed and "tp2" not in printed
+    mixture = ("plan", "google/gemma-4-26B-A4B-it", "--gpu", "H100", "--count", "2", "-ep", "--max-num-seqs", "16")
+    assert run(capsys, *mixture, "--data-parallel-size=1")[0] == 0
+    assert "the experts, which vLLM shares out" in " ".join(run(capsys, *mixture, "-dp", "2")[1].split())
+    status, printed = run(capsys, *E2B, "--enable-lora")
+    assert status == 2 and "Leave out '--enable-lora'" in " ".join(printed.split())
+
+
+def test_a_release_that_nobody_examined_stands_in_the_first_line(capsys: pytest.CaptureFixture[str]) -> None:
+    first = "Nobody has examined how vLLM 0.99.0 uses memory"
+    for words in (E2B, (*E2B, "--details"), ("advise", *E2B[1:])):
+        assert run(capsys, *words, "--vllm", "0.99.0")[1].startswith(first)
+        assert json.loads(run(capsys, *words, "--vllm", "0.99.0", "--format", "json")[1])["warning"].startswith(first)
+
+
+def test_advice_goes_on_without_a_model_that_cannot_be_planned(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    unknown = ("--model", "a/b-GGUF")
+    status, printed = run(capsys, "advise", *E2B[1:], *unknown)
+    said = " ".join(printed.split())
+    assert status == 0 and "Left out, because it cannot be planned (see below): a/b-GGUF." in said
+    assert "a/b-GGUF: unknown. a/b-GGUF is GGUF" in said and "vllm serve google/gemma-4-E2B-it" in said
+    assert run(capsys, "advise", *unknown, "--gpu", "L4")[0] == 2
+    record = tmp_path / "other--gemma-4-E2B-it.json"
+    record.write_text(run(capsys, "facts", *E2B[1:3])[1])
+    both = run(capsys, "advise", *E2B[1:], "--count", "2", "--model", str(record), "--format", "json")[1]
+    assert json.loads(both)["main_models"] == ["gemma-4-e2b-it", "other-gemma-4-e2b-it"]
+
+
+ANSIBLE = re.compile(
+    r"\bplan_\w+|playbooks?/|\badvise_|-e \w+=|group_vars|CONTRIBUTING|model_weights_|vllm_models|vllm_image_base"
+    r"|\bextra_(?:args|env)\b(?!:)"
+)
+OF_ANSIBLE = {"inputs", "observations", "drift"}
+"""Modules of the planner that no command runs."""
+NEVER_SAID = ("plan_observations", "predicted by playbooks/advise.yml", "# For group_vars", r"\s")
+"""Of sentences about what no command has: observations and the YAML of a profile; the last is a pattern."""
+
+
+def test_no_sentence_of_the_planner_is_said_in_the_words_of_ansible() -> None:
+    found = {}
+    for path in sorted((ROOT / "plugins/module_utils/vllm_edge/planning").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        parts |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # documentation
+        for node in ast.walk(tree):
+            whole = node.values if isinstance(node, ast.JoinedStr) else [node] if id(node) not in parts else []
+            text = "".join(str(one.value) if isinstance(one, ast.Constant) else "1" for one in whole)
+            is_sentence = " " in text and "\n" not in text and not any(never in text for never in NEVER_SAID)
+            if is_sentence and path.stem not in OF_ANSIBLE and (words := ANSIBLE.search(command.spell(text))):
+                found[f"{path.name}: {words[0]}"] = text
+    assert found == {}
+
+
 def test_gpus_have_short_names_and_another_is_planned_by_its_memory_and_without_a_speed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -175,7 +311,7 @@ def test_gpus_have_short_names_and_another_is_planned_by_its_memory_and_without_
     status, printed = run(capsys, *some, "--kv-cache-dtype", "fp8", *told)
     assert status == 0 and "not known for Some GPU; the plan assumes" in printed and "compute capability" not in printed
     status, printed = run(capsys, "advise", *some[1:])
-    assert status == 2 and "(gpu_bandwidth_gb_s, --gpu-bandwidth)" in printed
+    assert status == 2 and "(--gpu-bandwidth)" in printed
     assert run(capsys, "advise", *some[1:], *told)[0] == 0
 
 

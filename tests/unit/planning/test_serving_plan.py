@@ -61,10 +61,14 @@ def test_keys_of_the_contract(run_module: Run) -> None:
 def test_several_profiles_at_once_of_which_one_cannot_be_planned(run_module: Run) -> None:
     own = {"engines": [E2B | {"model": "own"}]}
     profiles = {"own": own, "small": {"engines": [E2B]}, "large": {"engines": [NVFP4_TP1]}}
+    wrong = {"auto": {"max_model_len": "auto"}, "slot": {"gpus": 2}, "share": {"gpu_memory_utilization": 95}}
+    profiles |= {name: {"engines": [E2B | values]} for name, values in wrong.items()}
     models = MODELS | {"own": {"repo": "somebody/else", "dir": "else"}}
     found = plan(run_module, profiles=profiles, models=models)
     verdicts = {name: plan["verdict"] for name, plan in found["plans"].items()}
-    assert verdicts == {"own": None, "small": "fits", "large": "oom_weights"}
+    assert verdicts == {"own": None, "small": "fits", "large": "oom_weights"} | dict.fromkeys(wrong)
+    assert "max_model_len: 'auto' is for vLLM to resolve" in found["plans"]["auto"]["refusals"][0]
+    assert "another form: TypeError" in found["plans"]["slot"]["refusals"][0]
     assert found["plans"]["small"]["profile"] == "small"
     assert found["plans"]["own"].keys() == found["plans"]["small"].keys()
     assert "nothing is recorded of somebody/else" in found["plans"]["own"]["refusals"][0]
@@ -111,6 +115,7 @@ def test_gpus_by_what_nvidia_smi_prints(run_module: Run) -> None:
 
 def test_a_release_that_nobody_examined_is_planned_with_a_warning(run_module: Run) -> None:
     found = plan(run_module, vllm_version="0.40.0")
+    assert found["overview"][0].startswith(found["lines"][0][:60]) and "0.40.0" in found["lines"][0]
     assert len(found["warnings"]) == 1 and "vLLM 0.40.0 uses memory: this is a plan for 0.33" in found["warnings"][0]
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.module_utils.vllm_edge.cli import build_parser
+from ansible.module_utils.vllm_edge.cli import parse as parse_command
+from ansible.module_utils.vllm_edge.planning.serve_options import read as read_serve_options
 from helpers import ROOT, list_files
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -166,9 +167,11 @@ def test_commands_of_the_program_are_right(capsys: pytest.CaptureFixture[str]) -
     for page, line in lines:
         if found := re.match(r"\s*(?:sudo )?vllm-edge ((?!--help|--version)[a-z<-][^#|&;]*)", line):
             try:
-                build_parser().parse_args(shlex.split(re.sub(r"<[^<>]*>", "name", found[1])))
-            except SystemExit:
-                wrong.append(f"{page}: {line.strip()}: {capsys.readouterr().err}")
+                options = parse_command(shlex.split(re.sub(r"<[^<>]*>", "name", found[1])))
+                if options.rest:
+                    read_serve_options(options.rest, options.vllm)
+            except (SystemExit, ValueError) as error:
+                wrong.append(f"{page}: {line.strip()}: {error} {capsys.readouterr().err}")
     assert wrong == []
 
 

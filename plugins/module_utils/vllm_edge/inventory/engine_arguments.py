@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..text import describe_invalid_choice, nearest, shown
@@ -222,11 +222,17 @@ def find_release_errors(
     items = [item for item in select_texts(engine.get("extra_args")) if not _find_fault(item)]
     for argument in parse_arguments(items, version)[0]:
         option = argument.option
-        if option is None:
-            instead = _suggest_instead(argument.name, keys, version)
-            yield f"{where}.extra_args: vLLM {version} knows no {shown(argument.name)}; {instead}"
-        elif option.name not in OURS and option.name not in KEY_OF_OPTION and derive_key(option) not in keys:
-            yield from _find_value_errors(where, argument, option)
+        reserved = option and (option.name in OURS or option.name in KEY_OF_OPTION or derive_key(option) in keys)
+        if not reserved:
+            yield from find_option_errors(f"{where}.extra_args: ", argument, keys, version)
+
+
+def find_option_errors(place: str, argument: Argument, keys: Collection[str], version: str) -> Iterator[str]:
+    """Yield why a recorded release of vLLM does not take an argument; each sentence begins with `place`."""
+    if argument.option is None:
+        yield f"{place}vLLM {version} knows no {shown(argument.name)}; {_suggest_instead(argument.name, keys, version)}"
+    else:
+        yield from _find_value_errors(f"{place}{quote(argument.text)}", argument, argument.option)
 
 
 def describe_unknown_engine_key(where: str, key: str, keys: Mapping[str, Any]) -> str:
@@ -299,7 +305,7 @@ def _find_reserved_options(
         yield f"{where}.extra_args: {quote(argument.text)} is not free to choose: {OURS[option.name]}."
 
 
-def _suggest_instead(name: str, keys: Mapping[str, Any], version: str) -> str:
+def _suggest_instead(name: str, keys: Collection[str], version: str) -> str:
     """Return what to write instead of an option that the release does not know."""
     if name in FORMER:
         return f"{FORMER[name]}."
@@ -311,9 +317,8 @@ def _suggest_instead(name: str, keys: Mapping[str, Any], version: str) -> str:
     return offered
 
 
-def _find_value_errors(where: str, argument: Argument, option: Option) -> Iterator[str]:
-    """Yield values that an option of the recorded release does not take."""
-    text = f"{where}.extra_args: {quote(argument.text)}"
+def _find_value_errors(text: str, argument: Argument, option: Option) -> Iterator[str]:
+    """Yield values that an option of the recorded release does not take; each sentence begins with `text`."""
     if option.takes == "none" and argument.glued:
         negated = "".join(f" or {alias}" for alias in option.aliases if alias.startswith("--no-"))
         yield f"{text}: {option.name} takes no value; write {option.name}{negated}."

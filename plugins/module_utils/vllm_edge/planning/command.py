@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -12,23 +13,52 @@ from pathlib import Path
 from typing import Any
 
 from ..gpu import models as gpu_models
-from ..text import shown
+from ..text import WIDTH, shown
 from ..weights.access import read_token_file
 from ..weights.record import WeightsError
-from . import feasibility, inputs, planner, render
+from . import feasibility, inputs, planner, render, serve_options
 from .advice import model as advice_model
 from .advice import render as advice_render
 from .advice import search
 from .checkpoint import families, hub, model_facts, recording
-from .checkpoint.headers import INDEX, MAX_HEADER_BYTES, FactsError, read_json
+from .checkpoint.headers import GGUF, INDEX, MAX_HEADER_BYTES, FactsError, describe_gguf, read_json
 from .contract import Facts, Gpu, Model, Plan, Verdict
-from .fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES, TEXT_ONLY, Search
+from .fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES, Search
+from .memory.vllm_versions import describe_fallback
 from .separate_process import read_in_subprocess
 
 FITS, DOES_NOT_FIT, CANNOT_SAY = 0, 1, 2
 """Exit status of `plan` and `advise`."""
 FEW_GPUS = 4
 """Up to so many are named as what an unknown one may be."""
+_KEYS = "|".join([*serve_options.KEYS, "(?:tensor|pipeline)_parallel_size"])
+_SPELLINGS: Sequence[tuple[str, str]] = (
+    (r"(?:[.,]|, or)?\s+[Ss]tart\s+it\s+without\s+a\s+plan\s+\(-e\s+plan_override=true\)", ""),
+    (r",?\s+or\s+add\s+the\s+architecture\s+\(CONTRIBUTING.md,\s+Add\s+a\s+model\)", ""),
+    (r"[;:,]?\s+(?:measure\s+(?:it|the\s+engine)\s+with\s+)?playbooks/calibrate.yml(?:\s+measures\s+them)?", ""),
+    (r"playbooks/record_facts.yml\s+or\s+", ""),
+    (r"set\s+gpu_name\s+to\s+the\s+name\s+that\s+nvidia-smi\s+prints,\s+or\s+", ""),
+    (r"(?:,\s+)?\bgpu_(?:bandwidth_gb_s|memory_mib|compute_capability)\b(?:,\s+)?", ""),
+    (r"clear\s+the\s+variable", "leave it out"),
+    (r"clear\s+(?=model_weights)", "leave out "),
+    (r"model_weights_token\s+and\s+model_weights_token_file", "--token-file"),
+    (r"model_weights_(token_file|endpoint)", r"--\1"),
+    (r"\s+on\s+the\s+controller\b", ""),
+    (r"\s+\(plan_margin_mib\)", ""),
+    (r"plan_margin_mib", f"{planner.MARGIN_MIB} MiB"),
+    (r"memory_threshold_percent\s+(\d+)", r"\1 %"),
+    (r"\s*-e\s+format=json", " --format json"),
+    (r"not\s+a\s+key\s+of\s+vllm_models", "no model that is given"),
+    (r"\badvise_models", "--model"),
+    (r"\badvise_(\w+)", r"--\1"),
+    (r",\s+gpus:\s+\[[^]]*\]", ""),
+    (r"([Ss])et\s+(extra_(?:args|env)\s+without|vllm_image_base\s+with)", r"\2"),
+    (r"\bextra_(?:args|env)\s+without\b", "Leave out"),
+    (r"\bextra_(?:args|env):\s+\[([^]]*)\]", r"\1"),
+    (r"\bvllm_image_base\s+with\b", "Take"),
+    (rf"(?<![\w\"'.])(?P<key>{_KEYS}): (?!\d+ %)", r"--\g<key> "),
+)
+"""What the sentences of the planner say in variables and plays of Ansible, and how this command says it."""
 
 
 def run(name: str, options: Namespace) -> int:
@@ -36,16 +66,30 @@ def run(name: str, options: Namespace) -> int:
     try:
         return {"plan": _plan, "advise": _advise, "facts": _print_facts}[name](options)
     except advice_model.NothingFits as error:
-        print(error, file=sys.stderr)
+        print(spell(str(error)), file=sys.stderr)
         return DOES_NOT_FIT
     except (ValueError, WeightsError) as error:
         # All errors of the planner are a ValueError whose message has the problem and its remedy.
-        print(error, file=sys.stderr)
+        print(spell(str(error)), file=sys.stderr)
         return CANNOT_SAY
 
 
+def spell(text: str) -> str:
+    """Return a text of the planner with this command's and vLLM's options in place of variables of Ansible."""
+    for pattern, words in _SPELLINGS:
+        text = re.sub(pattern, words, text)
+    return re.sub(r"--[a-z]+(?:_[a-z]+)+", lambda option: option[0].replace("_", "-"), text)
+
+
+def _print_lines(lines: Sequence[str]) -> None:
+    """Print wrapped lines in this command's words, wrapped again where those are longer; a command line stays whole."""
+    for line in spell("\n".join(lines)).split("\n"):
+        fits = len(line) <= WIDTH or "vllm serve " in line
+        print(line if fits else "\n".join(render.wrap(line, re.match(" *", line)[0])))  # type: ignore[index]
+
+
 def _warn(sentence: str) -> None:
-    print(f"note: {sentence}", file=sys.stderr)
+    print(f"note: {spell(sentence)}", file=sys.stderr)
 
 
 def load_facts(source: str, options: Namespace) -> Facts:
@@ -54,12 +98,14 @@ def load_facts(source: str, options: Namespace) -> Facts:
     Raises FactsError if nothing is there, or it is damaged, and WeightsError if the token's file cannot be used.
     """
     path = Path(source).expanduser()
+    if GGUF.search(source):
+        raise FactsError(describe_gguf(source))
     if path.exists():
         return _load_path(path)
     if source.startswith(("/", ".", "~")) or source.count("/") != 1:
         raise FactsError(
             f"--model: {shown(source)} is neither a path that exists nor a repository; write owner/name, such as "
-            "google/gemma-4-31B-it, or a directory with config.json."
+            f"google/gemma-4-31B-it, or a directory with config.json and {INDEX}."
         )
     found = model_facts.recorded(source)
     if found is not None and not options.revision:
@@ -113,51 +159,67 @@ def find_gpus(options: Namespace) -> list[Gpu]:
     return [gpu] * options.count
 
 
-def plan_layouts(model: Model, gpus: Sequence[Gpu], options: Namespace) -> dict[str, tuple[Plan, Mapping[str, Any]]]:
-    """Plan a model as one engine over 1, 2, 4, ... GPUs, by the name of the layout; without --context each with the
-    longest context that fits, as with vLLM's `max_model_len: auto`. Returns each plan with the engine."""
-    given = options.tensor_parallel_size
-    sizes = [size for size in ([given] if given is not None else TENSOR_PARALLEL_SIZES) if size <= len(gpus)]
+def plan_layouts(
+    model: Model, gpus: Sequence[Gpu], asked: serve_options.Asked, release: str
+) -> dict[str, tuple[Plan, Mapping[str, Any]]]:
+    """Plan a model as one engine over 1, 2, 4, ... GPUs, or over as many as are asked for, by the name of the layout;
+    if no context is asked for, each with the longest that fits, as with vLLM's `max_model_len: auto`. Returns each
+    plan with the engine."""
+    shapes = [
+        shape
+        for size in (TENSOR_PARALLEL_SIZES if asked.size is None else [asked.size])
+        if (shape := advice_model.Shape(size, asked.stages)).gpus * asked.replicas <= len(gpus)
+    ]
     plans: dict[str, tuple[Plan, Mapping[str, Any]]] = {}
-    for size in sizes:
+    for shape in shapes:
         engine: dict[str, Any] = {
-            "name": f"tp{size}",
+            "name": str(shape),
             "model": "model",
-            "tensor_parallel_size": size,
-            "gpus": list(range(size)),
-            "max_model_len": model.max_position_embeddings if options.context is None else options.context,
-            **({"limit_mm_per_prompt": TEXT_ONLY} if options.text_only else {}),
+            **asked.engine,
+            "tensor_parallel_size": shape.tensor_parallel_size,
+            **({"pipeline_parallel_size": asked.stages} if asked.stages > 1 else {}),
+            "gpus": list(range(shape.gpus)),
+            **({"max_model_len": model.max_position_embeddings} if asked.longest else {}),
         }
-        for key in ("max_num_seqs", "kv_cache_dtype", "gpu_memory_utilization", "enforce_eager"):
-            if getattr(options, key) is not None:
-                engine[key] = getattr(options, key)
-        about = (engine["name"], [engine], {"model": model}, gpus, options.vllm)
+        about = (engine["name"], [engine], {"model": model}, gpus, release)
         plan = planner.plan(*about, search=Search.NOWHERE)
         longest = plan.engines[0].max_context // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS
         too_long = plan.verdict is Verdict.KV_BELOW_MAX_MODEL_LEN or (
             model.generic and plan.verdict is not Verdict.FITS
         )
         # What encoders of an unknown architecture take grows with the context, so that none may be left.
-        halves = (engine["max_model_len"] >> half for half in range(1, 6 if model.generic and model.multimodal else 1))
-        for shorter in (longest, *halves) if options.context is None and too_long else ():
+        most = engine.get("max_model_len", 0)
+        halves = (most >> half for half in range(1, 6 if model.generic and model.multimodal else 1))
+        for shorter in (longest, *halves) if asked.longest and too_long else ():
             if plan.verdict is not Verdict.FITS and 0 < shorter < engine["max_model_len"]:
                 engine["max_model_len"] = shorter
                 plan = planner.plan(*about, search=Search.NOWHERE)
         if plan.verdict is not Verdict.FITS:
-            if options.context is None and plan.verdict is not Verdict.CANNOT_SAY:
+            if asked.longest and plan.verdict is not Verdict.CANNOT_SAY:
                 # No context fits, so what would help is looked for with the one that `advise` asks for.
                 engine["max_model_len"] = min(model.max_position_embeddings, advice_model.MIN_CONTEXT_TOKENS)
             # More GPUs are the next line of the table.
-            plan = planner.plan(*about, search=Search.SAME_GPUS if size < sizes[-1] else Search.EVERYWHERE)
+            plan = planner.plan(*about, search=Search.EVERYWHERE if shape == shapes[-1] else Search.SAME_GPUS)
         plans[engine["name"]] = plan, engine
     if not plans:
-        raise ValueError(f"--tensor-parallel-size: {given} needs more GPUs than --count {len(gpus)}.")
+        replicas = f", times --data-parallel-size {asked.replicas}," if asked.replicas > 1 else ""
+        raise ValueError(
+            f"--tensor-parallel-size: {advice_model.Shape(asked.size or 1, asked.stages)}{replicas} needs more GPUs "
+            f"than --count {len(gpus)}; write --count {asked.gpus}."
+        )
     return plans
 
 
 def _plan(options: Namespace) -> int:
-    model, gpus = load_model(options.model, options), find_gpus(options)
-    layouts = plan_layouts(model, gpus, options)
+    asked = serve_options.read(options.rest, options.vllm)
+    if not options.model and not asked.model:
+        raise ValueError("--model: no model is named; write owner/name, or a whole line of vllm serve.")
+    if options.model and asked.model:
+        raise ValueError(f"--model: {shown(options.model)} and {shown(asked.model)} are two models; name one.")
+    options.revision = options.revision or asked.revision
+    options.count = options.count or (asked.gpus if asked.whole else 1)
+    model, gpus = load_model(options.model or asked.model, options), find_gpus(options)
+    layouts = plan_layouts(model, gpus, asked, options.vllm)
     plans = {name: plan for name, (plan, _) in layouts.items()}
     serve = {
         name: render.build_serve_command(model.facts.repo, engine, plan.engines[0])
@@ -168,18 +230,21 @@ def _plan(options: Namespace) -> int:
     status = FITS if Verdict.FITS in verdicts else CANNOT_SAY if Verdict.CANNOT_SAY in verdicts else DOES_NOT_FIT
     if options.format == "json":
         documents = {name: render.document(plan) | {"serve": serve.get(name)} for name, plan in plans.items()}
-        print(json.dumps({"model": model.facts.repo, "vllm_version": options.vllm, "plans": documents}, indent=2))
+        about = {"model": model.facts.repo, "vllm_version": options.vllm, "replicas": asked.replicas}
+        _print_json({**about, "plans": documents}, options)
         return status
     host = advice_model.Host({}, gpus, options.vllm, ())
-    lines = render.wrap(
+    lines = render.describe_release(options.vllm)
+    lines += render.wrap(
         f"{model.facts.repo} on {host.describe_gpus()}, vLLM {options.vllm}; facts {model.facts.source}"
     )
     why = {
         name: [said.split(": ", 1)[1] for said in render.refusals(plan, render.spell_options)]
         for name, plan in plans.items()
     }
-    longest = " The context is the longest that fits." if options.context is None else ""
-    lines += ["", *render.overview(plans, why, render.NOTE + longest)]
+    longest = " The context is the longest that fits." if asked.longest else ""
+    replicas = f" Each of {asked.replicas} replicas has this plan, on GPUs of its own." if asked.replicas > 1 else ""
+    lines += ["", *render.overview(plans, why, render.NOTE + longest + replicas)]
     # A line that is copied is not wrapped.
     lines += ["", *(f"{name}: {line}" for name, line in serve.items())] if serve else []
     if options.details:
@@ -188,22 +253,38 @@ def _plan(options: Namespace) -> int:
         lines += ["", *render.legend()]
     else:
         lines.append("--details has the memory of each GPU and advice.")
-    print("\n".join(lines))
+    _print_lines(lines)
     return status
 
 
+def _print_json(document: dict[str, Any], options: Namespace) -> None:
+    said = {"warning": spell(describe_fallback(options.vllm))}
+    print(json.dumps({**document, **said}, indent=2))
+
+
 def _advise(options: Namespace) -> int:
-    models = {}
+    models: dict[str, Model] = {}
+    unreadable: dict[str, str] = {}
+    options.count = options.count or 1
     for source in options.model:
-        model = load_model(source, options)
-        models[model.facts.repo.rsplit("/", 1)[-1].lower()] = model
+        try:
+            model = load_model(source, options)
+        except (ValueError, WeightsError) as error:
+            unreadable[source] = str(error)
+            continue
+        name = model.facts.repo.lower()
+        short = name.rsplit("/", 1)[-1]
+        models[name.replace("/", "-") if short in models else short] = model
+    if not models:
+        raise ValueError(" ".join(unreadable.values()))
     roles = options.role or ["main"]
     asked = search.wish(models, roles, vars(options))
-    found = search.advise(asked, advice_model.Host(models, find_gpus(options), options.vllm, roles))
+    host = advice_model.Host(models, find_gpus(options), options.vllm, roles)
+    found = search.advise(asked, host, unreadable)
     if options.format == "json":
-        print(json.dumps(advice_render.document(found), indent=2))
+        _print_json(advice_render.document(found), options)
     else:
-        print("\n".join(advice_render.lines(found)))
+        _print_lines(advice_render.lines(found, advice_render.list_serve_lines(found)))
     return FITS
 
 

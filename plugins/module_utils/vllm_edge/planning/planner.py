@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from ..inventory.engine_arguments import Argument, derive_key, parse_arguments
+from ..inventory.engine_arguments import derive_key, parse_arguments
 from ..text import shown
 from . import decode, feasibility
 from .checkpoint.inferred import is_approximate
@@ -115,38 +117,98 @@ def plan(
 def arguments_of(engine: Mapping[str, Any]) -> Arguments:
     """Return the keys and extra_args of an engine that affect memory, the latter as vLLM's own parser reads them.
 
-    Raises PlanError if one of extra_args has another value than the planner can read.
+    Raises PlanError if one has another value than vLLM takes, or one that only vLLM can resolve.
     """
-    kinds = {field.name: str(field.type) for field in fields(Arguments)}
-    chosen = {name: value for name, value in engine.items() if name in kinds and value is not None}
+    kinds = {field.name: str(field.type).partition(" ")[0] for field in fields(Arguments) if _is_option(field.name)}
+    where = f"serving_engines.{engine['name']}." if engine.get("name") else ""
+    chosen: dict[str, Any] = {
+        name: _read_value(f"{where}{name}: {shown(value)}", name, kinds[name], value)
+        for name, value in engine.items()
+        if name in kinds and value is not None
+    }
+    stated = engine.get("limit_mm_per_prompt")
+    limits = dict(stated) if isinstance(stated, Mapping) else {}
     keep = set()
     for argument in parse_arguments([str(word) for word in engine.get("extra_args") or ()])[0]:
+        place = f"{where}extra_args: {shown(argument.text)}" if where else shown(argument.text)
+        value = argument.values[0] if argument.values else ""
+        if argument.option and argument.option.name == "--limit-mm-per-prompt":
+            limits |= _read_limits(place, argument.dotted, value)
         key = derive_key(argument.option) if argument.option and not argument.dotted else ""
         if key in kinds:
-            chosen[key] = _read_value(engine, argument, kinds[key])
+            is_switch = kinds[key] == "bool"
+            chosen[key] = (
+                not argument.name.startswith("--no-") if is_switch else _read_value(place, key, kinds[key], value)
+            )
         if key in list_first_runner_options() and not argument.name.startswith("--no-"):
             keep.add(key)
     for key, variable in SWITCHES.items():
-        if (value := str((engine.get("extra_env") or {}).get(variable, "")).strip()) in ("0", "1"):
-            chosen[key] = value == "1"
-    if takes_text_only(engine.get("limit_mm_per_prompt")):
+        if (switch := str((engine.get("extra_env") or {}).get(variable, "")).strip()) in ("0", "1"):
+            chosen[key] = switch == "1"
+    if takes_text_only(limits):
         chosen["language_model_only"] = True
     return Arguments(**chosen, first_runner_options=frozenset(keep))
 
 
-def _read_value(engine: Mapping[str, Any], argument: Argument, kind: str) -> bool | int | float | str:
-    """Return the value of one of extra_args. Raises PlanError."""
-    if kind.startswith("bool"):
-        return not argument.name.startswith("--no-")
-    value = argument.values[0] if argument.values else ""
-    convert: Callable[[str], int | float | str] = {"int": int, "float": float}.get(kind.partition(" ")[0], str)
-    try:
-        return convert(value)
-    except ValueError:
+_SUFFIXES = {
+    suffix: base**power
+    for base, suffixes in ((1000, "kmgt"), (1024, "KMGT"))
+    for power, suffix in enumerate(suffixes, 1)
+}
+_SCALED = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")
+"""What vLLM's parser multiplies a number by, and where (0.32.0 utils/argparse_utils.py:29, engine/arg_utils.py:391)."""
+
+
+def _is_option(name: str) -> bool:
+    """Return whether a field of Arguments is an option of vLLM that may stand in an engine."""
+    return not name.startswith("default_") and name != "first_runner_options" and name not in SWITCHES
+
+
+def _read_value(place: str, key: str, kind: str, value: Any) -> bool | int | float | str:
+    """Return the value of one argument. Raises PlanError.
+
+    Args:
+        place: where it stands, and what it is.
+        kind: the name of its type.
+    """
+    text = str(value).strip()
+    if kind == "bool":
+        return text.lower() in ("true", "yes", "1")
+    if kind == "str":
+        return text
+    if kind == "float":
+        try:
+            share = float(text)
+        except ValueError:
+            share = math.nan
+        if 0 < share <= 1:
+            return share
+        right = share / 100 if 1 < share <= 100 else 0.92
+        raise PlanError(f"{place} is no share of the GPU's memory, which is above 0 and at most 1; write {right:g}.")
+    number = re.fullmatch(
+        r"(\d{1,15})(\.\d{1,9}(?=[kmgt]))?([kmgtKMGT]?)" if key in _SCALED else r"(\d{1,15})()()", text
+    )
+    size = int(float(number[1] + (number[2] or "")) * _SUFFIXES.get(number[3], 1)) if number else 0
+    if size > 0:
+        return size
+    if key == "max_model_len" and text.lower() in ("auto", "-1"):
         raise PlanError(
-            f"serving_engines.{engine.get('name', '')}.extra_args: {shown(argument.text)} is not read by the plan, "
-            f"which expects {'a whole number' if convert is int else 'a number'} without a unit; write one."
-        ) from None
+            f"{place} is for vLLM to resolve when it starts; write the tokens, or leave it out: the plan then takes "
+            f"the model's own maximum, and says how much of it fits."
+        )
+    example = "32768, 32k (32,000) or 32K (32,768)" if key in _SCALED else "16"
+    raise PlanError(f"{place} is not a whole number above 0; write one, such as {example}.")
+
+
+def _read_limits(place: str, dotted: str, value: str) -> dict[str, Any]:
+    """Return what an argument says of limit_mm_per_prompt, as JSON or for one modality. Raises PlanError."""
+    try:
+        found = {dotted.lstrip("."): int(value)} if dotted else json.loads(value)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise PlanError(f'{place} is no JSON object of numbers; write \'{{"image": 0, "video": 0, "audio": 0}}\'.')
+    return found
 
 
 def takes_text_only(limits: Any) -> bool:
@@ -173,8 +235,8 @@ def _parse_engine(
         raise PlanError(f"{where}.model: {engine.get('model')!r} is not a known model ({', '.join(sorted(models))}).")
     arguments = arguments_of(engine)
     slots = tuple(engine.get("gpus") or ())
-    if beyond := [slot for slot in slots if not 0 <= slot < len(gpus)]:
-        raise PlanError(f"{where}.gpus: slot {beyond[0]} does not exist; slots are 0 to {len(gpus) - 1}.")
+    if beyond := [slot for slot in slots if slot not in range(len(gpus))]:
+        raise PlanError(f"{where}.gpus: slot {shown(beyond[0])} does not exist; slots are 0 to {len(gpus) - 1}.")
     ranks = arguments.tensor_parallel_size * arguments.pipeline_parallel_size
     if len(slots) != ranks:
         raise PlanError(

@@ -67,14 +67,18 @@ def _summarize(plan: Plan) -> tuple[str, ...]:
 
 
 def lines(plan: Plan) -> list[str]:
-    result = [f"profile {plan.profile}, vLLM {plan.vllm_version}: {plan.verdict.value}"]
-    if fallback := describe_fallback(plan.vllm_version):
-        result += _wrapped("", fallback)
+    result = describe_release(plan.vllm_version)
+    result += [f"profile {plan.profile}, vLLM {plan.vllm_version}: {plan.verdict.value}"]
     for engine in plan.engines:
         result += ["", *_engine(engine)]
     budgets = ", ".join(f"GPU {slot} {mib:,}" for slot, mib in sorted(plan.budgets_mib.items()))
     warnings = [line for sentence in plan.memory_warnings for line in _wrapped("warning: ", sentence)]
     return [*result, "", *_wrapped("budgets, MiB: ", budgets), *warnings]
+
+
+def describe_release(version: str) -> list[str]:
+    """Return the first lines of every output about a release of vLLM that was not examined."""
+    return wrap(describe_fallback(version))
 
 
 def legend() -> list[str]:

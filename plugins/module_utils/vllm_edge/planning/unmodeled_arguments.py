@@ -94,6 +94,7 @@ _ARGUMENTS: Mapping[str, Unmodeled] = {
     **dict.fromkeys(("--hf-overrides", "--hf-config-path", "--model-class-overrides", "--diffusion-config"), _CONFIG),
     **dict.fromkeys(("--runner", "--convert"), TASK),
     "--mm-encoder-only": replace(TASK, loads=True),
+    "--data-parallel-size": Unmodeled(Effect.OTHER, "the experts, which vLLM shares out over the replicas", loads=True),
     "--model-impl": Unmodeled(Effect.MODEL, "the implementation of the model", loads=True),
     "--disable-sliding-window": Unmodeled(Effect.MODEL, "KV cache and longest request"),
 }
@@ -103,8 +104,7 @@ _VARIABLES: Mapping[str, str] = {
 }
 _NEUTRAL = frozenset({"0", "0.0", "null", "none", "auto", "", "{}"})
 _DEFAULTS = {
-    "--decode-context-parallel-size": "1",
-    "--prefill-context-parallel-size": "1",
+    **dict.fromkeys(("--data-parallel-size", "--decode-context-parallel-size", "--prefill-context-parallel-size"), "1"),
     "--mm-encoder-tp-mode": "weights",
     "--optimization-level": "2",
     "--performance-mode": "balanced",
@@ -127,6 +127,8 @@ def find_unmodeled(model: Model, extra_args: Sequence[str], environment: Mapping
         pooling = pooling and not (name == "--runner" and value == "generate")
         if switched_off or neutral or (name == "--quantization" and _is_own_quantization(model, value)):
             continue
+        if name == "--data-parallel-size" and not model.experts:
+            continue  # each replica is an engine of its own
         if name in _ARGUMENTS:
             yield replace(_ARGUMENTS[name], text=shown(argument.text))
     if pooling:

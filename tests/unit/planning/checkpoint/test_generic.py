@@ -5,7 +5,6 @@ with the exact plan of their own, which vLLM's model classes confirmed (test_pub
 from __future__ import annotations
 
 import re
-from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,7 @@ import checkpoints
 import kv_models
 import published
 import pytest
-from ansible.module_utils.vllm_edge.planning import command, planner
+from ansible.module_utils.vllm_edge.planning import command, planner, serve_options
 from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts, recording
 from ansible.module_utils.vllm_edge.planning.checkpoint.generic import (
     LEAST_OF_WEIGHTS,
@@ -250,10 +249,9 @@ def test_an_encoder_decides_only_where_it_may(
 
 
 def test_the_longest_context_leaves_room_for_an_encoder() -> None:
-    options = dict.fromkeys(("max_num_seqs", "kv_cache_dtype", "gpu_memory_utilization", "enforce_eager", "context"))
-    asked = Namespace(tensor_parallel_size=1, text_only=False, vllm=RELEASE, **options)
+    asked = serve_options.read(["-tp", "1"], RELEASE)
     gpus = [Gpu("NVIDIA H100 80GB HBM3", 79 * GIB)]
-    ((planned, _),) = command.plan_layouts(generic("Qwen/Qwen3-VL-30B-A3B-Instruct"), gpus, asked).values()
+    ((planned, _),) = command.plan_layouts(generic("Qwen/Qwen3-VL-30B-A3B-Instruct"), gpus, asked, RELEASE).values()
     assert (planned.verdict, planned.engines[0].max_model_len) == (Verdict.FITS, 32768)
 
 

@@ -23,6 +23,7 @@ from ansible.module_utils.vllm_edge.planning.checkpoint.headers import (
     compute_bytes,
     parse_header,
 )
+from ansible.module_utils.vllm_edge.planning.checkpoint.hub import read as read_hub
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, Facts, Tensor
 from ansible.module_utils.vllm_edge.planning.memory import weights
 from helpers import ROOT
@@ -302,12 +303,30 @@ def test_token_of_the_user_is_not_sent_and_quantization_may_be_in_its_own_file(
     assert "is no token" in asked(run_module, hub, token="hf_a b")["msg"]
 
 
-def test_what_a_hub_does_not_have_and_a_hub_that_is_away_are_said(run_module: Callable[..., Any], hub: Hub) -> None:
-    away = {"repo": "example/tiny", "endpoint": "http://127.0.0.1:9"}
-    for result in (asked(run_module, hub), run_module("model_facts", away)):
-        assert result["rc"] == 1
-        assert result["msg"].startswith("example/tiny cannot be read at http://127.0.0.1:")
-        assert "give path" in result["msg"]
+def test_why_a_hub_gives_nothing_is_said(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_DISABLE_IMPLICIT_TOKEN", "HF_TOKEN"):
+        monkeypatch.setenv(name, "")
+    (tmp_path / "state").mkdir()
+    for repo in ("gguf", "bare"):
+        (tmp_path / "hub" / "example" / repo).mkdir(parents=True)
+    write(tmp_path / "hub" / "example" / "gated")
+    (tmp_path / "state" / "gated.json").write_text('{"example/gated": "hf_right"}')
+    (tmp_path / "hub" / "example" / "gguf" / "tiny-Q4_K_M.gguf").write_bytes(b"GGUF")
+    (tmp_path / "hub" / "example" / "bare" / "README.md").write_text("")
+    here, away = f"http://127.0.0.1:{hub.server_address[1]}", "http://127.0.0.1:9"
+    for said, (repo, revision, endpoint, token) in {
+        "there is no such repository, or it is private": ("example/tiny", "", here, ""),
+        "no hub answers there (": ("example/tiny", "", away, ""),
+        "it is gated. Accept its licence": ("example/gated", "", here, ""),
+        "the hub refuses with status 401": ("example/gated", "", here, "hf_wrong"),
+        "it has no revision v9": ("example/gated", "v9", here, "hf_right"),
+        "it lacks config.json, or weights in safetensors": ("example/bare", "", here, ""),
+        "example/gguf is GGUF": ("example/gguf", "", here, ""),
+    }.items():
+        with pytest.raises(FactsError) as refused:
+            read_hub(repo, revision, endpoint, token)
+        start = said if "GGUF" in said else f"{repo} cannot be read at {endpoint}: {said}"
+        assert str(refused.value).startswith(start), refused.value
 
 
 # -- what an operator has: an index without weights, and records in the inventory

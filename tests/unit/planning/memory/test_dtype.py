@@ -68,5 +68,26 @@ def test_what_vllm_refuses_is_refused_with_a_dtype_that_works(
 
 
 def test_a_value_that_the_plan_cannot_read_is_refused() -> None:
-    with pytest.raises(planner.PlanError, match=r"serving_engines\.engine\.extra_args: '--block-size=16k' is not read"):
-        plan_of(engine("e2b", extra_args=["--block-size=16k"]))
+    for given, said in {
+        "--block-size=16k": "is not a whole number above 0; write one, such as 16",
+        "--max-model-len=auto": "is for vLLM to resolve when it starts; write the tokens, or leave it out",
+        "--max-num-batched-tokens=25.6K": "is not a whole number above 0; write one, such as 32768, 32k",
+        "--gpu-memory-utilization=95": "is no share of the GPU's memory, which is above 0 and at most 1; write 0.95",
+        "--limit-mm-per-prompt=0": "is no JSON object of numbers",
+    }.items():
+        with pytest.raises(planner.PlanError) as refused:
+            plan_of(engine("e2b", extra_args=[given]))
+        assert str(refused.value).startswith(f"serving_engines.engine.extra_args: '{given}' {said}")
+    with pytest.raises(planner.PlanError, match=r"serving_engines\.engine\.max_num_seqs: 0 is not a whole number"):
+        plan_of(engine("e2b", max_num_seqs=0))
+
+
+def test_numbers_are_read_with_the_units_of_vllm() -> None:
+    """0.32.0 utils/argparse_utils.py, human_readable_int: its own examples and the other units."""
+    for text, tokens in {"1k": 1000, "1K": 1024, "25.6k": 25600, "4096": 4096, "2M": 2 * 2**20, "1g": 10**9}.items():
+        assert planner.arguments_of({"extra_args": ["--max-model-len", text]}).max_model_len == tokens
+        assert planner.arguments_of({"max_model_len": text}).max_model_len == tokens
+    text_only = ["--limit-mm-per-prompt.image", "0", "--limit-mm-per-prompt.video=0"]
+    limits = {"limit_mm_per_prompt": {"audio": 0}}
+    assert planner.arguments_of({"extra_args": text_only, **limits}).language_model_only
+    assert not planner.arguments_of({"extra_args": text_only[:2], **limits}).language_model_only

@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shlex
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import yaml
 
+from ...inventory.replicas import list_replicas
 from ...text import WIDTH
 from .. import render
 from ..contract import Decode, DecodeTogether, EnginePlan
 from ..feasibility import advise_on_context
 from ..fixes import TENSOR_PARALLEL_SIZES
-from .choice import list_own_advice
+from .choice import FIRST_PORT, list_own_advice
 from .model import PROFILE_NAME, Advice, By, Chosen, Engine, Profile
 
 ROWS = 20
@@ -44,16 +46,23 @@ def document(advice: Advice) -> dict[str, Any]:
     }
 
 
-def lines(advice: Advice) -> list[str]:
-    """Return the advice as text of at most WIDTH columns."""
+def lines(advice: Advice, how: Sequence[str] = ()) -> list[str]:
+    """Return the advice as text of at most WIDTH columns.
+
+    Args:
+        how: lines that start the chosen profile, in place of its YAML.
+    """
     count, host, chosen = len(advice.profiles), advice.host, advice.chosen
     sequences = ", ".join(map(str, advice.wish.max_num_seqs))
     wanted = "".join(f", {least:g} tok/s or more for {role}" for role, least in advice.wish.min_tok_s.items())
+    unknown = [rejection.model for rejection in advice.rejections if rejection.verdict == "unknown"]
+    left_out = f" Left out, because it cannot be planned (see below): {', '.join(unknown)}." if unknown else ""
     return [
+        *render.describe_release(host.vllm_version),
         *render.wrap(
             f"{host.describe_gpus()}, vLLM {host.vllm_version}: {count} feasible profiles of "
             f"{advice.wish.min_context_tokens:,} tokens or more{wanted}, ranked by {advice.wish.by.value}. The main "
-            f"engine has one of {', '.join(advice.mains)}."
+            f"engine has one of {', '.join(advice.mains)}.{left_out}"
         ),
         "",
         *render.wrap(
@@ -73,7 +82,7 @@ def lines(advice: Advice) -> list[str]:
         *(["why the next ones lost:"] if advice.lost else []),
         *(line for rank, label, why in advice.lost for line in render.wrap(f"  {rank}, {label}: {why}", "    ")),
         "",
-        *pasted(chosen),
+        *(how or pasted(chosen)),
         "",
         *_render_table(advice),
         "",
@@ -100,6 +109,30 @@ def _describe_replicas(engine: Engine) -> str:
     speed = engine.together
     said = f" ({speed.requests} requests at once: {speed.mid:.0f} tok/s together)" if speed else ""
     return f", {engine.replicas} replicas{said}, each"
+
+
+SERVED = (
+    *("tensor_parallel_size", "pipeline_parallel_size", "max_model_len", "max_num_seqs", "kv_cache_dtype"),
+    *("kv_cache_memory_bytes", "gpu_memory_utilization"),
+)
+"""Keys of an advised engine that are options of `vllm serve`."""
+
+
+def list_serve_lines(advice: Advice) -> list[str]:
+    """Return a line of `vllm serve` for each engine of the chosen profile, not wrapped, so that it can be copied."""
+    planned = iter(advice.chosen.plan.engines)
+    found: list[str] = []
+    for engine in advice.chosen.serving_engines.values():
+        model = advice.host.models[engine["model"]]
+        for each in list_replicas("engine", engine).values():
+            given = {**each, **next(planned).settings}
+            options = (f"--{key.replace('_', '-')}={given[key]}" for key in SERVED if key in given)
+            words = ["vllm", "serve", model.facts.repo, *options]
+            devices = ",".join(map(str, each["gpus"]))
+            port = each.get("port", FIRST_PORT + len(found))
+            names = ["--served-model-name", *each["served_names"], "--port", str(port)]
+            found.append(f"CUDA_VISIBLE_DEVICES={devices} {shlex.join([*words, *names])}")
+    return found
 
 
 def pasted(chosen: Chosen) -> list[str]:

@@ -477,8 +477,9 @@ def _bound_unknown(facts: Facts, config: _Config, architecture: str) -> tuple[Fa
     name = printable(architecture[:100], "")
     if unbounded:
         raise UnknownArchitecture(
-            f"{facts.repo} is a {name}, which the planner does not know; it knows {', '.join(FAMILIES)}. A generic "
-            f"plan is not possible: {unbounded}. Take a model of one of these, start it without a plan "
+            f"{facts.repo} is a {name}, which the planner does not know, and a generic plan is not possible: "
+            f"{unbounded}. Take a model of a family that it knows "
+            f"({', '.join(sorted({family.name for family in FAMILIES.values()}))}), start it without a plan "
             "(-e plan_override=true), or add the architecture (CONTRIBUTING.md, Add a model)."
         )
     values = {**config.values, "num_hidden_layers": count_layers(config.values, facts.tensors)}

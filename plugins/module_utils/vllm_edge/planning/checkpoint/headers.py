@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from ..contract import Tensor
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+GGUF = re.compile(r"(?:[-_.]gguf|(?<=[^/:])/[^/:]+:[\w-]+)$", re.IGNORECASE)
+"""The end of what names a GGUF: a file, a repository, or a repository with its quantization (owner/name:Q4_K_M)."""
 MODULES = "modules.json"
 """Of Sentence Transformers: the repository is an embedding model."""
 MAX_HEADER_BYTES = 16 * 2**20
@@ -50,6 +53,13 @@ class FactsError(ValueError):
 
     def __init__(self, text: str) -> None:
         super().__init__(printable(text, ""))
+
+
+def describe_gguf(source: str) -> str:
+    return (
+        f"{source} is GGUF, which the planner does not read. Take the checkpoint in safetensors that it was made from "
+        "(base_model on its page), or one of it in AWQ, GPTQ, W4A16 or FP8 with about as many bits."
+    )
 
 
 Header = tuple[str, str, Sequence[int]]

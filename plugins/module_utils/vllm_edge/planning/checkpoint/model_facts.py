@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -25,6 +26,7 @@ from .headers import (
     FactsError,
     Header,
     compute_bytes,
+    describe_gguf,
     open_regular,
     parse_header,
     read_json,
@@ -50,7 +52,10 @@ def read(directory: Path, repo: str = "", revision: str = "") -> Facts:
     If the index is there and none of the files that it names, the tensors are inferred, and the source says so. Without
     `repo` the directory's name is used.
     """
-    config = read_json(directory / "config.json", "It is no model directory in Hugging Face's layout, or incomplete.")
+    config = read_json(
+        directory / "config.json",
+        _find_gguf(directory) or "It is no model directory in Hugging Face's layout, or incomplete.",
+    )
     quantization = None
     path = directory / "hf_quant_config.json"
     if not find_quantization(config) and path.exists():
@@ -230,7 +235,18 @@ def _list_shards(directory: Path) -> list[Path]:
         return [directory / name for name in sorted(set(weight_map.values()))]
     if (directory / SINGLE).exists():
         return [directory / SINGLE]
-    raise FactsError(f"{directory} has neither {SINGLE} nor {INDEX}. Fetch its weights in safetensors format.")
+    remedy = (
+        f"Fetch its weights in safetensors format, or {INDEX} alone if the model has it: it is small, and an "
+        "approximate plan needs no more."
+    )
+    raise FactsError(f"{directory} has neither {SINGLE} nor {INDEX}. {_find_gguf(directory) or remedy}")
+
+
+def _find_gguf(directory: Path) -> str:
+    """Return a sentence about the GGUF file of a directory; empty if it has none."""
+    with contextlib.suppress(OSError):
+        return "".join(describe_gguf(path.name) for path in sorted(directory.glob("*.gguf"))[:1])
+    return ""
 
 
 def _read_headers(path: Path) -> Iterator[Header]:
