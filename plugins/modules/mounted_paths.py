@@ -73,7 +73,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.system.host import HostReader
-from ..module_utils.vllm_edge.system.space import MIB, STEPS, find_shortage, locate_images, measure_step
+from ..module_utils.vllm_edge.system.space import MIB, STEPS, list_shortages, locate_images
 
 
 def unescape(word: str) -> str:
@@ -139,7 +139,7 @@ def explain_shortage(given: Mapping[str, Any], places: Mapping[str, str]) -> str
     for step, needed_mib in given["room"].items():
         needed = {place: int(float(mib) * MIB) for place, mib in needed_mib.items()}
         try:
-            found = list(filter(None, map(find_shortage, measure_step(step, places, needed, root=Path(given["root"])))))
+            found = list_shortages(step, places, needed, root=Path(given["root"]))
         except OSError as error:
             found = [f"{error.filename} cannot be read ({error.strerror})"]
         wrong += found

@@ -46,7 +46,7 @@ from ..system.docker import (
 )
 from ..system.long_run import CommandRefused, watch_moves
 from ..system.nvml import NvmlFailure, open_nvml, pynvml_missing
-from ..system.space import find_shortage, measure_step
+from ..system.space import list_shortages
 from ..system.systemd import ask_units
 from ..weights.record import load_record
 from ..weights.verification import Ownership, find_ownership_faults, verify_recorded
@@ -144,7 +144,7 @@ def read_live_files(paths: HostPaths, profile: Mapping[str, Any] | None) -> tupl
 def judge_state_space(paths: HostPaths) -> list[str]:
     """Return each file system that has no room, where a switch and the engines write."""
     try:
-        found = list(filter(None, map(find_shortage, measure_step("switch", vars(paths)))))
+        found = list_shortages("switch", vars(paths))
     except OSError as error:
         found = [f"{error.filename} cannot be read: {error.strerror}"]
     return [f"{wrong}: no switch can begin, and records are not written. Make room there." for wrong in found]

@@ -26,7 +26,7 @@ from types import FrameType
 from typing import ParamSpec
 
 from .files import LockHeld, hold_lock, is_locked, make_directories, write_durably
-from .space import find_shortage, measure_step
+from .space import list_shortages
 
 AFTER_S = 90.0
 """Seconds without a poll. The action plugin `follow` polls every 10 s and may need a minute to connect again."""
@@ -164,9 +164,9 @@ class LongRun:
             with interruptible(), hold_lock(self._path("lock")):
                 if why := self._find_moves():
                     raise CommandRefused(f"`{command}` does not run, because {why}. Run it when that has ended.")
-                spaces = measure_step("run", self.places) if self.places else ()
-                if wrong := "; ".join(filter(None, map(find_shortage, spaces))):
-                    raise CommandRefused(f"`{command}` does not run: {wrong}. Make room there and run it again.")
+                if self.places and (wrong := list_shortages("run", self.places)):
+                    told = "; ".join(wrong)
+                    raise CommandRefused(f"`{command}` does not run: {told}. Make room there and run it again.")
                 try:
                     yield
                 finally:

@@ -160,6 +160,18 @@ def find_shortage(space: Space) -> str:
     return f"{space.where} has {space.free_bytes // MIB} MiB free, and {wanted}"
 
 
+def list_shortages(step: str, *asked: Any, **options: Any) -> list[str]:
+    """Return why a step cannot write where it has to, for each file system; the arguments are those of `measure_step`.
+
+    Raises OSError.
+    """
+    return [wrong for space in measure_step(step, *asked, **options) if (wrong := find_shortage(space))]
+
+
+def tell_use(mount: Path | str) -> str:
+    return f"'du -xh --max-depth=2 {mount} | sort -h | tail' shows where it went"
+
+
 def _parse(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
@@ -208,7 +220,7 @@ def explain_unwritable(error: OSError, fallback: Path) -> str:
     remedy = (
         f"'findmnt {mount}' shows its options, and 'journalctl --dmesg' whether its disk fails. Repair it"
         if error.errno == errno.EROFS
-        else f"'du -xh --max-depth=2 {mount} | sort -h | tail' shows where it went. Make room there,"
+        else f"{tell_use(mount)}. Make room there,"
     )
     told = describe_full(error.errno, place)
     return f"{place} could not be written ({os.strerror(error.errno)}): {told}. {remedy} and run again."

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..system.files import make_directories, sync
-from ..system.space import MIB, explain_unwritable, find_shortage, measure_step
+from ..system.space import MIB, explain_unwritable, list_shortages
 from .directory import DirectorySource, UnfitDirectory
 from .progress import Progress, mib
 from .record import (
@@ -145,7 +145,7 @@ def check_space(directory: Path, state: Path, needed_bytes: int, reserve_bytes: 
     the record fits into the state directory. Raises WeightsError with the figures if not.
     """
     at, needed, kept = {"data": directory, "state": state}, {"data": needed_bytes}, {"data": reserve_bytes}
-    if wrong := list(filter(None, map(find_shortage, measure_step("weights", at, needed, kept)))):
+    if wrong := list_shortages("weights", at, needed, kept):
         raise WeightsError(
             f"Not enough room for the {mib(needed_bytes)} of {directory} beside the {reserve_bytes // MIB} MiB of "
             f"model_weights_reserve_mib: {'; '.join(wrong)}. A file that is replaced stays until the new one is "

@@ -7,7 +7,7 @@ from functools import partial
 
 from ...facts.model import Facts
 from ...system.host import Unread
-from ...system.space import MIB, STEPS, Space, find_shortage
+from ...system.space import MIB, STEPS, Space, find_shortage, tell_use
 from ..contract import NotKnown, Verdict, fail, good, warn
 
 WARN_FACTOR = 5
@@ -35,7 +35,7 @@ def judge_steps(steps: tuple[str, ...], facts: Facts) -> Verdict:
 
 
 def _tell_remedy(space: Space) -> str:
-    return f"'du -xh --max-depth=2 {space.mount} | sort -h | tail' shows where it went. {STEPS[space.step].hint}"
+    return f"{tell_use(space.mount)}. {STEPS[space.step].hint}"
 
 
 check_root = partial(judge_steps, ("system", "packages"))
