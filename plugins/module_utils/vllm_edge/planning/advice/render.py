@@ -111,27 +111,17 @@ def _describe_replicas(engine: Engine) -> str:
     return f", {engine.replicas} replicas{said}, each"
 
 
-SERVED = (
-    *("tensor_parallel_size", "pipeline_parallel_size", "max_model_len", "max_num_seqs", "kv_cache_dtype"),
-    *("kv_cache_memory_bytes", "gpu_memory_utilization"),
-)
-"""Keys of an advised engine that are options of `vllm serve`."""
-
-
 def list_serve_lines(advice: Advice) -> list[str]:
     """Return a line of `vllm serve` for each engine of the chosen profile, not wrapped, so that it can be copied."""
     planned = iter(advice.chosen.plan.engines)
     found: list[str] = []
     for engine in advice.chosen.serving_engines.values():
-        model = advice.host.models[engine["model"]]
         for each in list_replicas("engine", engine).values():
-            given = {**each, **next(planned).settings}
-            options = (f"--{key.replace('_', '-')}={given[key]}" for key in SERVED if key in given)
-            words = ["vllm", "serve", model.facts.repo, *options]
+            serve = render.build_serve_command(advice.host.models[engine["model"]].facts.repo, each, next(planned))
             devices = ",".join(map(str, each["gpus"]))
             port = each.get("port", FIRST_PORT + len(found))
-            names = ["--served-model-name", *each["served_names"], "--port", str(port)]
-            found.append(f"CUDA_VISIBLE_DEVICES={devices} {shlex.join([*words, *names])}")
+            names = shlex.join(["--served-model-name", *each["served_names"], "--port", str(port)])
+            found.append(f"CUDA_VISIBLE_DEVICES={devices} {serve} {names}")
     return found
 
 
