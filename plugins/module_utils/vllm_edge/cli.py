@@ -363,7 +363,13 @@ _MODEL = (
 MODEL = option("--model", required=True, metavar="MODEL", help=_MODEL)
 
 
-@command(
+def _run_planner(options: Options, paths: HostPaths) -> int:
+    from .planning import command as planning
+
+    return planning.run(options.command.name, options)
+
+
+command(
     "plan",
     "plan one model on some GPUs, anywhere",
     option("--model", metavar="MODEL", help=f"{_MODEL}; as with vLLM it may also stand alone"),
@@ -379,14 +385,8 @@ MODEL = option("--model", required=True, metavar="MODEL", help=_MODEL)
         "--language-model-only (also --text-only), --limit-mm-per-prompt, --no-async-scheduling; of others that change "
         "the memory, such as --enable-lora or --speculative-config, the plan says that it does not count them."
     ),
-)
-def _run_plan(options: Options, paths: HostPaths) -> int:
-    from .planning import command as planning
-
-    return planning.run("plan", options)
-
-
-@command(
+)(_run_planner)
+command(
     "advise",
     "rank the profiles of some models on some GPUs, on any machine",
     option("--model", required=True, action="append", metavar="MODEL", help=f"{_MODEL}; may be repeated"),
@@ -399,25 +399,15 @@ def _run_plan(options: Options, paths: HostPaths) -> int:
     option("--max-num-seqs", metavar="N,...", help="requests that an engine runs at once (default: 16)"),
     option("--main", metavar="NAME", help="model of the main engine: the last part of its name"),
     anywhere=True,
-)
-def _run_advise(options: Options, paths: HostPaths) -> int:
-    from .planning import command as planning
-
-    return planning.run("advise", options)
-
-
-@command(
+)(_run_planner)
+command(
     "facts",
     "print the facts of a checkpoint as JSON, anywhere",
     MODEL,
     option("--repo", metavar="OWNER/NAME", help="name to record it under"),
     *SOURCE,
     anywhere=True,
-)
-def _run_facts(options: Options, paths: HostPaths) -> int:
-    from .planning import command as planning
-
-    return planning.run("facts", options)
+)(_run_planner)
 
 
 @command(
