@@ -80,10 +80,13 @@ def read_model(name: str, options: Mapping[str, Any], warn: Callable[[str], None
     """
     root = Path(options["weights_root"])
     facts = facts_of(name, options["models"][name], root, options["facts"], options["recorded"])
-    model = families.interpret(facts)
+    return interpret(facts, warn)
+
+
+def interpret(facts: Facts, warn: Callable[[str], None]) -> Model:
     if warning := families.warn_of_code(facts):
         warn(warning)
-    return model
+    return families.interpret(facts)
 
 
 def build_gpu(where: str, given: Mapping[str, Any], warn: Callable[[str], None]) -> Gpu:

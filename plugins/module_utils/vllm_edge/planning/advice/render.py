@@ -35,7 +35,7 @@ def document(advice: Advice) -> dict[str, Any]:
         "profiles": [_build_row(rank, profile, advice) for rank, profile in enumerate(advice.profiles, 1)],
         "rejected": [dataclasses.asdict(rejection) for rejection in advice.rejections],
         "chosen": {
-            "rank": advice.chosen.rank,
+            "rank": advice.wish.choose,
             "profile": PROFILE_NAME,
             "serving_engines": advice.chosen.serving_engines,
             "serving_profiles": advice.chosen.serving_profiles,
@@ -66,7 +66,8 @@ def lines(advice: Advice, how: Sequence[str] = ()) -> list[str]:
         ),
         "",
         *render.wrap(
-            f"chosen: {chosen.rank} of {count} (advise_choose), {advice.profiles[chosen.rank - 1].label}", "    "
+            f"chosen: {advice.wish.choose} of {count} (advise_choose), {advice.profiles[advice.wish.choose - 1].label}",
+            "    ",
         ),
         *(
             line
@@ -97,7 +98,7 @@ def lines(advice: Advice, how: Sequence[str] = ()) -> list[str]:
 def _list_chosen(advice: Advice) -> Iterator[tuple[str, Engine, EnginePlan]]:
     """Yield the chosen engines by name, each with the plan of its first replica: those of the others are equal."""
     planned = iter(advice.chosen.plan.engines)
-    profile = advice.profiles[advice.chosen.rank - 1]
+    profile = advice.profiles[advice.wish.choose - 1]
     for name, engine in zip(advice.chosen.serving_engines, profile.engines, strict=True):
         (first, *_) = itertools.islice(planned, engine.replicas)
         yield name, engine, first
@@ -159,14 +160,14 @@ def _render_table(advice: Advice) -> Iterator[str]:
     yield _format_columns("", "", "used/free", "low-  mid- high", "tokens", "", "(advice)")
     seen: set[Any] = set()
     for rank, profile in enumerate(advice.profiles, 1):
-        if rank != advice.chosen.rank and (profile.choice in seen or len(seen) >= ROWS):
+        if rank != advice.wish.choose and (profile.choice in seen or len(seen) >= ROWS):
             continue
         seen.add(profile.choice)
         row = _build_row(rank, profile, advice)
         speed = row["tok_s_together_estimate" if together else "tok_s_estimate"]
         label, *more = textwrap.wrap(profile.label, COLUMNS[1], subsequent_indent="  ", break_on_hyphens=False)
         yield _format_columns(
-            f"{'>' if rank == advice.chosen.rank else ''}{rank}",
+            f"{'>' if rank == advice.wish.choose else ''}{rank}",
             label,
             f"{row['gpus_used']}/{row['gpus_free']}",
             f"{speed['low']:.{digits}f}-{speed['mid']:5.{digits}f}-{speed['high']:5.{digits}f}"
