@@ -328,10 +328,6 @@ SOURCE = (
 )
 
 
-def _parse_release(text: str) -> str:
-    return text.removeprefix("v")  # as images are tagged
-
-
 def _parse_gpu_memory(text: str) -> int:
     mib = above_zero(int)(text)
     if mib < LEAST_GPU_MIB:
@@ -348,7 +344,7 @@ GPUS = (
     option("--gpu-bandwidth", type=above_zero(float), metavar="GB/S", help="of a GPU's memory, in GB/s"),
     option(
         "--vllm",
-        type=_parse_release,
+        type=lambda text: text.removeprefix("v"),  # as images are tagged
         default="0.32.0",
         metavar="RELEASE",
         help="release of vLLM (default: %(default)s)",
