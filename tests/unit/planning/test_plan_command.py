@@ -153,44 +153,32 @@ def test_what_cannot_be_said_is_status_2(capsys: pytest.CaptureFixture[str], mor
     assert status == 2 and said in printed, printed
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        *[(*E2B, f"--{name}") for name in ("count", "gpu-memory-mib")],
-        *[("bench", f"--{name}") for name in ("limit-minutes", "input-tokens", "requests", "tolerance-percent")],
-        *[
-            ("quality", "--repeats"),
-            ("quality", "--timeout"),
-            ("quality", "reference", "--tokens"),
-            ("canary", "e2b", "--timeout"),
-        ],
-    ],
-    ids=lambda words: f"{words[0]} {words[-1]}",
+ZERO = (
+    *((*E2B, f"--{name}") for name in ("count", "gpu-memory-mib")),
+    *(("bench", f"--{name}") for name in ("limit-minutes", "input-tokens", "requests", "tolerance-percent")),
+    *(("quality", "--repeats"), ("quality", "--timeout"), ("quality", "reference", "--tokens")),
+    ("canary", "e2b", "--timeout"),
 )
-def test_zero_is_refused_and_not_taken_for_not_given(
-    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    for number in ("0", "-5", "nan"):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([*words, number])
-        assert ended.value.code == 2 and f"argument {words[-1]}: '{number}' is not a " in capsys.readouterr().err
+"""Options of which 0 does not count as not given."""
+USAGE: list[tuple[tuple[str, ...], str]] = [
+    *(
+        ((*words, number), f"argument {words[-1]}: '{number}' is not a ")
+        for words in ZERO
+        for number in ("0", "-5", "nan")
+    ),
+    ((*E2B, "--gpu-memory-mib", "24"), "24 MiB is no memory of a GPU; for 24 GiB write 24576"),
+    (
+        ("advise", *E2B[1:], "--max-model-len", "9"),
+        "vllm-edge advise: error: unrecognized arguments: --max-model-len 9",
+    ),
+]
 
 
-def test_gib_are_not_taken_for_mib_and_what_no_command_takes_is_said_with_its_usage(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for words, said in {
-        (*E2B, "--gpu-memory-mib", "24"): "24 MiB is no memory of a GPU; for 24 GiB write 24576",
-        (
-            "advise",
-            *E2B[1:],
-            "--max-model-len",
-            "9",
-        ): "vllm-edge advise: error: unrecognized arguments: --max-model-len 9",
-    }.items():
+def test_what_no_command_takes_is_refused_with_its_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in USAGE:
         with pytest.raises(SystemExit) as ended:
             cli.main(words)
-        assert ended.value.code == 2 and said in capsys.readouterr().err
+        assert ended.value.code == 2 and said in capsys.readouterr().err, words
 
 
 LINE = (

@@ -126,10 +126,7 @@ def _load_path(path: Path) -> Facts:
 
 
 def load_model(source: str, options: Namespace) -> Model:
-    facts = load_facts(source, options)
-    if warning := families.warn_of_code(facts):
-        _warn(warning)
-    return families.interpret(facts)
+    return inputs.interpret(load_facts(source, options), _warn)
 
 
 def find_gpus(options: Namespace) -> list[Gpu]:

@@ -282,5 +282,5 @@ def _list_losses(was: Engine, before: Outcome, engine: Engine, after: Outcome) -
 
 def _estimate_speed(engine: Engine, outcome: Outcome) -> float | None:
     weights = [rank.loaded for rank in outcome.ranks]
-    bandwidth = engine.bandwidth_bytes_per_s
-    return estimate(engine.model, engine.arguments, weights, bandwidth).mid if weights and bandwidth else None
+    speed = estimate(engine.model, engine.arguments, weights, engine.bandwidth_bytes_per_s)
+    return speed.mid if speed else None

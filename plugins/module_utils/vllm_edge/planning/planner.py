@@ -15,7 +15,7 @@ from ..inventory.engine_arguments import derive_key, parse_arguments
 from ..text import shown
 from . import decode, feasibility
 from .checkpoint.inferred import is_approximate
-from .contract import Arguments, EnginePlan, Fix, Gpu, Model, Plan, Verdict
+from .contract import Arguments, EnginePlan, Fix, Gpu, KvCapacity, Model, Plan, Verdict
 from .feasibility import THRESHOLD_PERCENT, Engine, check_threshold, find_weakest, warn_of_plan
 from .fixes import Search, find_fixes
 from .load_time import plan_load
@@ -303,18 +303,12 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         advice.insert(0, f"this plan is {engine.model.facts.source.removeprefix('recorded: ')}")
     unknown = _list_free_uncertainties(engine, outcome)
     if fits and kv is not None:
-        advice += _check_free_uncertainties(outcome, unknown)
+        advice += _check_free_uncertainties(outcome, kv, unknown)
         advice += feasibility.advise_on_context(engine.max_model_len, kv.max_concurrency)
         advice += _check_highest(engine, outcome)
     weights = tuple(rank.loaded for rank in outcome.ranks)
-    together = None
-    bandwidth = engine.bandwidth_bytes_per_s
-    if kv and weights and bandwidth:
-        fit = kv.tokens // decode.TOGETHER_CONTEXT_TOKENS
-        most = min(fit, engine.max_num_seqs)
-        together = decode.estimate_together(
-            engine.model, engine.arguments, weights, bandwidth, engine.kv_cache_dtype, most
-        )
+    reads = engine.model, engine.arguments, weights, engine.bandwidth_bytes_per_s
+    most = min(kv.tokens // decode.TOGETHER_CONTEXT_TOKENS, engine.max_num_seqs) if kv else 0
     if fits and (encoder := compute_encoder_bytes(engine)):
         advice.append(
             f"what its encoders need for images, videos or audio is not known: at most {mib(encoder)} by assumption, "
@@ -334,10 +328,8 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         kv_cache_tokens=kv.tokens if kv else 0,
         max_concurrency=kv.max_concurrency if kv else 0.0,
         max_context=kv.max_context_tokens if kv else 0,
-        decode_tok_s=decode.estimate(engine.model, engine.arguments, weights, bandwidth)
-        if weights and bandwidth
-        else None,
-        decode_together_tok_s=together,
+        decode_tok_s=decode.estimate(*reads),
+        decode_together_tok_s=decode.estimate_together(*reads, engine.kv_cache_dtype, most),
         gpus=outcome.gpus,
         kv_groups=kv.groups if kv else (),
         advice=tuple(advice),
@@ -379,23 +371,17 @@ def _list_free_uncertainties(engine: Engine, outcome: Outcome) -> dict[str, int]
     return {name: math.ceil(overhead.FREE_UNCERTAINTIES[name][0].high / MIB) for name in names if outcome.gpus}
 
 
-def _check_free_uncertainties(outcome: Outcome, unknown: Mapping[str, int]) -> list[str]:
+def _check_free_uncertainties(outcome: Outcome, kv: KvCapacity, unknown: Mapping[str, int]) -> list[str]:
     """Return a warning if an engine that fits would not do so with all that may be missing."""
-    kv, missing = outcome.kv, sum(unknown.values()) * MIB
-    if kv is None or not missing:
-        return []
-    room = kv.available_bytes - kv.needed_bytes
-    pinned = outcome.kv_cache_memory_bytes is not None
-    short = missing - (min(gpu.free_bytes for gpu in outcome.gpus) if pinned else room)
-    if short <= 0:
+    room, what = kv.available_bytes - kv.needed_bytes, "the KV cache has beside one request of max_model_len"
+    change = "take a smaller max_model_len or max_num_seqs"
+    if outcome.kv_cache_memory_bytes is not None:
+        room, what = min(gpu.free_bytes for gpu in outcome.gpus), "is free"
+        change = "raise plan_margin_mib or lower kv_cache_memory_bytes"
+    short = sum(unknown.values()) * MIB - room
+    if not unknown or short <= 0:
         return []
     reasons = " and ".join(f"{size:,} MiB {overhead.FREE_UNCERTAINTIES[name][1]}" for name, size in unknown.items())
-    what, change = (
-        "the KV cache has beside one request of max_model_len",
-        "take a smaller max_model_len or max_num_seqs",
-    )
-    if pinned:
-        what, change = "is free", "raise plan_margin_mib or lower kv_cache_memory_bytes"
     return [f"vLLM may take up to {reasons}, which is {mib(short)} more than {what}: measure it, or {change}"]
 
 

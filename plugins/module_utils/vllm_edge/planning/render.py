@@ -21,9 +21,6 @@ from .planner import AT_ONCE_TOKENS, takes_text_only
 
 BAR_WIDTH = 34
 
-LEGEND = (
-    "W weights, A activations, S sampler's warm-up, C CUDA context, G CUDA graphs, K KV cache, . free, | end of GPU"
-)
 HEADINGS = ("weights", "activ.", "warm-up", "context", "graphs", "KV", "free")
 
 
@@ -84,8 +81,9 @@ def describe_release(version: str) -> list[str]:
 def legend() -> list[str]:
     return _wrapped(
         "",
-        f"{LEGEND}; figures are MiB per GPU; tok/s are estimates, for one sequence at short "
-        f"context unless they say otherwise.",
+        "W weights, A activations, S sampler's warm-up, C CUDA context, G CUDA graphs, K KV cache, . free, | end of "
+        "GPU; figures are MiB per GPU; tok/s are estimates, for one sequence at short context unless they say "
+        "otherwise.",
     )
 
 

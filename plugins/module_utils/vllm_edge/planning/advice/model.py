@@ -100,11 +100,11 @@ class Fit:
     groups: Sequence[Group]
     """Of the KV cache, with the tokens of all batches that are computed at once: they say what a request takes."""
     in_flight_tokens: int
-    max_num_seqs: int = MAX_NUM_SEQS
-    together: Callable[[int], DecodeTogether | None] = lambda requests: None
+    max_num_seqs: int
+    together: Callable[[int], DecodeTogether | None]
     """Estimates the speed of so many requests together, or of as many of them as run at once; None for one request, or
     if the bandwidth is not known."""
-    observed_as: str = ""
+    observed_as: str
     """The engine whose observations are in the plan; empty if there is none."""
 
     @property
@@ -220,7 +220,6 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Chosen:
-    rank: int
     serving_engines: Mapping[str, Mapping[str, Any]]
     serving_profiles: Mapping[str, Mapping[str, Any]]
     plan: Plan

@@ -9,7 +9,6 @@ estimates.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -231,12 +230,10 @@ def _plan_fits(name: str, gpu: Gpu, shape: Shape, max_num_seqs: int, asked: Wish
         groups = kv_groups(*about) if plan.verdict is Verdict.FITS else ()
         in_flight = count_batches_in_flight(*about) * max_num_batched_tokens(*about)
         own = resolved in (model.dtype, model.quantization.kv_cache_dtype)
-        fit = Fit(name, gpu, shape, dtype, plan, own, groups, in_flight, max_num_seqs, observed_as=observed_as)
-        if bandwidth := gpu.bandwidth_bytes_per_s:
-            most = min(max_num_seqs, plan.kv_cache_tokens // TOGETHER_CONTEXT_TOKENS)
-            given = (model, arguments, per_rank(*about), bandwidth, resolved, most, TOGETHER_CONTEXT_TOKENS)
-            fit = dataclasses.replace(fit, together=functools.partial(estimate_together, *given))
-        yield fit
+        most = min(max_num_seqs, plan.kv_cache_tokens // TOGETHER_CONTEXT_TOKENS)
+        given = (model, arguments, per_rank(*about), gpu.bandwidth_bytes_per_s, resolved, most, TOGETHER_CONTEXT_TOKENS)
+        together = functools.partial(estimate_together, *given)
+        yield Fit(name, gpu, shape, dtype, plan, own, groups, in_flight, max_num_seqs, together, observed_as)
         if plan.verdict in WITHOUT_KV:
             return
 
