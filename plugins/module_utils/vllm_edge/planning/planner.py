@@ -243,13 +243,8 @@ def _parse_engine(
             f"{where}.gpus: {len(slots)} GPUs for tensor_parallel_size x pipeline_parallel_size = {ranks}; "
             f"give one for each."
         )
-    arguments = set_gpu_defaults(arguments, gpus[slots[0]], release.version)
-    capability = find_weakest(gpus[slot] for slot in slots).compute_capability
     model = models[str(engine["model"])]
-    model = replace(model, dtype=resolve_model_dtype(model, arguments.dtype, capability))
-    kv_cache_dtype = resolve_dtype(model, arguments, release.version)
-    block_size = choose_block_size(model, kv_cache_dtype, capability)
-    arguments = replace(arguments, default_block_size=block_size)
+    model, arguments, kv_cache_dtype = resolve(model, arguments, [gpus[slot] for slot in slots], release.version)
     return Engine(
         name,
         arguments,
@@ -266,6 +261,15 @@ def _parse_engine(
         tuple(free),
         release,
     )
+
+
+def resolve(model: Model, arguments: Arguments, gpus: Sequence[Gpu], version: str) -> tuple[Model, Arguments, str]:
+    """Return model and arguments with what vLLM chooses by the GPUs of an engine, and the dtype of its KV cache."""
+    arguments = set_gpu_defaults(arguments, gpus[0], version)
+    capability = find_weakest(gpus).compute_capability
+    model = replace(model, dtype=resolve_model_dtype(model, arguments.dtype, capability))
+    dtype = resolve_dtype(model, arguments, version)
+    return model, replace(arguments, default_block_size=choose_block_size(model, dtype, capability)), dtype
 
 
 def _derive_settings(engine: Engine, outcome: Outcome) -> dict[str, float | int]:
