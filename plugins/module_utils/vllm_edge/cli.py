@@ -43,7 +43,7 @@ class Command:
 
 
 COMMANDS: list[Command] = []
-"""In the order of `--help`, which is that of the functions below."""
+"""In the order of `--help`, which is that in which `command` registers them below."""
 
 
 def command(
