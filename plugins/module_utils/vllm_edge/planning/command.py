@@ -246,7 +246,7 @@ def _plan(options: Namespace) -> int:
     lines += ["", *(f"{name}: {line}" for name, line in serve.items())] if serve else []
     if options.details:
         for plan in plans.values():
-            lines += ["", "-" * 100, "", *render.lines(plan)]
+            lines += ["", "-" * 100, "", *render.lines(plan, render.spell_options)]
         lines += ["", *render.legend()]
     else:
         lines.append("--details has the memory of each GPU and advice.")

@@ -63,11 +63,19 @@ def _summarize(plan: Plan) -> tuple[str, ...]:
     return f"{plan.verdict.value}{about}", speed, *figures
 
 
-def lines(plan: Plan) -> list[str]:
+def spell_keys(fix: Fix) -> str:
+    """Return a change as keys of serving_engines."""
+    return fix.change
+
+
+Spell = Callable[[Fix], str]
+
+
+def lines(plan: Plan, spell: Spell = spell_keys) -> list[str]:
     result = describe_release(plan.vllm_version)
     result += [f"profile {plan.profile}, vLLM {plan.vllm_version}: {plan.verdict.value}"]
     for engine in plan.engines:
-        result += ["", *_engine(engine)]
+        result += ["", *_engine(engine, spell)]
     budgets = ", ".join(f"GPU {slot} {mib:,}" for slot, mib in sorted(plan.budgets_mib.items()))
     warnings = [line for sentence in plan.memory_warnings for line in _wrapped("warning: ", sentence)]
     return [*result, "", *_wrapped("budgets, MiB: ", budgets), *warnings]
@@ -87,7 +95,7 @@ def legend() -> list[str]:
     )
 
 
-def refusals(plan: Plan, spell: Callable[[Fix], str] = lambda fix: fix.change) -> list[str]:
+def refusals(plan: Plan, spell: Spell = spell_keys) -> list[str]:
     """Return for each engine that does not start why, and changes with which it would, as `spell` writes them."""
     return [
         f"{engine.engine}: {engine.verdict.value}. {engine.reason}{_suggest(engine.fixes, spell)}"
@@ -96,7 +104,7 @@ def refusals(plan: Plan, spell: Callable[[Fix], str] = lambda fix: fix.change) -
     ]
 
 
-def _suggest(fixes: Sequence[Fix], spell: Callable[[Fix], str]) -> str:
+def _suggest(fixes: Sequence[Fix], spell: Spell) -> str:
     said = ""
     for number, fix in enumerate(fixes):
         costs = f" ({describe_costs(fix)})" if fix.settings and number < SHOWN_COSTS else ""
@@ -151,8 +159,8 @@ def bar(parts: Mapping[str, int], capacity_bytes: int, width: int = BAR_WIDTH) -
     return text
 
 
-def _engine(engine: EnginePlan) -> Iterator[str]:
-    for head, text in _describe(engine):
+def _engine(engine: EnginePlan, spell: Spell) -> Iterator[str]:
+    for head, text in _describe(engine, spell):
         yield from _wrapped(head, text)
     if engine.gpus:
         yield "  GPU " + " " * (BAR_WIDTH + 3) + "".join(f"{heading:>8}" for heading in HEADINGS)
@@ -163,13 +171,13 @@ def _engine(engine: EnginePlan) -> Iterator[str]:
             yield f"  {ranges(slots):>3} {line}"
 
 
-def _describe(engine: EnginePlan) -> Iterator[tuple[str, str]]:
+def _describe(engine: EnginePlan, spell: Spell) -> Iterator[tuple[str, str]]:
     """Yield the head and the text of each paragraph about an engine."""
     yield f"{engine.engine}  {engine.verdict.value}: ", engine.reason
     for fix in engine.fixes:
         speed = f", {fix.decode_tok_s:.1f} tok/s" if fix.decode_tok_s else ""
         then = f"{fix.max_concurrency:.1f} requests of {fix.max_model_len:,} tokens at once{speed}"
-        yield "  fix: ", f"set {fix.change}{f'; cost: {describe_costs(fix)}; {then}' if fix.settings else ''}"
+        yield "  fix: ", f"set {spell(fix)}{f'; cost: {describe_costs(fix)}; {then}' if fix.settings else ''}"
     for origin, arguments in engine.inherited.items():
         said = [f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in arguments.items()]
         yield "  arguments: ", f"{', '.join(said)}, from {origin}"
