@@ -35,7 +35,8 @@ def parse_capability(text: object) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{1,2})(?:\.(\d))?", str(text).strip())
     if found is None:
         raise ValueError(
-            f"{str(text)!r} is no compute capability; write it as nvidia-smi prints compute_cap, such as 8.9"
+            f"--compute-capability, gpu_compute_capability: {str(text)!r} is none; write it as nvidia-smi prints "
+            f"compute_cap, such as 8.9."
         )
     return int(found[1]), int(found[2] or 0)
 

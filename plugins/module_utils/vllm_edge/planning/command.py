@@ -56,7 +56,7 @@ _SPELLINGS: Sequence[tuple[str, str]] = (
     (r"\bextra_(?:args|env)\s+without\b", "Leave out"),
     (r"\bextra_(?:args|env):\s+\[([^]]*)\]", r"\1"),
     (r"\bvllm_image_base\s+with\b", "Take"),
-    (rf"(?<![\w\"'.])(?P<key>{_KEYS}): (?!\d+ %)", r"--\g<key> "),
+    (rf"(?<![\w\"'.])(?P<key>{_KEYS}):\s+(?!\d+\s%)", r"--\g<key> "),
 )
 """What the sentences of the planner say in variables and plays of Ansible, and how this command says it."""
 

@@ -25,6 +25,7 @@ from .memory.vllm_versions import (
     WITHOUT_FLOAT16,
     Behaviour,
     behaviour,
+    count_whole_item_tokens,
     derive_limit,
     is_longer_allowed,
     list_supported,
@@ -215,6 +216,20 @@ def _check_max_model_len(engine: Engine) -> Iterator[Finding]:
         )
 
 
+def _check_batch(engine: Engine) -> Iterator[Finding]:
+    arguments, sequences = engine.arguments, engine.max_num_seqs
+    item = count_whole_item_tokens(engine.model, arguments, engine.release.version)
+    least, why = max(
+        (sequences, f"max_num_seqs {sequences:,} (vLLM config/scheduler.py, verify_max_model_len)"),
+        (item, f"the {item:,} tokens of a video, which has to be whole (vLLM v1/core/encoder_cache_manager.py)"),
+    )
+    if arguments.max_num_batched_tokens is not None and arguments.max_num_batched_tokens < least:
+        yield Finding(
+            f"max_num_batched_tokens {arguments.max_num_batched_tokens:,} is less than {why}",
+            f"max_num_batched_tokens: {least}",
+        )
+
+
 def _check_capability(engine: Engine) -> Iterator[Finding]:
     """Yield what the GPU cannot compute; if its compute capability is not known, what some GPUs cannot."""
     has, name = engine.gpu.compute_capability, engine.gpu.name
@@ -363,6 +378,7 @@ RULES: Sequence[Rule] = (
     _check_pipeline,
     _check_drafters,
     _check_max_model_len,
+    _check_batch,
     _check_dtype,
     _check_capability,
     _check_divisibility,

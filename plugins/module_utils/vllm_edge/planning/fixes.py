@@ -118,7 +118,7 @@ def _merge(settings: Sequence[Settings]) -> Settings:
 def _list_corrections(engine: Engine, outcome: Outcome) -> Iterator[Settings]:
     """Yield settings for an engine that vLLM refuses whatever memory there is."""
     key, _, value = outcome.fix.partition(": ")
-    if key in ("max_model_len", "dtype", "kv_cache_dtype"):
+    if key in ("max_model_len", "max_num_batched_tokens", "dtype", "kv_cache_dtype"):
         yield {key: int(value) if value.isdigit() else value}
     elif engine.arguments.kv_cache_dtype != "auto":
         yield {"kv_cache_dtype": "auto"}

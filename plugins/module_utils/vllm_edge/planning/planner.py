@@ -147,7 +147,7 @@ def arguments_of(engine: Mapping[str, Any]) -> Arguments:
             chosen[key] = switch == "1"
     if takes_text_only(limits):
         chosen["language_model_only"] = True
-    return Arguments(**chosen, first_runner_options=frozenset(keep))
+    return Arguments(**chosen, without_videos=_takes_none(limits, "video"), first_runner_options=frozenset(keep))
 
 
 _SUFFIXES = {
@@ -161,7 +161,7 @@ _SCALED = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")
 
 def _is_option(name: str) -> bool:
     """Return whether a field of Arguments is an option of vLLM that may stand in an engine."""
-    return not name.startswith("default_") and name != "first_runner_options" and name not in SWITCHES
+    return not name.startswith("default_") and name not in ("without_videos", "first_runner_options", *SWITCHES)
 
 
 def _read_value(place: str, key: str, kind: str, value: Any) -> bool | int | float | str:
@@ -183,7 +183,7 @@ def _read_value(place: str, key: str, kind: str, value: Any) -> bool | int | flo
             share = math.nan
         if 0 < share <= 1:
             return share
-        right = share / 100 if 1 < share <= 100 else 0.92
+        right = share / 100 if 2 < share <= 100 else 0.92
         raise PlanError(f"{place} is no share of the GPU's memory, which is above 0 and at most 1; write {right:g}.")
     number = re.fullmatch(
         r"(\d{1,15})(\.\d{1,9}(?=[kmgt]))?([kmgtKMGT]?)" if key in _SCALED else r"(\d{1,15})()()", text
@@ -215,8 +215,12 @@ def takes_text_only(limits: Any) -> bool:
     """Return whether limit_mm_per_prompt allows no image, no video and no audio, which is the same as
     language_model_only (0.32.0 config/multimodal.py:304). vLLM allows 999 of a modality that is not named.
     """
-    counts = [limits.get(name, 999) if isinstance(limits, Mapping) else 999 for name in ("image", "video", "audio")]
-    return not any(count.get("count", 999) if isinstance(count, Mapping) else count for count in counts)
+    return all(_takes_none(limits, name) for name in ("image", "video", "audio"))
+
+
+def _takes_none(limits: Any, modality: str) -> bool:
+    count = limits.get(modality, 999) if isinstance(limits, Mapping) else 999
+    return not (count.get("count", 999) if isinstance(count, Mapping) else count)
 
 
 def _parse_engine(

@@ -125,7 +125,8 @@ def spell_options(fix: Fix) -> str:
 
 def build_serve_command(repo: str, engine: Mapping[str, Any], plan: EnginePlan) -> str:
     """Return the `vllm serve` line of an engine that was planned, with what the plan adds to it."""
-    return shlex.join(["vllm", "serve", repo, *_list_options({**engine, **plan.settings})])
+    variables = [f"{name}={shlex.quote(str(value))} " for name, value in (engine.get("extra_env") or {}).items()]
+    return "".join(variables) + shlex.join(["vllm", "serve", repo, *_list_options({**engine, **plan.settings})])
 
 
 def _list_options(settings: Mapping[str, Any]) -> list[str]:
