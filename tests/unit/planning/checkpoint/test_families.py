@@ -140,6 +140,8 @@ def test_a_window_for_some_layers() -> None:
     assert {layer.window_tokens for layer in layers if layer.attention is FULL} == {None}
     with pytest.raises(FactsError, match=r"layer_types .* has 1 entries \['linear_attention'\] for 60 layers"):
         changed(GEMMA, layer_types=["linear_attention"])
+    with pytest.raises(FactsError, match="sliding_window 512, and only full_attention in layer_types"):
+        changed(MISTRAL, sliding_window=512, layer_types=[FULL] * 32)
     with pytest.raises(FactsError, match="a sliding window for only some layers"):
         changed(QWEN, **QWEN_WINDOW | {"use_sliding_window": True, "max_window_layers": 20})
 
