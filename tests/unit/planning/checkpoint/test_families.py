@@ -70,6 +70,12 @@ def test_a_weight_that_is_not_known_is_refused() -> None:
         with_tensor(QWEN, "model.layers.*.self_attn.indexer.weight", "BF16", (64, 64), (0, 1))
 
 
+def test_latent_attention_in_a_family_without_it_is_refused() -> None:
+    """Mistral Small 4 has the architecture of Mistral Small 3."""
+    with pytest.raises(UnknownArchitecture, match=r"MistralForCausalLM with latent attention \(MLA: model\.layers"):
+        with_tensor(MISTRAL, "model.layers.*.self_attn.kv_a_proj_with_mqa.weight", "BF16", (320, 4096), range(32))
+
+
 # -- layers
 
 

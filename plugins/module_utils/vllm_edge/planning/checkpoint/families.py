@@ -586,7 +586,8 @@ def _read_scaling(config: _Config, parameters: Mapping[str, Any], key: str) -> f
 
 
 def _check(model: Model) -> None:
-    """Check that config.json and the tensors are of the same model. Raises FactsError."""
+    """Raise FactsError if config.json and the tensors are not of the same model, and UnknownArchitecture if the tensors
+    are of another one than the architecture's others."""
     repo = model.facts.repo
     seen = {layer for tensor in model.facts.tensors for layer in tensor.layers or ()}
     if seen != set(range(len(model.layers))):
@@ -595,6 +596,12 @@ def _check(model: Model) -> None:
         )
     for tensor in model.facts.tensors:
         leaf = tensor.name.rsplit(".", 1)[-1]
+        if ".kv_a_proj_with_mqa." in tensor.name and not model.latent:
+            raise UnknownArchitecture(
+                f"{repo} is a {model.architecture} with latent attention (MLA: {tensor.name}), as Mistral Small 4; the "
+                "planner knows that of DeepSeek and Kimi K2 only. Take one of these or a model without it, or start it "
+                "without a plan (-e plan_override=true)."
+            )
         if "self_attn.k_proj." in tensor.name and leaf in ("weight", "weight_packed"):
             for layer in (model.layers[index] for index in tensor.layers or ()):
                 if tensor.shape[0] != layer.kv_heads * layer.head_size:
