@@ -71,6 +71,34 @@ def _exaone4(sizes: tuple[int, ...], tied: bool, head: int, window: int | None, 
     return config("Exaone4ForCausalLM", "exaone4", sizes, tie_word_embeddings=tied, **more)
 
 
+def _glm4_moe(sizes: tuple[int, ...], experts: tuple[int, ...], dense: int, **more: Any) -> dict[str, Any]:
+    """`experts` as in _deepseek."""
+    keys = ("n_routed_experts", "num_experts_per_tok", "n_shared_experts", "moe_intermediate_size")
+    found: dict[str, Any] = dict(zip(keys, experts, strict=True)) | {"first_k_dense_replace": dense, "n_group": 1}
+    found |= {"topk_group": 1, "topk_method": "noaux_tc", "norm_topk_prob": True, "routed_scaling_factor": 1.0}
+    found |= {"num_nextn_predict_layers": 1, "tie_word_embeddings": False, "rope_theta": 1000000.0}
+    lite = "kv_lora_rank" in more
+    name, kind = ("Glm4MoeLiteForCausalLM", "glm4_moe_lite") if lite else ("Glm4MoeForCausalLM", "glm4_moe")
+    attention = {} if lite else {"head_dim": 128, "attention_bias": True, "partial_rotary_factor": 0.5}
+    return config(name, kind, sizes, **found | attention | more)
+
+
+def _qwen3_vl(sizes: tuple[int, ...], tower: Mapping[str, Any], tied: bool) -> dict[str, Any]:
+    rope = {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}
+    text = config("Qwen3VLForConditionalGeneration", "qwen3_vl_text", sizes, head_dim=128, rope_scaling=rope)
+    more = {"tie_word_embeddings": tied, **QWEN_TOKENS}
+    vision = {**QWEN_TOWER, "model_type": "qwen3_vl", "out_hidden_size": sizes[1], **tower}
+    return _multimodal("Qwen3VL", "qwen3_vl", {**text, "tie_word_embeddings": tied}, vision, **more)
+
+
+def _qwen2_5_vl(sizes: tuple[int, ...], tied: bool) -> dict[str, Any]:
+    """Like the published files, with the sizes of the language model at the top."""
+    more: dict[str, Any] = {"sliding_window": 32768, "max_window_layers": 70, "use_sliding_window": False}
+    more |= {"tie_word_embeddings": tied, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
+    more |= QWEN_TOKENS | {"vision_config": {**QWEN2_5_TOWER, "out_hidden_size": sizes[1]}, "rms_norm_eps": 1e-6}
+    return config("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", sizes, **more)
+
+
 def _qwen2_moe(sizes: tuple[int, ...], experts: tuple[int, ...]) -> dict[str, Any]:
     keys = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
     more = dict(zip(keys, experts, strict=True)) | {"decoder_sparse_step": 1, "use_sliding_window": False}
@@ -127,6 +155,13 @@ QWEN_TOWER = {
     **{"num_position_embeddings": 2304, "in_channels": 3, "hidden_act": "gelu_pytorch_tanh"},
     "deepstack_visual_indexes": [8, 16, 24],
 }
+QWEN2_5_TOWER = {
+    **{"model_type": "qwen2_5_vl", "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16},
+    **{"patch_size": 14, "spatial_patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2, "in_chans": 3},
+    **{"hidden_act": "silu", "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31]},
+}
+QWEN_TOKENS = {"image_token_id": 151655, "video_token_id": 151656}
+QWEN_TOKENS |= {"vision_start_token_id": 151652, "vision_end_token_id": 151653}
 LLAMA4_TOWER = _tower(
     "llama4_vision_model",
     (1408, 5632, 34, 16, 336, 14),
@@ -226,8 +261,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
             **QWEN3_EXPERTS,
         ),
         QWEN_TOWER,
-        **{"tie_word_embeddings": False, "image_token_id": 151655, "video_token_id": 151656},
-        **{"vision_start_token_id": 151652, "vision_end_token_id": 151653},
+        **{"tie_word_embeddings": False, **QWEN_TOKENS},
     ),
     "MiniMaxAI/MiniMax-M2": config(
         "MiniMaxM2ForCausalLM",
@@ -265,6 +299,26 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         rope_scaling={**DEEPSEEK_ROPE, "factor": 32.0, "beta_fast": 1.0},
     ),
     "openai/gpt-oss-20b": gpt_oss(24, 32),
+    # 3B and 32B are alike.
+    "Qwen/Qwen2.5-VL-3B-Instruct": _qwen2_5_vl((36, 2048, 11008, 16, 2, 151936, 128000), True),
+    "Qwen/Qwen2.5-VL-7B-Instruct": _qwen2_5_vl((28, 3584, 18944, 28, 4, 152064, 128000), False),
+    "Qwen/Qwen3-VL-4B-Instruct": _qwen3_vl(
+        (36, 2560, 9728, 32, 8, 151936, 262144),
+        {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "deepstack_visual_indexes": [5, 11, 17]},
+        True,
+    ),
+    "Qwen/Qwen3-VL-8B-Instruct": _qwen3_vl((36, 4096, 12288, 32, 8, 151936, 262144), {}, False),
+    "zai-org/GLM-4.5-Air": _glm4_moe((46, 4096, 10944, 96, 8, 151552, 131072), (128, 8, 1, 1408), 1),
+    "zai-org/GLM-4.6": _glm4_moe(
+        (92, 5120, 12288, 96, 8, 151552, 202752), (160, 8, 1, 1536), 3, use_qk_norm=True, routed_scaling_factor=2.5
+    ),
+    "zai-org/GLM-4.7-Flash": _glm4_moe(
+        (47, 2048, 10240, 20, 20, 154880, 202752),
+        (64, 4, 1, 1536),
+        1,
+        **{"q_lora_rank": 768, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64},
+        **{"v_head_dim": 256, "routed_scaling_factor": 1.8, "rope_scaling": None},
+    ),
 }
 
 _QWEN_7B = CONFIGS["Qwen/Qwen2.5-7B-Instruct"]
@@ -369,7 +423,7 @@ def headers(made: Mapping[str, Any]) -> Iterator[Header]:
         for name in ("embed_tokens", "shared_head.head"):
             yield f"{layer}.{name}.weight", "BF16", (text["vocab_size"], hidden)
     if "vision_config" in made:
-        towers = {"clip_vision_model": _clip, "llama4_vision_model": _llama4_tower, "pixtral": _pixtral}
+        towers = {"qwen2_5_vl": _qwen2_5_tower, "clip_vision_model": _clip, "llama4_vision_model": _llama4_tower, "pixtral": _pixtral}
         yield from towers.get(made["vision_config"]["model_type"], _qwen_tower)(made["vision_config"], hidden)
 
 
@@ -451,10 +505,11 @@ def _attention(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     shapes = {f"{part}_proj": (count, hidden) for part, count in rows.items()} | {"o_proj": (hidden, heads * size)}
     for part, shape in shapes.items():
         yield from _linear(text, f"self_attn.{part}", *shape)
-        biased = kind in ("qwen2", "qwen2_moe") or (kind == "glm4" and text["attention_bias"])
+        biased = kind in ("qwen2", "qwen2_moe", "qwen2_5_vl") or (kind[:4] == "glm4" and text["attention_bias"])
         if kind == "gpt_oss" or (biased and part != "o_proj"):
             yield f"self_attn.{part}.bias", shape[:1]
-    each = dict.fromkeys(("exaone4", "qwen3", "qwen3_moe", "qwen3_vl_moe_text"), (size, size))
+    kinds = ("exaone4", "qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text")
+    each = dict.fromkeys((*kinds, "glm4_moe") if text.get("use_qk_norm") else kinds, (size, size))
     norms = {**each, "minimax_m2": (heads * size, kv_heads * size)}
     for part, count in zip("qk", norms.get(kind, ()), strict=False):
         yield f"self_attn.{part}_norm.weight", (count,)
@@ -533,6 +588,8 @@ _MLPS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[tuple[Any, ...]]]] = 
     "qwen3_vl_moe_text": _qwen3_vl_experts,
     "deepseek_v2": _deepseek_experts,
     "deepseek_v3": _deepseek_experts,
+    "glm4_moe": _deepseek_experts,
+    "glm4_moe_lite": _deepseek_experts,
     "mixtral": _block_sparse,
     "minimax_m2": _block_sparse,
     "gpt_oss": _gpt_oss_experts,
@@ -600,6 +657,21 @@ def _qwen_tower(vision: Mapping[str, Any], text_hidden: int) -> Iterator[Header]
     yield "model.visual.pos_embed.weight", "BF16", (vision["num_position_embeddings"], hidden)
 
 
+def _qwen2_5_tower(vision: Mapping[str, Any], text_hidden: int) -> Iterator[Header]:
+    hidden, inner = vision["hidden_size"], vision["intermediate_size"]
+    merged = hidden * vision["spatial_merge_size"] ** 2
+    layer = {"attn.qkv": (3 * hidden, hidden), "attn.proj": (hidden, hidden)}
+    layer |= {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)}
+    for index in range(vision["depth"]):
+        yield from _biased(f"visual.blocks.{index}.", layer)
+        yield f"visual.blocks.{index}.norm1.weight", "BF16", (hidden,)
+        yield f"visual.blocks.{index}.norm2.weight", "BF16", (hidden,)
+    yield from _biased("visual.merger.mlp.", {"0": (merged, merged), "2": (text_hidden, merged)})
+    yield "visual.merger.ln_q.weight", "BF16", (hidden,)
+    patch = (vision["in_chans"], vision["temporal_patch_size"], vision["patch_size"], vision["patch_size"])
+    yield "visual.patch_embed.proj.weight", "BF16", (hidden, *patch)
+
+
 def _pixtral(vision: Mapping[str, Any], text_hidden: int) -> Iterator[Header]:
     hidden, inner = vision["hidden_size"], vision["intermediate_size"]
     square = {f"attention.{part}_proj": (hidden, hidden) for part in "qkvo"}
@@ -624,13 +696,16 @@ def cut(made: Mapping[str, Any], layers: int = JUDGED_LAYERS) -> dict[str, Any]:
     """The same checkpoint with its first layers only: what vLLM makes of one layer, it makes of all alike."""
     text = dict(made.get("text_config", made))
     text["num_hidden_layers"] = min(layers, text["num_hidden_layers"])
+    if text.get("first_k_dense_replace"):
+        # glm4_moe.py refuses a stage of a pipeline without experts.
+        text["first_k_dense_replace"] = min(layers // 2 - 1, text["first_k_dense_replace"])
     if text.get("layer_types"):
         text["layer_types"] = text["layer_types"][:layers]
-    if "text_config" not in made:
+    if "vision_config" not in made:
         return text
     depth = "depth" if "depth" in made["vision_config"] else "num_hidden_layers"
     vision = {**made["vision_config"], depth: 27 if depth == "depth" else 2}
-    return {**made, "text_config": text, "vision_config": vision}
+    return {**(made | {"text_config": text} if "text_config" in made else text), "vision_config": vision}
 
 
 def facts(repo: str, layers: int = 0) -> Facts:

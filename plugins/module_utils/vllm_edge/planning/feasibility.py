@@ -38,8 +38,9 @@ PIPELINE_FIXED = (0, 21)
 (model_executor/models/gemma4.py:883 and :1320), which that class lacks. 0.21.0 does not (:1313), since
 vllm-project/vllm#40786."""
 QWEN3_VL_PIPELINE_SINCE = (0, 22)
-"""Qwen3-VL-MoE with pipeline parallelism: from 0.19 to 0.21 its second stage ends with `AttributeError:
-'Qwen3MoeLLMForCausalLM' object has no attribute 'start_layer'` (0.21.0 model_executor/models/qwen3_vl_moe.py:457)."""
+"""Qwen3-VL with pipeline parallelism: from 0.19 to 0.21 its second stage ends with `AttributeError:
+'Qwen3MoeLLMForCausalLM' object has no attribute 'start_layer'` (0.21.0 model_executor/models/qwen3_vl_moe.py:457), the
+dense one's likewise."""
 DRAFTERS_SINCE = (0, 21)
 """The first source with model_executor/models/gemma4_mtp.py, vllm-project/vllm#41745."""
 TILE_PADDING_SINCE = (0, 25)
@@ -181,10 +182,10 @@ def _check_model_class(engine: Engine) -> Iterator[Finding]:
 
 def _check_pipeline(engine: Engine) -> Iterator[Finding]:
     stages, family = engine.arguments.pipeline_parallel_size, engine.model.family
-    if family == "qwen3_vl_moe" and stages > 1 and engine.vllm < QWEN3_VL_PIPELINE_SINCE:
+    if family in ("qwen3_vl", "qwen3_vl_moe") and stages > 1 and engine.vllm < QWEN3_VL_PIPELINE_SINCE:
         yield Finding(
-            f"Qwen3-VL-MoE over pipeline_parallel_size {stages} crashes in vLLM {_said(engine.vllm)}, whose "
-            f"qwen3_vl_moe.py asks its language model for start_layer, which that lacks",
+            f"Qwen3-VL over pipeline_parallel_size {stages} crashes in vLLM {_said(engine.vllm)}, whose "
+            f"{family}.py asks its language model for start_layer, which that lacks",
             "vllm_image_base with vLLM 0.22.0 or newer, or tensor_parallel_size in place of pipeline_parallel_size",
         )
     if family == "gemma4" and stages > 1 and engine.vllm < PIPELINE_FIXED:

@@ -108,7 +108,7 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool,
     if _NOT_LOADED.search(tensor.name):
         return Component(tensor, "other", Sharding.NOT_LOADED, read_per_token=0.0)
     if any(tower in tensor.name.split(".") for tower in _TOWERS):
-        sharding = _shard_tower(tensor) if towers is Sharding.SHARDED else towers
+        sharding = _shard_tower(tensor, model.hidden_size) if towers is Sharding.SHARDED else towers
         return Component(tensor, "towers", sharding, read_per_token=0.0)
     path, leaf = split_name(tensor.name)
     kind, sharding = next((rule[1:] for rule in _RULES if rule[0].search(path)), ("", Sharding.NOT_LOADED))
@@ -180,19 +180,21 @@ def _is_whole(path: str, leaf: str, tensor: Tensor) -> bool:
 _TOWER_LINEAR = re.compile(
     r"(encoder|transformer|vision_model\.model)\.layers\.\*\.(self_attn|mlp|attention|feed_forward)\.(\w+_proj|fc\d)$"
     r"|multi_modal_projector\.linear_\d$|vision_adapter\.mlp\.fc\d$|patch_embedding\.linear$"
-    r"|^(model\.)?visual\..*\.(attn\.(qkv|proj)|linear_fc\d)$"
+    r"|^(model\.)?visual\..*\.(attn\.(qkv|proj)|linear_fc\d|mlp\.((gate|up|down)_proj|\*))$"
 )
 
 
-def _shard_tower(tensor: Tensor) -> Sharding:
-    """Return how a tensor of SigLIP (siglip.py), Pixtral (pixtral.py), CLIP (clip.py), Qwen's (qwen3_vl.py) or
-    Llama's tower (mllama4.py) is distributed: linear layers of its transformer, of the projector of mistral3.py and of
+def _shard_tower(tensor: Tensor, hidden_size: int) -> Sharding:
+    """Return how a tensor of SigLIP (siglip.py), Pixtral (pixtral.py), CLIP (clip.py), Qwen's (qwen2_5_vl.py,
+    qwen3_vl.py) or Llama's tower (mllama4.py) is distributed: linear layers of its transformer, of the projector of mistral3.py and of
     the mergers of Qwen and Llama are sharded; embeddings, norms, the merger of patches of mistral3.py and the projector
     of gemma3_mm.py are not."""
     path, _, leaf = tensor.name.rpartition(".")
     if not _TOWER_LINEAR.search(path):
         return Sharding.REPLICATED
     column = not re.search(r"((o|out|down)_proj|attn\.proj|fc2|linear_2)$", path)
+    # The numbers of the layers of Qwen2.5's merger are not in their names here; the second one's outputs are the model's.
+    column = column and not (path.endswith(".mlp.*") and tensor.shape == (hidden_size,))
     return Sharding.SHARDED if leaf == "weight" or column else Sharding.REPLICATED
 
 

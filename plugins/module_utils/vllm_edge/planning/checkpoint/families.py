@@ -74,6 +74,8 @@ class _Family:
     """Whether the RoPE caches are in float32 whatever the model's dtype is."""
     tower_ropes: tuple[tuple[int, int], ...] = ()
     """Rotary dimension and rows of the RoPE caches of the tower."""
+    tower_heads: int = 0
+    """Attention heads of Qwen's tower, in all published sizes; 0 for other towers."""
     expert_size: str = "moe_intermediate_size"
     """The key of an expert's intermediate size. If it is intermediate_size, no layer has a dense MLP."""
     router_float32: bool = False
@@ -280,6 +282,8 @@ _LLAVA_NEXT = {
 }
 _MIXTRAL = {"vocab_size": 32000, "max_position_embeddings": 131072}
 _MISTRAL = {"sliding_window": 4096, "max_position_embeddings": 131072}
+_GLM4_MOE = {"max_position_embeddings": 131072, "partial_rotary_factor": 0.5, "first_k_dense_replace": 1}
+_GLM4_MOE_LITE = {"max_position_embeddings": 202752, "first_k_dense_replace": 1}
 _QWEN2 = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _QWEN3 = {"head_dim": 128, "use_sliding_window": False, "max_window_layers": 28}
 _QWEN2_MOE = {"use_sliding_window": False, "decoder_sparse_step": 1, "shared_expert_intermediate_size": 5632}
@@ -308,13 +312,19 @@ FAMILIES: Mapping[str, _Family] = {
     "Qwen2ForCausalLM": _Family("qwen2", _build_qwen_layers, _QWEN2),
     "Qwen3ForCausalLM": _Family("qwen3", _build_qwen_layers, _QWEN3),
     "Qwen3MoeForCausalLM": _Family("qwen3_moe", _build_qwen_layers, _QWEN3_MOE, every_stage=True),
+    "Qwen2_5_VLForConditionalGeneration": _Family(
+        "qwen2_5_vl", _build_qwen_layers, _QWEN2, Sharding.SHARDED, tower_heads=16
+    ),
+    "Qwen3VLForConditionalGeneration": _Family(
+        "qwen3_vl", _build_uniform_layers, {"head_dim": 128}, Sharding.SHARDED, tower_heads=16
+    ),
     "Qwen3VLMoeForConditionalGeneration": _Family(
         "qwen3_vl_moe",
         _build_uniform_layers,
         {"decoder_sparse_step": 1},
         Sharding.SHARDED,
         every_stage=True,
-        tower_ropes=((36, 8192),),  # qwen3_vl.py: half of each head of 1152 / 16
+        tower_heads=16,
     ),
     "Qwen2MoeForCausalLM": _Family("qwen2_moe", _build_qwen_layers, _QWEN2_MOE, every_stage=True),
     "MixtralForCausalLM": _Family(
@@ -335,6 +345,8 @@ FAMILIES: Mapping[str, _Family] = {
             (176, 577),
         ),  # mllama4.py: 44 complex numbers of 8 bytes for each of 24 x 24 patches and one class
     ),
+    "Glm4MoeForCausalLM": _Family("glm4_moe", _build_uniform_layers, _GLM4_MOE, router_float32=True),
+    "Glm4MoeLiteForCausalLM": _Family("glm4_moe_lite", _build_latent_layers, _GLM4_MOE_LITE, router_float32=True),
     # deepseek_v2.py runs V2, V3, R1 and Kimi K2.
     "DeepseekV2ForCausalLM": _Family("deepseek", _build_latent_layers, _DEEPSEEK),
     "DeepseekV3ForCausalLM": _Family("deepseek", _build_latent_layers, _DEEPSEEK),
@@ -399,7 +411,7 @@ def _interpret(facts: Facts) -> Model:
         facts, config = _bound_unknown(facts, config, architecture)
     layers = family.layers(config)
     latent = _read_latent(config) if family.layers is _build_latent_layers else None
-    if latent:
+    if latent or family.name == "glm4_moe":
         facts = replace(facts, tensors=tuple(drop_draft_layers(facts.tensors, len(layers))))
     experts, per_token, expert_size = _read_experts(config, family)
     model = Model(
@@ -418,7 +430,7 @@ def _interpret(facts: Facts) -> Model:
         experts=experts,
         experts_per_token=per_token,
         expert_intermediate_size=expert_size,
-        rope_caches=(*_list_rope_caches(config, layers, family.ropes), *family.tower_ropes),
+        rope_caches=(*_list_rope_caches(config, layers, family.ropes), *_list_tower_ropes(facts, family)),
         per_layer_embedding_size=config.get("hidden_size_per_layer_input") or 0,
         multimodal=has_towers(facts.tensors) if family is GENERIC else family.towers is not Sharding.NOT_LOADED,
         embeddings_on_every_stage=family.every_stage,
@@ -547,6 +559,14 @@ def _list_rope_caches(config: _Config, layers: tuple[DecoderLayer, ...], ropes: 
             parameters = legacy
         caches[kind, size] = _size_rope_cache(config, parameters, size)
     return caches.values()
+
+
+def _list_tower_ropes(facts: Facts, family: _Family) -> Iterable[tuple[int, int]]:
+    """Return those of the tower; Qwen's rotates half of each head (qwen2_5_vl.py, qwen3_vl.py)."""
+    yield from family.tower_ropes
+    for tensor in facts.tensors if family.tower_heads else ():
+        if tensor.name.endswith("visual.blocks.*.attn.proj.weight"):
+            yield tensor.shape[0] // family.tower_heads // 2, 8192
 
 
 def _size_rope_cache(config: _Config, parameters: Mapping[str, Any], head_size: int) -> tuple[int, int]:

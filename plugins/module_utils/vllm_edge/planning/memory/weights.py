@@ -31,10 +31,10 @@ SHARED_LAYERS_WITHOUT_KV = (0, 30)
 TOWERS_ON_FIRST_STAGE = (0, 33)
 """From this release on vLLM's second model runner builds towers on the first stage only (0.33.0
 model_executor/models/interfaces.py:392)."""
-MROPE_FAMILIES, MROPE_ROWS_ONCE = frozenset({"qwen3_vl_moe"}), (0, 32)
-"""Up to 0.31 the RoPE cache of Qwen3-VL's text model has four times the positions (`MRotaryEmbedding`,
-model_executor/layers/rotary_embedding/mrope.py); since 0.32 only if videos are pruned (`mrope_positions_factor`,
-qwen3_vl.py), and no engine of a plan does that."""
+MROPE_FAMILIES, MROPE_ROWS_ONCE = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"}), (0, 32)
+"""The RoPE cache of the text model of Qwen2.5-VL, and up to 0.31 of Qwen3-VL, has four times the positions
+(`MRotaryEmbedding`, model_executor/layers/rotary_embedding/mrope.py); that of Qwen3-VL since 0.32 only if videos are
+pruned (`mrope_positions_factor`, qwen3_vl.py), and no engine of a plan does that."""
 
 MXFP4_TILE = (128, 256)
 """Multiples of the intermediate size on a rank and of the hidden size, to which Marlin pads experts in MXFP4. Of the
@@ -198,9 +198,9 @@ def _compute_rope_bytes(model: Model, arguments: Arguments, release: tuple[int, 
     operators are on unless vLLM compiles, config/vllm.py).
     """
     elements = [size * rows for size, rows in model.rope_caches]
-    if model.family in MROPE_FAMILIES and release < MROPE_ROWS_ONCE:
+    if model.family in MROPE_FAMILIES and (release < MROPE_ROWS_ONCE or model.family == "qwen2_5_vl"):
         elements[0] *= 4
-    width = 4 if model.rope_float32 or (model.latent and arguments.enforce_eager) else DTYPE_BYTES.get(model.dtype, 2)
+    width = 4 if model.rope_float32 or (model.family == "deepseek" and arguments.enforce_eager) else DTYPE_BYTES.get(model.dtype, 2)
     return width * sum(elements)
 
 
