@@ -299,7 +299,6 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         rope_scaling={**DEEPSEEK_ROPE, "factor": 32.0, "beta_fast": 1.0},
     ),
     "openai/gpt-oss-20b": gpt_oss(24, 32),
-    # 3B and 32B are alike.
     "Qwen/Qwen2.5-VL-3B-Instruct": _qwen2_5_vl((36, 2048, 11008, 16, 2, 151936, 128000), True),
     "Qwen/Qwen2.5-VL-7B-Instruct": _qwen2_5_vl((28, 3584, 18944, 28, 4, 152064, 128000), False),
     "Qwen/Qwen3-VL-4B-Instruct": _qwen3_vl(
@@ -309,8 +308,9 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     ),
     "Qwen/Qwen3-VL-8B-Instruct": _qwen3_vl((36, 4096, 12288, 32, 8, 151936, 262144), {}, False),
     "zai-org/GLM-4.5-Air": _glm4_moe((46, 4096, 10944, 96, 8, 151552, 131072), (128, 8, 1, 1408), 1),
-    "zai-org/GLM-4.6": _glm4_moe(
-        (92, 5120, 12288, 96, 8, 151552, 202752), (160, 8, 1, 1536), 3, use_qk_norm=True, routed_scaling_factor=2.5
+    # 4.6 and 4.7 are alike, with more positions.
+    "zai-org/GLM-4.5": _glm4_moe(
+        (92, 5120, 12288, 96, 8, 151552, 131072), (160, 8, 1, 1536), 3, use_qk_norm=True, routed_scaling_factor=2.5
     ),
     "zai-org/GLM-4.7-Flash": _glm4_moe(
         (47, 2048, 10240, 20, 20, 154880, 202752),
@@ -373,6 +373,10 @@ PARAMETERS: Mapping[str, int] = {
     "deepseek-ai/DeepSeek-V3": 684_531_386_000,
     "mistralai/Mixtral-8x7B-Instruct-v0.1": 46_702_792_704,
     "Qwen/Qwen3-VL-30B-A3B-Instruct": 31_070_754_032,
+    "Qwen/Qwen3-VL-8B-Instruct": 8_767_123_696,
+    "Qwen/Qwen2.5-VL-7B-Instruct": 8_292_166_656,
+    "zai-org/GLM-4.5-Air": 110_468_824_832,
+    "zai-org/GLM-4.5": 358_337_791_296,
     "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
     "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
     "google/gemma-2-9b-it": 9_241_705_984,
