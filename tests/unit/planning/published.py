@@ -83,7 +83,7 @@ def _glm4_moe(sizes: tuple[int, ...], experts: tuple[int, ...], dense: int, **mo
     return config(name, kind, sizes, **found | attention | more)
 
 
-def _qwen3_vl(sizes: tuple[int, ...], tower: Mapping[str, Any], tied: bool) -> dict[str, Any]:
+def qwen3_vl(sizes: tuple[int, ...], tower: Mapping[str, Any], tied: bool) -> dict[str, Any]:
     rope = {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}
     text = config("Qwen3VLForConditionalGeneration", "qwen3_vl_text", sizes, head_dim=128, rope_scaling=rope)
     more = {"tie_word_embeddings": tied, **QWEN_TOKENS}
@@ -155,6 +155,8 @@ QWEN_TOWER = {
     **{"num_position_embeddings": 2304, "in_channels": 3, "hidden_act": "gelu_pytorch_tanh"},
     "deepstack_visual_indexes": [8, 16, 24],
 }
+SMALL_QWEN_TOWER = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096}
+SMALL_QWEN_TOWER |= {"deepstack_visual_indexes": [5, 11, 17]}
 QWEN2_5_TOWER = {
     **{"model_type": "qwen2_5_vl", "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16},
     **{"patch_size": 14, "spatial_patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2, "in_chans": 3},
@@ -301,12 +303,12 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "openai/gpt-oss-20b": gpt_oss(24, 32),
     "Qwen/Qwen2.5-VL-3B-Instruct": _qwen2_5_vl((36, 2048, 11008, 16, 2, 151936, 128000), True),
     "Qwen/Qwen2.5-VL-7B-Instruct": _qwen2_5_vl((28, 3584, 18944, 28, 4, 152064, 128000), False),
-    "Qwen/Qwen3-VL-4B-Instruct": _qwen3_vl(
+    "Qwen/Qwen3-VL-4B-Instruct": qwen3_vl(
         (36, 2560, 9728, 32, 8, 151936, 262144),
-        {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "deepstack_visual_indexes": [5, 11, 17]},
+        SMALL_QWEN_TOWER,
         True,
     ),
-    "Qwen/Qwen3-VL-8B-Instruct": _qwen3_vl((36, 4096, 12288, 32, 8, 151936, 262144), {}, False),
+    "Qwen/Qwen3-VL-8B-Instruct": qwen3_vl((36, 4096, 12288, 32, 8, 151936, 262144), {}, False),
     "zai-org/GLM-4.5-Air": _glm4_moe((46, 4096, 10944, 96, 8, 151552, 131072), (128, 8, 1, 1408), 1),
     # 4.6 and 4.7 are alike, with more positions.
     "zai-org/GLM-4.5": _glm4_moe(
@@ -427,7 +429,8 @@ def headers(made: Mapping[str, Any]) -> Iterator[Header]:
         for name in ("embed_tokens", "shared_head.head"):
             yield f"{layer}.{name}.weight", "BF16", (text["vocab_size"], hidden)
     if "vision_config" in made:
-        towers = {"qwen2_5_vl": _qwen2_5_tower, "clip_vision_model": _clip, "llama4_vision_model": _llama4_tower, "pixtral": _pixtral}
+        towers = {"clip_vision_model": _clip, "llama4_vision_model": _llama4_tower, "pixtral": _pixtral}
+        towers["qwen2_5_vl"] = _qwen2_5_tower
         yield from towers.get(made["vision_config"]["model_type"], _qwen_tower)(made["vision_config"], hidden)
 
 

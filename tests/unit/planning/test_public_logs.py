@@ -63,6 +63,9 @@ MODELS: dict[str, Any] = {
         **_qwen2((64, 5120, 27648, 40, 8, 152064, 32768), False),
         "quantization_config": published.QUANTIZED["Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4"],
     },
+    "Qwen/Qwen3-VL-2B-Instruct": published.qwen3_vl(
+        (28, 2048, 6144, 16, 8, 151936, 262144), published.SMALL_QWEN_TOWER, True
+    ),
     "openai/gpt-oss-120b": published.gpt_oss(36, 128),
     "meta-llama/Meta-Llama-3-8B-Instruct": published.config(
         "LlamaForCausalLM", "llama", (32, 4096, 14336, 32, 8, 128256, 8192), tie_word_embeddings=False
@@ -154,6 +157,10 @@ myoceane.fr openai/gpt-oss-20b 0.19.0 A100:79.25 .65 131072 13.72 36.56 -
 53067131107:4B Qwen/Qwen3-4B 0.19.0 A100:39.49 .9 - 7.61 - -
 66080606939 Qwen/Qwen3-8B 0.19.0 47.4 .9 16384 15.27 25.94 188864
 62450865535 google/gemma-4-31B-it 0.27.1 H100:79.19 .9 16384 - 9.41 - kv_cache_dtype=fp8
+56336202239 Qwen/Qwen3-VL-8B-Instruct 0.19.0 47.4 .85 4096 16.78 22.46 163568 max_num_seqs=5 \
+max_num_batched_tokens=8192 enforce_eager=true --mm-processor-kwargs.max_pixels 1003520
+55021192520 Qwen/Qwen2.5-VL-7B-Instruct 0.23.0 A100:79.25 .22 - 15.67 -14.28 -
+60263045551 Qwen/Qwen3-VL-2B-Instruct 0.20.2 5070Ti:15.92 .9 2048 4.24 8.13 76144 max_num_seqs=1 enforce_eager=true
 67529778690 openai/gpt-oss-20b 0.19.1 4090:23.52 .9 131072 13.72 2.44 - max_num_batched_tokens=4096 \
 kv_cache_memory_bytes=2619930050
 """
@@ -185,7 +192,8 @@ def _plan(line: str, kv_gib: float | None = None) -> EnginePlan:
     engine: dict[str, Any] = {key: yaml.safe_load(value) for key, value in given.items() if key not in variables}
     ranks = engine.get("tensor_parallel_size", 1)
     engine |= {"name": "engine", "model": repo, "gpus": list(range(ranks)), "gpu_memory_utilization": float(share)}
-    engine |= {"extra_env": variables, "extra_args": [word for word in more if word.startswith("--")]}
+    first = next((index for index, word in enumerate(more) if word.startswith("--")), len(more))
+    engine |= {"extra_env": variables, "extra_args": more[first:]}
     if length != "-":
         engine["max_model_len"] = int(length)
     if kv_gib is not None:

@@ -168,6 +168,23 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class Encoder:
+    """Qwen's vision tower, as far as one run of it takes memory."""
+
+    hidden_size: int
+    intermediate_size: int
+    gated: bool
+    """Whether its MLP has a gate (Qwen2.5-VL)."""
+    fixed_size: int
+    """Elements of a patch that live throughout: its pixels, cos and sin of RoPE, and the embedding of its position if
+    it has one."""
+    deepstack: int
+    """Layers whose outputs the language model gets besides the last one's."""
+    pixels_per_token: int
+    """Of the four patches that become one token."""
+
+
+@dataclass(frozen=True)
 class Model:
     """A checkpoint that has been interpreted."""
 
@@ -206,6 +223,8 @@ class Model:
     """Whether the KV cache takes no less than what is planned; for `generic` only."""
     latent: Latent | None = None
     """If the attention of all layers is latent."""
+    encoder: Encoder | None = None
+    """If it has Qwen's tower."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +248,10 @@ class Arguments:
     default_max_num_seqs: int | None = None
     """vLLM's default on the engine's GPU, no option; None for a GPU below 70 GiB. The next field too."""
     default_max_num_batched_tokens: int | None = None
+    max_pixels: int | None = None
+    """Of an image, from mm_processor_kwargs; None if the checkpoint decides."""
+    without: frozenset[str] = frozenset()
+    """Modalities of which limit_mm_per_prompt allows none."""
     first_runner_options: frozenset[str] = frozenset()
     """The keys of its options that some release runs in its first model runner only."""
     second_runner: bool | None = None
@@ -282,6 +305,9 @@ class Uncertain:
         if isinstance(other, int):
             other = Uncertain(other, other, other)
         return Uncertain(self.value + other.value, self.low + other.low, self.high + other.high)
+
+    def raise_to(self, other: Uncertain) -> Uncertain:
+        return Uncertain(max(self.value, other.value), max(self.low, other.low), max(self.high, other.high))
 
     def __mul__(self, factor: float) -> Uncertain:
         return Uncertain(self.value * factor, self.low * factor, self.high * factor)

@@ -17,7 +17,7 @@ from ..engine.state import EngineState
 from .checkpoint.model_classes import ADDED, GONE
 from .checkpoint.model_facts import ranges
 from .contract import Arguments, EnginePlan, Gpu, Model, Verdict
-from .memory.overhead import MIB
+from .memory.overhead import MIB, count_encoder_tokens, encode
 from .memory.vllm_versions import (
     ALLOW_LONGER,
     ALSO_FLOAT32,
@@ -26,6 +26,7 @@ from .memory.vllm_versions import (
     Behaviour,
     behaviour,
     derive_limit,
+    encodes,
     is_longer_allowed,
     list_supported,
     max_model_len,
@@ -382,6 +383,13 @@ def list_advice(engine: Engine) -> Iterator[str]:
         yield (
             "a pipeline of a model with per-layer embeddings was questioned in the review of vllm-project/vllm#40786; "
             "try it before you rely on it"
+        )
+    items = count_encoder_tokens(model, arguments, engine.max_model_len, engine.max_num_batched_tokens)
+    if items and not encodes(model, arguments, engine.release.version):
+        yield (
+            f"vLLM {_said(engine.vllm)} does not measure the encoder of this model: images and videos of the largest "
+            f"size take up to {encode(model, arguments, items)[0].bytes // MIB:,} MiB outside of its share; leave them "
+            f"free, or make them smaller with --mm-processor-kwargs.max_pixels"
         )
     if (arguments.max_model_len or 0) > limit:
         yield (

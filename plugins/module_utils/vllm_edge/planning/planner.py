@@ -40,7 +40,7 @@ from .outcome import (
     mib,
     to_sentence,
 )
-from .unmodeled_arguments import TASK, find_unmodeled, judge, judge_generic
+from .unmodeled_arguments import TASK, find_unmodeled, judge, judge_generic, read_processor_options
 
 MARGIN_MIB = 512
 AT_ONCE_TOKENS = (8192, 32768)
@@ -134,6 +134,9 @@ def arguments_of(engine: Mapping[str, Any]) -> Arguments:
         value = argument.values[0] if argument.values else ""
         if argument.option and argument.option.name == "--limit-mm-per-prompt":
             limits |= _read_limits(place, argument.dotted, value)
+        if argument.option and argument.option.name == "--mm-processor-kwargs":
+            pixels = read_processor_options(argument).get("max_pixels")
+            chosen["max_pixels"] = pixels if type(pixels) is int and pixels > 0 else None
         key = derive_key(argument.option) if argument.option and not argument.dotted else ""
         if key in kinds:
             is_switch = kinds[key] == "bool"
@@ -145,6 +148,7 @@ def arguments_of(engine: Mapping[str, Any]) -> Arguments:
     for key, variable in SWITCHES.items():
         if (switch := str((engine.get("extra_env") or {}).get(variable, "")).strip()) in ("0", "1"):
             chosen[key] = switch == "1"
+    chosen["without"] = _list_without(limits)
     if takes_text_only(limits):
         chosen["language_model_only"] = True
     return Arguments(**chosen, first_runner_options=frozenset(keep))
@@ -161,7 +165,8 @@ _SCALED = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")
 
 def _is_option(name: str) -> bool:
     """Return whether a field of Arguments is an option of vLLM that may stand in an engine."""
-    return not name.startswith("default_") and name != "first_runner_options" and name not in SWITCHES
+    derived = ("first_runner_options", "max_pixels", "without")
+    return not name.startswith("default_") and name not in derived and name not in SWITCHES
 
 
 def _read_value(place: str, key: str, kind: str, value: Any) -> bool | int | float | str:
@@ -215,8 +220,14 @@ def takes_text_only(limits: Any) -> bool:
     """Return whether limit_mm_per_prompt allows no image, no video and no audio, which is the same as
     language_model_only (0.32.0 config/multimodal.py:304). vLLM allows 999 of a modality that is not named.
     """
-    counts = [limits.get(name, 999) if isinstance(limits, Mapping) else 999 for name in ("image", "video", "audio")]
-    return not any(count.get("count", 999) if isinstance(count, Mapping) else count for count in counts)
+    return {"image", "video", "audio"} <= _list_without(limits)
+
+
+def _list_without(limits: Any) -> frozenset[str]:
+    """Return the modalities of which limit_mm_per_prompt allows none."""
+    given = limits.items() if isinstance(limits, Mapping) else ()
+    counts = {name: count.get("count", 999) if isinstance(count, Mapping) else count for name, count in given}
+    return frozenset(str(name) for name, count in counts.items() if not count)
 
 
 def _parse_engine(

@@ -186,14 +186,15 @@ _TOWER_LINEAR = re.compile(
 
 def _shard_tower(tensor: Tensor, hidden_size: int) -> Sharding:
     """Return how a tensor of SigLIP (siglip.py), Pixtral (pixtral.py), CLIP (clip.py), Qwen's (qwen2_5_vl.py,
-    qwen3_vl.py) or Llama's tower (mllama4.py) is distributed: linear layers of its transformer, of the projector of mistral3.py and of
-    the mergers of Qwen and Llama are sharded; embeddings, norms, the merger of patches of mistral3.py and the projector
-    of gemma3_mm.py are not."""
+    qwen3_vl.py) or Llama's tower (mllama4.py) is distributed: linear layers of its transformer, of the projector of
+    mistral3.py and of the mergers of Qwen and Llama are sharded; embeddings, norms, the merger of patches of
+    mistral3.py and the projector of gemma3_mm.py are not."""
     path, _, leaf = tensor.name.rpartition(".")
     if not _TOWER_LINEAR.search(path):
         return Sharding.REPLICATED
     column = not re.search(r"((o|out|down)_proj|attn\.proj|fc2|linear_2)$", path)
-    # The numbers of the layers of Qwen2.5's merger are not in their names here; the second one's outputs are the model's.
+    # Of the layers of Qwen2.5's merger, whose numbers are not in their names here, the second one's outputs are hidden
+    # states of the language model.
     column = column and not (path.endswith(".mlp.*") and tensor.shape == (hidden_size,))
     return Sharding.SHARDED if leaf == "weight" or column else Sharding.REPLICATED
 

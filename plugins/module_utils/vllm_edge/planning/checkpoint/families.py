@@ -8,13 +8,24 @@ is refused.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ...text import printable, shown
-from ..contract import Attention, Component, DecoderLayer, Facts, Latent, Model, Sharding, UnknownArchitecture
+from ..contract import (
+    Attention,
+    Component,
+    DecoderLayer,
+    Encoder,
+    Facts,
+    Latent,
+    Model,
+    Sharding,
+    UnknownArchitecture,
+)
 from .components import build_components, copy_k_to_v, cut_encoder, drop_draft_layers
 from .config_keys import CONFIG_KEYS, check_config
 from .generic import count_layers, describe_generic, find_unbounded, has_towers, is_kv_cache_exact, widen_for_groups
@@ -74,8 +85,8 @@ class _Family:
     """Whether the RoPE caches are in float32 whatever the model's dtype is."""
     tower_ropes: tuple[tuple[int, int], ...] = ()
     """Rotary dimension and rows of the RoPE caches of the tower."""
-    tower_heads: int = 0
-    """Attention heads of Qwen's tower, in all published sizes; 0 for other towers."""
+    qwen_tower: bool = False
+    """Whether it has the tower of qwen2_5_vl.py or qwen3_vl.py."""
     expert_size: str = "moe_intermediate_size"
     """The key of an expert's intermediate size. If it is intermediate_size, no layer has a dense MLP."""
     router_float32: bool = False
@@ -313,10 +324,10 @@ FAMILIES: Mapping[str, _Family] = {
     "Qwen3ForCausalLM": _Family("qwen3", _build_qwen_layers, _QWEN3),
     "Qwen3MoeForCausalLM": _Family("qwen3_moe", _build_qwen_layers, _QWEN3_MOE, every_stage=True),
     "Qwen2_5_VLForConditionalGeneration": _Family(
-        "qwen2_5_vl", _build_qwen_layers, _QWEN2, Sharding.SHARDED, tower_heads=16
+        "qwen2_5_vl", _build_qwen_layers, _QWEN2, Sharding.SHARDED, qwen_tower=True
     ),
     "Qwen3VLForConditionalGeneration": _Family(
-        "qwen3_vl", _build_uniform_layers, {"head_dim": 128}, Sharding.SHARDED, tower_heads=16
+        "qwen3_vl", _build_uniform_layers, {"head_dim": 128}, Sharding.SHARDED, qwen_tower=True
     ),
     "Qwen3VLMoeForConditionalGeneration": _Family(
         "qwen3_vl_moe",
@@ -324,7 +335,7 @@ FAMILIES: Mapping[str, _Family] = {
         {"decoder_sparse_step": 1},
         Sharding.SHARDED,
         every_stage=True,
-        tower_heads=16,
+        qwen_tower=True,
     ),
     "Qwen2MoeForCausalLM": _Family("qwen2_moe", _build_qwen_layers, _QWEN2_MOE, every_stage=True),
     "MixtralForCausalLM": _Family(
@@ -414,6 +425,9 @@ def _interpret(facts: Facts) -> Model:
     if latent or family.name == "glm4_moe":
         facts = replace(facts, tensors=tuple(drop_draft_layers(facts.tensors, len(layers))))
     experts, per_token, expert_size = _read_experts(config, family)
+    encoder = _read_encoder(facts) if family.qwen_tower else None
+    # Qwen's tower has 16 heads in all published sizes, and rotates half of each.
+    tower_ropes = ((encoder.hidden_size // 16 // 2, 8192),) if encoder else family.tower_ropes
     model = Model(
         facts=facts,
         architecture=architecture,
@@ -430,7 +444,7 @@ def _interpret(facts: Facts) -> Model:
         experts=experts,
         experts_per_token=per_token,
         expert_intermediate_size=expert_size,
-        rope_caches=(*_list_rope_caches(config, layers, family.ropes), *_list_tower_ropes(facts, family)),
+        rope_caches=(*_list_rope_caches(config, layers, family.ropes), *tower_ropes),
         per_layer_embedding_size=config.get("hidden_size_per_layer_input") or 0,
         multimodal=has_towers(facts.tensors) if family is GENERIC else family.towers is not Sharding.NOT_LOADED,
         embeddings_on_every_stage=family.every_stage,
@@ -439,6 +453,7 @@ def _interpret(facts: Facts) -> Model:
         generic=family is GENERIC,
         kv_cache_exact=family is not GENERIC or is_kv_cache_exact(config.values, facts.tensors, _read_window(config)),
         latent=latent,
+        encoder=encoder,
     )
     tied = bool(config.get("tie_word_embeddings"))
 
@@ -561,12 +576,26 @@ def _list_rope_caches(config: _Config, layers: tuple[DecoderLayer, ...], ropes: 
     return caches.values()
 
 
-def _list_tower_ropes(facts: Facts, family: _Family) -> Iterable[tuple[int, int]]:
-    """Return those of the tower; Qwen's rotates half of each head (qwen2_5_vl.py, qwen3_vl.py)."""
-    yield from family.tower_ropes
-    for tensor in facts.tensors if family.tower_heads else ():
-        if tensor.name.endswith("visual.blocks.*.attn.proj.weight"):
-            yield tensor.shape[0] // family.tower_heads // 2, 8192
+def _read_encoder(facts: Facts) -> Encoder:
+    """Return Qwen's tower from its tensors, because records of facts have no vision_config. Raises FactsError."""
+    found = {tensor.name.partition("visual.")[2]: tensor for tensor in facts.tensors if "visual." in tensor.name}
+    gated = "blocks.*.mlp.gate_proj.bias" in found
+    vision = facts.config.get("vision_config")
+    sizes = dict(vision) if isinstance(vision, Mapping) else {}
+    try:
+        hidden, *pixels = found["patch_embed.proj.weight"].shape
+        if not pixels:  # inferred
+            patch = sizes["patch_size"]
+            hidden, pixels = sizes["hidden_size"], [3, sizes.get("temporal_patch_size") or 2, patch, patch]
+            inner = sizes["intermediate_size"]
+        else:
+            inner = found[f"blocks.*.mlp.{'gate_proj' if gated else 'linear_fc1'}.bias"].shape[0]
+    except KeyError as error:
+        raise FactsError(f"{facts.repo}: its vision tower lacks {error}. Fetch it again.") from error
+    levels = found.get("deepstack_merger_list.*.norm.weight")
+    fixed = math.prod(pixels) + (hidden // 8 if gated else hidden // 16)
+    fixed += hidden if "pos_embed.weight" in found else 0
+    return Encoder(hidden, inner, gated, fixed, levels.total if levels else 0, 4 * pixels[-1] ** 2)
 
 
 def _size_rope_cache(config: _Config, parameters: Mapping[str, Any], head_size: int) -> tuple[int, int]:

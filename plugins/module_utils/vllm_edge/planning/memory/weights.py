@@ -31,6 +31,8 @@ SHARED_LAYERS_WITHOUT_KV = (0, 30)
 TOWERS_ON_FIRST_STAGE = (0, 33)
 """From this release on vLLM's second model runner builds towers on the first stage only (0.33.0
 model_executor/models/interfaces.py:392)."""
+DEEPSTACK_WITH_TOWER = (0, 28)
+"""Before, the buffers for the outputs of Qwen3-VL's encoder are there without it too (0.28.0 qwen3_vl.py:1812)."""
 MROPE_FAMILIES, MROPE_ROWS_ONCE = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"}), (0, 32)
 """The RoPE cache of the text model of Qwen2.5-VL, and up to 0.31 of Qwen3-VL, has four times the positions
 (`MRotaryEmbedding`, model_executor/layers/rotary_embedding/mrope.py); that of Qwen3-VL since 0.32 only if videos are
@@ -95,6 +97,7 @@ def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeig
                 read += size * Fraction(component.read_per_token)
         held["rope_caches"] += _compute_rope_bytes(model, arguments, release)
         held["buffers"] += _compute_per_layer_embedding_buffer(model, arguments, version)
+        held["buffers"] += _compute_deepstack_buffers(model, arguments, version)
         held["buffers"] += _compute_latent_copies(model, arguments.tensor_parallel_size, len(layers))
         by_kind = {kind: size for kind, size in held.items() if size}
         ranks.append(RankWeights(len(ranks), sum(by_kind.values()), by_kind, round(read)))
@@ -200,8 +203,8 @@ def _compute_rope_bytes(model: Model, arguments: Arguments, release: tuple[int, 
     elements = [size * rows for size, rows in model.rope_caches]
     if model.family in MROPE_FAMILIES and (release < MROPE_ROWS_ONCE or model.family == "qwen2_5_vl"):
         elements[0] *= 4
-    width = 4 if model.rope_float32 or (model.family == "deepseek" and arguments.enforce_eager) else DTYPE_BYTES.get(model.dtype, 2)
-    return width * sum(elements)
+    wide = model.rope_float32 or (model.family == "deepseek" and arguments.enforce_eager)
+    return (4 if wide else DTYPE_BYTES.get(model.dtype, 2)) * sum(elements)
 
 
 def _compute_per_layer_embedding_buffer(model: Model, arguments: Arguments, version: str) -> int:
@@ -210,6 +213,15 @@ def _compute_per_layer_embedding_buffer(model: Model, arguments: Arguments, vers
         return 0
     tokens = max_num_batched_tokens(model, arguments, version)
     return tokens * len(model.layers) * model.per_layer_embedding_size * DTYPE_BYTES.get(model.dtype, 2)
+
+
+def _compute_deepstack_buffers(model: Model, arguments: Arguments, version: str) -> int:
+    """Return the bytes of the buffers in which Qwen3-VL keeps outputs of its encoder for a batch (qwen3_vl.py)."""
+    text_only = arguments.language_model_only and behaviour(version).number >= DEEPSTACK_WITH_TOWER
+    if model.encoder is None or text_only:
+        return 0
+    tokens = max_num_batched_tokens(model, arguments, version)
+    return model.encoder.deepstack * tokens * model.hidden_size * DTYPE_BYTES.get(model.dtype, 2)
 
 
 def _compute_latent_copies(model: Model, ranks: int, layers: int) -> int:
