@@ -142,8 +142,8 @@ def _deepseek(
     found |= {"v_head_dim": 128, "first_k_dense_replace": dense, "tie_word_embeddings": False, "norm_topk_prob": three}
     if three:
         found |= {"quantization_config": FP8_BLOCKS, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
-    name = "DeepseekV3ForCausalLM" if three else "DeepseekV2ForCausalLM"
-    return config(name, "deepseek_v3" if three else "deepseek_v2", sizes, **found | more)
+    version = "32" if "index_topk" in more else "3" if three else "2"
+    return config(f"DeepseekV{version}ForCausalLM", f"deepseek_v{version}", sizes, **found | more)
 
 
 NOT_MXFP4 = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
@@ -291,6 +291,13 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     ),
     "deepseek-ai/DeepSeek-V3": _deepseek(
         (61, 7168, 18432, 128, 128, 129280, 163840), (256, 8, 1, 2048), (8, 4), 3, num_nextn_predict_layers=1
+    ),
+    "deepseek-ai/DeepSeek-V3.2": _deepseek(
+        (61, 7168, 18432, 128, 128, 129280, 163840),
+        (256, 8, 1, 2048),
+        (8, 4),
+        3,
+        **{"num_nextn_predict_layers": 1, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64},
     ),
     "moonshotai/Kimi-K2-Instruct": _deepseek(
         (61, 7168, 18432, 64, 64, 163840, 131072),
@@ -487,6 +494,13 @@ def _latent_attention(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     yield "self_attn.kv_a_layernorm.weight", (rank,)
     if queries:
         yield "self_attn.q_a_layernorm.weight", (queries,)
+    if "index_topk" in text:
+        size, count = text["index_head_dim"], text["index_n_heads"]
+        yield from _linear(text, "self_attn.indexer.wq_b", size * count, queries)
+        yield from _linear(text, "self_attn.indexer.wk", size, hidden)
+        yield "self_attn.indexer.weights_proj.weight", (count, hidden)
+        for leaf in ("weight", "bias"):
+            yield f"self_attn.indexer.k_norm.{leaf}", "F32", (size,)
 
 
 def _deepseek_experts(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
@@ -595,6 +609,7 @@ _MLPS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[tuple[Any, ...]]]] = 
     "qwen3_vl_moe_text": _qwen3_vl_experts,
     "deepseek_v2": _deepseek_experts,
     "deepseek_v3": _deepseek_experts,
+    "deepseek_v32": _deepseek_experts,
     "glm4_moe": _deepseek_experts,
     "glm4_moe_lite": _deepseek_experts,
     "mixtral": _block_sparse,

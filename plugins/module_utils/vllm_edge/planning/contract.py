@@ -165,6 +165,8 @@ class Latent:
     """Of the part of the key with RoPE, which all heads share. It and `rank` are the vector in the KV cache."""
     head_size: int
     """Of what one head gets back from the compressed vector: the rest of its key, and its value."""
+    index_bytes: int = 0
+    """Bytes of a token in the cache that the indexer of a layer has (DeepSeek V3.2); 0 without one."""
 
 
 @dataclass(frozen=True)
@@ -258,6 +260,8 @@ class Arguments:
     """VLLM_USE_V2_MODEL_RUNNER of extra_env; None if release, model and options decide."""
     estimate_graphs: bool | None = None
     """VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS of extra_env; None for the default of the release."""
+    ds_mla: bool = False
+    """Whether the attention backend of the GPU keeps the KV cache in DeepSeek's own FP8 format, no option."""
     default_block_size: int | None = None
     """Tokens of a block that the attention backend of the GPU wants, no option; None for vLLM's default."""
 

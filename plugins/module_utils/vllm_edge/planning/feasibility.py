@@ -55,6 +55,8 @@ FP4_UNITS_SINCE = (10, 0)
 """Compute capability (0.33.0 model_executor/kernels/linear/nvfp4/flashinfer.py:204)."""
 PACKED_DTYPES = ("U8", "I32", "F4")
 """Dtypes in which safetensors holds weights of fewer than 8 bits."""
+INDEXER_ON_12_SINCE = (0, 24)
+"""0.24.0 platforms/cuda.py, FLASHINFER_MLA_SPARSE_SM120."""
 LEAST_CAPABILITY = (7, 5)
 """What a GPU has at least whose compute capability is not known: vLLM's images with CUDA 13 have nothing for older ones
 (0.19.0 and 0.32.0 CMakeLists.txt, CUDA_SUPPORTED_ARCHS)."""
@@ -240,6 +242,8 @@ def _list_needs(engine: Engine) -> Iterator[tuple[str, tuple[int, int], str, str
         least = (8, 0) if method == "modelopt" and engine.vllm >= MODELOPT_FP8_ON_AMPERE_SINCE else least
         source = f"vLLM model_executor/layers/quantization/{file}, get_min_capability"
         yield f"the quantization {method}", least, source, ""
+    if model.latent and model.latent.index_bytes:
+        yield "attention with an indexer", (9, 0), "vLLM platforms/cuda.py, FLASHMLA_SPARSE", ""
     for needs, scheme in _list_schemes(model):
         yield f"the scheme {scheme} of {method}", needs, "vLLM quantization/compressed_tensors/schemes", ""
     source = "vLLM platforms/cuda.py, check_if_supports_dtype"
@@ -261,6 +265,21 @@ def _list_schemes(model: Model) -> Iterator[tuple[tuple[int, int], str]]:
             yield (9, 0), "W4A8 FP8"
         if weights.get("num_bits") == 4 and weights.get("type") == "float" and weights.get("group_size") == 32:
             yield (8, 0), "MXFP4"
+
+
+def _check_indexer(engine: Engine) -> Iterator[Finding]:
+    """Yield why no attention backend of the GPU takes a model with an indexer (platforms/cuda.py)."""
+    has, latent = engine.gpu.compute_capability, engine.model.latent
+    if has is None or latent is None or not latent.index_bytes:
+        return
+    if has[0] == 12 and engine.vllm < INDEXER_ON_12_SINCE:
+        yield Finding(
+            f"vLLM {_said(engine.vllm)} has no attention with an indexer for compute capability {_said(has)}, which "
+            f"{engine.gpu.name} has (platforms/cuda.py)",
+            f"vllm_image_base with vLLM {_said(INDEXER_ON_12_SINCE)}.0 or newer",
+        )
+    if has[0] == 9 and engine.arguments.kv_cache_dtype == "fp8_e4m3":
+        yield Finding("attention with an indexer has no KV cache of dtype fp8_e4m3 on Hopper", "kv_cache_dtype: fp8")
 
 
 def _check_dtype(engine: Engine) -> Iterator[Finding]:
@@ -370,6 +389,7 @@ RULES: Sequence[Rule] = (
     _check_max_model_len,
     _check_dtype,
     _check_capability,
+    _check_indexer,
     _check_divisibility,
     _check_marlin,
 )

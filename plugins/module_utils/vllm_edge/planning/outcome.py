@@ -133,6 +133,7 @@ def _compute_ranks(engine: Engine, end: End) -> tuple[Rank, ...]:
     latent, workspace = overhead.compute_latent_context(model, expanded, arguments.tensor_parallel_size)
     context = overhead.context(len(engine.slots), engine.gpu.name, engine.has_nvlink) + workspace
     activations = overhead.activations(model, arguments, tokens) + latent
+    activations += overhead.compute_index_workspace(model, arguments, engine.max_model_len, tokens)
     items = overhead.count_encoder_tokens(model, arguments, engine.max_model_len, tokens)
     run, outputs = overhead.encode(model, arguments, items if encodes(model, arguments, release.version) else 0)
     warm_up = profiled = overhead.sampler(model, rows)

@@ -20,7 +20,7 @@ from .feasibility import THRESHOLD_PERCENT, Engine, check_threshold, find_weakes
 from .fixes import Search, find_fixes
 from .load_time import plan_load
 from .memory import overhead
-from .memory.kv_cache import choose_block_size, count_requests, resolve_dtype
+from .memory.kv_cache import choose_block_size, count_requests, keeps_ds_mla, resolve_dtype
 from .memory.overhead import MIB
 from .memory.vllm_versions import (
     LARGE_GPU_GIB,
@@ -165,7 +165,7 @@ _SCALED = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")
 
 def _is_option(name: str) -> bool:
     """Return whether a field of Arguments is an option of vLLM that may stand in an engine."""
-    derived = ("first_runner_options", "max_pixels", "without")
+    derived = ("ds_mla", "first_runner_options", "max_pixels", "without")
     return not name.startswith("default_") and name not in derived and name not in SWITCHES
 
 
@@ -260,7 +260,9 @@ def _parse_engine(
     model = replace(model, dtype=resolve_model_dtype(model, arguments.dtype, capability))
     kv_cache_dtype = resolve_dtype(model, arguments, release.version)
     block_size = choose_block_size(model, kv_cache_dtype, capability)
-    arguments = replace(arguments, default_block_size=block_size)
+    ds_mla = keeps_ds_mla(model, kv_cache_dtype, capability)
+    arguments = replace(arguments, default_block_size=block_size, ds_mla=ds_mla)
+    kv_cache_dtype = resolve_dtype(model, arguments, release.version)
     return Engine(
         name,
         arguments,

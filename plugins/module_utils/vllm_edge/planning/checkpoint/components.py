@@ -46,7 +46,11 @@ _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
         (r"embed_tokens(_per_layer)?$|lm_head$", "embeddings", Sharding.VOCABULARY),
         (r"self_attn\.[kv]_proj$", "attention", Sharding.KV_HEADS),
         (r"self_attn\.([qo]_proj|sinks|(q|kv)_b_proj)$", "attention", Sharding.SHARDED),
-        (r"self_attn\.(q_a_proj|kv_a_proj_with_mqa)$", "attention", Sharding.REPLICATED),
+        (
+            r"self_attn\.(q_a_proj|kv_a_proj_with_mqa|indexer\.(wq_b|wk|weights_proj))$",
+            "attention",
+            Sharding.REPLICATED,
+        ),
         (r"self_attn\.[kv]_(proj\.[kv]_)?scale$|self_attn\.q_scale$", "other", Sharding.REPLICATED),
         (r"(mlp|feed_forward)\.(shared_experts?\.)?(gate|up|down|gate_up)_proj$", "mlp", Sharding.SHARDED),
         (
@@ -132,6 +136,8 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool,
     if kind == "router":
         wide = model.router_float32 or path.endswith("e_score_correction_bias")
         return Component(tensor, kind, sharding, float32=wide)
+    if path == "self_attn.indexer.k_norm":
+        return Component(tensor, kind, sharding, float32=True)
     if path in ("self_attn.q_norm", "self_attn.k_norm") and tensor.layers:
         # Of all heads together (MiniMax), not of each.
         layer = model.layers[tensor.layers[0]]

@@ -181,16 +181,25 @@ def _build_latent_layers(config: _Config) -> tuple[DecoderLayer, ...]:
         if (config.get(key) or 0) > most:
             raise FactsError(
                 f"{config.repo}: {key} in config.json is {shown(config.get(key))}, a kind of DeepSeek that the planner "
-                "does not know. Take DeepSeek V2, V3, R1 or Kimi K2, or start it without a plan "
+                "does not know. Take DeepSeek V2, V3, V3.2, R1 or Kimi K2, or start it without a plan "
                 "(-e plan_override=true)."
             )
     size = config["kv_lora_rank"] + config["qk_rope_head_dim"]
     return tuple(DecoderLayer(index, Attention.LATENT, 1, size) for index in config.layers)
 
 
+def _build_indexed_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Return those of DeepSeek V3.2, of which each has an indexer too."""
+    return _build_latent_layers(replace(config, values={**config.values, "index_topk": 0}))
+
+
 def _read_latent(config: _Config) -> Latent:
-    head_size = config["qk_nope_head_dim"] + config["v_head_dim"]
-    return Latent(config["kv_lora_rank"], config["qk_rope_head_dim"], head_size)
+    """Return the sizes of latent attention. The indexer keeps a byte for each element of its key, and four more for
+    each 128 (DeepseekV32IndexerCache, deepseek_v2.py)."""
+    head_size, index = config["qk_nope_head_dim"] + config["v_head_dim"], 0
+    if config.get("index_topk"):
+        index = config["index_head_dim"] + config["index_head_dim"] // 128 * 4
+    return Latent(config["kv_lora_rank"], config["qk_rope_head_dim"], head_size, index)
 
 
 def _build_generic_layers(config: _Config) -> tuple[DecoderLayer, ...]:
@@ -361,6 +370,9 @@ FAMILIES: Mapping[str, _Family] = {
     # deepseek_v2.py runs V2, V3, R1 and Kimi K2.
     "DeepseekV2ForCausalLM": _Family("deepseek", _build_latent_layers, _DEEPSEEK),
     "DeepseekV3ForCausalLM": _Family("deepseek", _build_latent_layers, _DEEPSEEK),
+    "DeepseekV32ForCausalLM": _Family(
+        "deepseek_v32", _build_indexed_layers, _DEEPSEEK | {"index_topk": 2048, "index_head_dim": 128}
+    ),
     "GptOssForCausalLM": _Family(
         "gpt_oss",
         _build_patterned_layers,
@@ -421,7 +433,8 @@ def _interpret(facts: Facts) -> Model:
     if family is GENERIC:
         facts, config = _bound_unknown(facts, config, architecture)
     layers = family.layers(config)
-    latent = _read_latent(config) if family.layers is _build_latent_layers else None
+    latent = _read_latent(config) if layers[0].attention is Attention.LATENT else None
+    indexed = latent is not None and latent.index_bytes > 0
     if latent or family.name == "glm4_moe":
         facts = replace(facts, tensors=tuple(drop_draft_layers(facts.tensors, len(layers))))
     experts, per_token, expert_size = _read_experts(config, family)
@@ -444,7 +457,8 @@ def _interpret(facts: Facts) -> Model:
         experts=experts,
         experts_per_token=per_token,
         expert_intermediate_size=expert_size,
-        rope_caches=(*_list_rope_caches(config, layers, family.ropes), *tower_ropes),
+        # The indexer rotates otherwise than the attention.
+        rope_caches=(*_list_rope_caches(config, layers, family.ropes), *tower_ropes) * (2 if indexed else 1),
         per_layer_embedding_size=config.get("hidden_size_per_layer_input") or 0,
         multimodal=has_towers(facts.tensors) if family is GENERIC else family.towers is not Sharding.NOT_LOADED,
         embeddings_on_every_stage=family.every_stage,

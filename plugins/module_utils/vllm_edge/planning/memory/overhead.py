@@ -160,6 +160,9 @@ LATENT_WORKSPACE_TOKENS = 64 * 1024
 """The most tokens of context that latent attention expands at once
 (determine_chunked_prefill_workspace_size, model_executor/layers/attention/mla_attention.py of 0.19.0 to 0.33.0)."""
 
+INDEX_SCORES_BYTES = 512 * MIB
+"""0.19.0 envs.py, VLLM_SPARSE_INDEXER_MAX_LOGITS_MB, the same in 0.33.0."""
+
 FITTED_GPU, FITTED_SEQUENCES, FITTED_TOKENS, FITTED_HIDDEN_SIZE = "NVIDIA L4", 256, GEMMA4_VIDEO_TOKENS, 5376
 FITTED_LAYER_BYTES = GEMMA4_VIDEO_TOKENS * 2 * (2 * 5376 + 3 * 21504 // 2)
 """What `_compute_layer_bytes` gives for the run of the reference with the most: 31B over two GPUs."""
@@ -291,10 +294,27 @@ def compute_latent_context(model: Model, tokens: int, tensor_parallel_size: int)
     the KV cache. The latter vLLM takes after it has measured what is left for the KV cache, outside of its share.
     """
     latent, width = model.latent, DTYPE_BYTES.get(model.dtype, 2)
-    if latent is None:
+    if latent is None or latent.index_bytes:
         return 0, 0
     heads = model.query_heads // tensor_parallel_size
     return tokens * heads * latent.head_size * width, tokens * (latent.rank + latent.rope_size) * width
+
+
+def compute_index_workspace(model: Model, arguments: Arguments, max_model_len: int, tokens: int) -> Uncertain:
+    """Return the bytes that an indexer and its attention take when vLLM profiles; 0 without an indexer.
+
+    One workspace is for what the indexer gathers of the KV cache, 40 times the longest request, and for the attention:
+    a batch of queries and, with DeepSeek's FP8 format, 5 times the longest request in bfloat16. The scores of the
+    indexer, 512 MiB, live before the experts do, so that they may not be part of the peak (0.19.0, in
+    v1/attention/backends/mla indexer.py and flashmla_sparse.py:210,591; model_executor/layers/sparse_attn_indexer.py).
+    """
+    if model.latent is None or not model.latent.index_bytes:
+        return Uncertain(0.0, 0.0, 0.0)
+    vector = 2 * (model.latent.rank + model.latent.rope_size)
+    queries = tokens * model.query_heads // arguments.tensor_parallel_size * vector
+    gathered = 40 * max_model_len * model.latent.index_bytes
+    workspace = max(gathered, queries + (5 * max_model_len * vector if arguments.ds_mla else 0))
+    return Uncertain(workspace + INDEX_SCORES_BYTES, workspace, workspace + INDEX_SCORES_BYTES)
 
 
 def activations(model: Model, arguments: Arguments, tokens: int) -> Uncertain:

@@ -31,6 +31,9 @@ SHARED_LAYERS_WITHOUT_KV = (0, 30)
 TOWERS_ON_FIRST_STAGE = (0, 33)
 """From this release on vLLM's second model runner builds towers on the first stage only (0.33.0
 model_executor/models/interfaces.py:392)."""
+INDEXER_KEYS_WIDE = (0, 20)
+"""From this release on the keys of DeepSeek V3.2's indexer are not kept in FP8 (0.20.0 deepseek_v2.py,
+wk_weights_proj)."""
 DEEPSTACK_WITH_TOWER = (0, 28)
 """Before, the buffers for the outputs of Qwen3-VL's encoder are there without it too (0.28.0 qwen3_vl.py:1812)."""
 MROPE_FAMILIES, MROPE_ROWS_ONCE = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"}), (0, 32)
@@ -85,7 +88,7 @@ def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeig
         for component in loaded:
             whole = component.kind == "experts" and arguments.enable_expert_parallel
             ranks_of_tensor = 1 if whole else arguments.tensor_parallel_size
-            size = _count(component, stage) * _compute_bytes_on_rank(component, model, ranks_of_tensor)
+            size = _count(component, stage) * _compute_bytes_on_rank(component, model, ranks_of_tensor, release)
             if whole:
                 # Whole experts with all their scales; the first ranks have those that remain (`determine_expert_map`,
                 # model_executor/layers/fused_moe/expert_map_manager.py of 0.32).
@@ -136,11 +139,14 @@ def _is_read(component: Component, stage: _Stage) -> bool:
     return stage.last if component.read_per_token == 1.0 else stage.first
 
 
-def _compute_bytes_on_rank(component: Component, model: Model, ranks: int) -> int:
+def _compute_bytes_on_rank(component: Component, model: Model, ranks: int, release: tuple[int, int]) -> int:
     shape, bits = component.tensor.shape, DTYPE_BITS[component.tensor.dtype]
+    scale = component.tensor.name.rsplit(".", 1)[-1] in SCALES
+    if ".indexer.wk." in component.tensor.name and release >= INDEXER_KEYS_WIDE:
+        return 0 if scale else math.prod(shape) * DTYPE_BYTES.get(model.dtype, 2)
     if component.kind == "experts" and model.quantization.method == "mxfp4":
         return _compute_mxfp4_bytes(component, model, ranks)
-    if component.tensor.dtype in _FLOATS and component.tensor.name.rsplit(".", 1)[-1] not in SCALES:
+    if component.tensor.dtype in _FLOATS and not scale:
         # A weight that is not quantized is kept in the model's dtype, whatever the file has.
         bits = 32 if component.float32 else 8 * DTYPE_BYTES.get(model.dtype, 2)
     elif component.tensor.dtype in _FLOATS and _is_w8a8(model):
@@ -203,7 +209,7 @@ def _compute_rope_bytes(model: Model, arguments: Arguments, release: tuple[int, 
     elements = [size * rows for size, rows in model.rope_caches]
     if model.family in MROPE_FAMILIES and (release < MROPE_ROWS_ONCE or model.family == "qwen2_5_vl"):
         elements[0] *= 4
-    wide = model.rope_float32 or (model.family == "deepseek" and arguments.enforce_eager)
+    wide = model.rope_float32 or (model.family.startswith("deepseek") and arguments.enforce_eager)
     return (4 if wide else DTYPE_BYTES.get(model.dtype, 2)) * sum(elements)
 
 
