@@ -384,6 +384,13 @@ FAMILIES: Mapping[str, _Family] = {
 }
 """One row for each architecture that the planner knows. Another one is a row here and cases in
 tests/unit/planning/published.py."""
+_PLAN_NEEDS = {
+    "GlmMoeDsaForCausalLM": "which of its layers have an indexer (indexer_types), whose cache others read",
+    "DeepseekV4ForCausalLM": "the caches of its compressed tokens, of the window and of the indexer, by GPU",
+    "KimiLinearForCausalLM": "the state that its linear attention keeps for each request beside latent attention",
+    "GraniteMoeHybridForCausalLM": "the state that its Mamba layers keep for each request beside the KV cache",
+}
+"""What the planner would have to count of architectures that are asked for and that it refuses."""
 _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
 _BOTH_WAYS = {"is_causal": False, "use_bidirectional_attention": True}
 GENERIC = _Family("generic", _build_generic_layers, {}, Sharding.REPLICATED, every_stage=True, rope_float32=True)
@@ -517,9 +524,10 @@ def _bound_unknown(facts: Facts, config: _Config, architecture: str) -> tuple[Fa
     unbounded = "config.json names no architecture" if architecture == "(none)" else found
     name = printable(architecture[:100], "")
     if unbounded:
+        needed = f". A plan of it needs {_PLAN_NEEDS[architecture]}" if architecture in _PLAN_NEEDS else ""
         raise UnknownArchitecture(
             f"{facts.repo} is a {name}, which the planner does not know, and a generic plan is not possible: "
-            f"{unbounded}. Take a model of a family that it knows "
+            f"{unbounded}{needed}. Take a model of a family that it knows "
             f"({', '.join(sorted({family.name for family in FAMILIES.values()}))}), start it without a plan "
             "(-e plan_override=true), or add the architecture (CONTRIBUTING.md, Add a model)."
         )
