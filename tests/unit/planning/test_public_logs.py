@@ -168,10 +168,10 @@ kv_cache_memory_bytes=2619930050
 tokens of the KV cache, other arguments. Logs are numbered as an index of public files on GitHub has them; # is an issue
 of vLLM. The A40's GiB are those of an L40S.
 
-Of 47 that were found these 15 are not here: hybrids and others that are refused (55770092662, 69494016274, 61544841280,
-club-3090#142, 54064687355, 55685126685, 69102865712, 54092400981), DeepSeek V4 (#44376, 63344308021), one planned by
-bounds (56336202239), and four that do not say enough, or contradict themselves (#21348, #17462, 62120644965,
-56408971406 at full length).
+Of 47 that were found these 14 are not here: hybrids and others that are refused (55770092662, 69494016274, 61544841280,
+club-3090#142, 54064687355, 55685126685, 69102865712, 54092400981), DeepSeek V4 (#44376, 63344308021), and four that
+do not say enough, or contradict themselves (#21348, #17462, 62120644965, 56408971406 at full length). 55021192520 and
+60263045551 were found later; 55021192520 was refused by vLLM.
 """
 DIFFERENT = {
     "61534271581": "not judged: another program took and gave memory of the same pool while vLLM profiled",
@@ -236,6 +236,9 @@ def test_verdicts_are_those_of_the_logs() -> None:
     """The last one needs 2.0 GiB of KV cache, and started with 3.0 in a share of 21.95, graphs of 0.81 beside it."""
     lines = {line.split()[0]: line for line in ENGINES.splitlines()}
     assert _plan(lines["57905766703:one"]).verdict is Verdict.NO_KV
+    video = _plan(lines["55021192520"])
+    assert video.verdict is Verdict.NO_KV
+    assert float(video.reason.split()[-4]) == pytest.approx(14.28, rel=0.05)  # of a video of 114,688 tokens
     assert _plan(lines["67529778690"]).verdict is Verdict.KV_BELOW_MAX_MODEL_LEN
     started = _plan(lines["69451098589:.70"])
     assert started.verdict is Verdict.FITS
