@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.vllm_edge.planning.contract import Arguments, Attention, DecoderLayer, Model
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Attention, DecoderLayer, Latent, Model
 from ansible.module_utils.vllm_edge.planning.memory import kv_cache
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "planning"))
@@ -25,6 +25,7 @@ from kv_models import full, model, needed, sliding
 
 SEED = 20261121
 PER_SHAPE = 24
+V3_2 = Latent(512, 64, 256, 132)
 WINDOWS = (128, 512, 1000, 1024, 4096)
 LENGTHS = (1, 17, 1000, 4096, 8192, 16384, 32768, 100000)
 BATCHES = (256, 2048, 2496, 8192)
@@ -48,6 +49,7 @@ class Configuration:
                 "window": layer.window_tokens if layer.attention is Attention.SLIDING else None,
                 "chunk": layer.window_tokens if layer.attention is Attention.CHUNKED else None,
                 "latent": layer.attention is Attention.LATENT,
+                "index_bytes": self.model.latent.index_bytes if self.model.latent else 0,
                 "own_cache": layer.shares_with is None,
             }
             for layer in self.model.layers
@@ -56,6 +58,7 @@ class Configuration:
         return {
             "layers": layers,
             **{name: getattr(self.arguments, name) for name in names},
+            **({"kv_cache_dtype": kv_cache.DS_MLA} if self.arguments.ds_mla else {}),
             "max_num_batched_tokens": self.arguments.max_num_batched_tokens,
             "async_scheduling": self.arguments.async_scheduling is not False,
             "model_maximum": self.model.max_position_embeddings,
@@ -68,7 +71,11 @@ def configurations() -> tuple[Configuration, ...]:
     return tuple(
         configuration
         for family, layers, maximum in shapes(generator)
-        for configuration in _around(generator, family, model(layers, maximum=maximum))
+        for configuration in _around(
+            generator,
+            family,
+            replace(model(layers, maximum=maximum), latent=V3_2 if family == "DeepSeek V3.2" else None),
+        )
     )
 
 
@@ -121,8 +128,8 @@ def shapes(generator: random.Random) -> Iterator[tuple[str, list[DecoderLayer], 
         ]
         yield "Llama 4", chunks, 1048576
     # V2-Lite, V2, V3 and Kimi K2
-    for count in (27, 60, 61):
-        yield "DeepSeek", [DecoderLayer(index, Attention.LATENT, 1, 576) for index in range(count)], 163840
+    for family, count in (("DeepSeek", 27), ("DeepSeek", 60), ("DeepSeek", 61), ("DeepSeek V3.2", 61)):
+        yield family, [DecoderLayer(index, Attention.LATENT, 1, 576) for index in range(count)], 163840
     # Ministral 3 14B, Ministral 8B, whose window is as long as the longest request
     for count, window, longest in ((40, None, 262144), (36, 32768, 32768)):
         yield "Mistral", [_layer(index, 8, 128, window) for index in range(count)], longest
@@ -218,6 +225,8 @@ def _around(generator: random.Random, family: str, made: Model) -> Iterator[Conf
             block_size=generator.choice((16, 16, 16, 32, 64, 128)),
             async_scheduling=generator.choice((None, None, False)),
         )
+        if made.latent and arguments.kv_cache_dtype == "fp8":
+            arguments = replace(arguments, ds_mla=generator.choice((False, True)))
         try:
             much = kv_cache.capacity(made, arguments, 2**40, "0.33.0")
             # The release keeps one block back.

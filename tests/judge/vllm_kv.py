@@ -30,6 +30,7 @@ from vllm.distributed.utils import get_pp_indices
 from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.attention.chunked_local_attention import ChunkedLocalAttention
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
+from vllm.model_executor.models.deepseek_v2 import DeepseekV32IndexerCache
 from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype, resolve_kv_cache_dtype_string
 from vllm.v1.attention.backend import AttentionBackend, AttentionType, MultipleOf
 from vllm.v1.core import kv_cache_utils
@@ -111,7 +112,7 @@ def config_of(given: dict[str, Any]) -> Config:
     )
 
 
-def spec_of(layer: dict[str, Any], given: dict[str, Any], config: Config) -> Any:
+def spec_of(layer: dict[str, Any], given: dict[str, Any], config: Config, indexer: bool = False) -> Any:
     heads = SimpleNamespace(
         use_mla=False,
         get_total_num_kv_heads=lambda: layer["kv_heads"],
@@ -128,12 +129,16 @@ def spec_of(layer: dict[str, Any], given: dict[str, Any], config: Config) -> Any
         num_kv_heads=ModelConfig.get_num_kv_heads(heads, config.parallel_config),
         head_size=layer["head_size"],
         head_size_v=layer["head_size"],
-        indexer=None,
+        indexer=layer["index_bytes"] or None,
         non_causal_multi_token_decode=False,
         topk_buffer_width=None,
         _uses_flat_kv_cache=lambda: False,
     )
     kind = MLAAttention if layer["latent"] else ChunkedLocalAttention if layer["chunk"] else Attention
+    if indexer:
+        # Its own layer in vLLM, with bytes as elements.
+        attention = SimpleNamespace(cache_config=config.cache_config, head_dim=layer["index_bytes"], dtype=torch.uint8)
+        kind = DeepseekV32IndexerCache
     spec = kind.get_kv_cache_spec(attention, config)
     if hasattr(spec, "indexes_kv_by_block_stride"):
         # From 0.24 to 0.28 the runner asks the backend (v1/worker/gpu_model_runner.py:7498 of 0.24.0), and the stride
@@ -149,7 +154,12 @@ def workers(given: dict[str, Any], config: Config) -> list[dict[str, Any]]:
     for rank in range(ranks):
         first, end = get_pp_indices(len(given["layers"]), rank, ranks)
         own = [layer for layer in given["layers"][first:end] if layer["own_cache"]]
-        result.append({str(layer["index"]): spec_of(layer, given, config) for layer in own})
+        specs = {}
+        for layer in own:
+            if layer["index_bytes"]:
+                specs[f"{layer['index']}.indexer"] = spec_of(layer, given, config, indexer=True)
+            specs[str(layer["index"])] = spec_of(layer, given, config)
+        result.append(specs)
     return result
 
 
@@ -187,11 +197,14 @@ def tokens_of(config: Config, made: list[Any]) -> tuple[int, float]:
 def group_of(group: Any, config: Config) -> dict[str, Any]:
     spec = group.kv_cache_spec
     first = next(iter(spec.kv_cache_specs.values())) if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+    layers = [int(name) for name in group.layer_names if name.isdecimal()]
+    indexed = len(layers) < len(group.layer_names)
     return {
-        "layers": [int(name) for name in group.layer_names],
+        "layers": layers,
         "sliding": isinstance(first, SlidingWindowSpec),
         "block_size": spec.block_size,
-        "page_bytes": spec.page_size_bytes,
+        # Pages of all layers together, if they differ.
+        "page_bytes": spec.page_size_bytes // (len(layers) if indexed else 1),
         "blocks_per_request": -(-spec.max_memory_usage_bytes(config) // spec.page_size_bytes),
     }
 

@@ -143,6 +143,8 @@ def build(given: dict[str, Any], directory: str) -> tuple[Any, ModelConfig]:
         dtype="auto",
         language_model_only=given.get("language_model_only", False),
     )
+    if config.multimodal_config:
+        config.multimodal_config.mm_device_do_normalize = False  # it would read what images are scaled by
     # As EngineArgs.create_engine_config does.
     types = getattr(config.hf_text_config, "layer_types", None) or ["sliding_attention"]
     window = config.get_sliding_window() if set(types) == {"sliding_attention"} else None

@@ -71,6 +71,34 @@ def _exaone4(sizes: tuple[int, ...], tied: bool, head: int, window: int | None, 
     return config("Exaone4ForCausalLM", "exaone4", sizes, tie_word_embeddings=tied, **more)
 
 
+def _glm4_moe(sizes: tuple[int, ...], experts: tuple[int, ...], dense: int, **more: Any) -> dict[str, Any]:
+    """`experts` as in _deepseek."""
+    keys = ("n_routed_experts", "num_experts_per_tok", "n_shared_experts", "moe_intermediate_size")
+    found: dict[str, Any] = dict(zip(keys, experts, strict=True)) | {"first_k_dense_replace": dense, "n_group": 1}
+    found |= {"topk_group": 1, "topk_method": "noaux_tc", "norm_topk_prob": True, "routed_scaling_factor": 1.0}
+    found |= {"num_nextn_predict_layers": 1, "tie_word_embeddings": False, "rope_theta": 1000000.0}
+    lite = "kv_lora_rank" in more
+    name, kind = ("Glm4MoeLiteForCausalLM", "glm4_moe_lite") if lite else ("Glm4MoeForCausalLM", "glm4_moe")
+    attention = {} if lite else {"head_dim": 128, "attention_bias": True, "partial_rotary_factor": 0.5}
+    return config(name, kind, sizes, **found | attention | more)
+
+
+def qwen3_vl(sizes: tuple[int, ...], tower: Mapping[str, Any], tied: bool) -> dict[str, Any]:
+    rope = {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}
+    text = config("Qwen3VLForConditionalGeneration", "qwen3_vl_text", sizes, head_dim=128, rope_scaling=rope)
+    more = {"tie_word_embeddings": tied, **QWEN_TOKENS}
+    vision = {**QWEN_TOWER, "model_type": "qwen3_vl", "out_hidden_size": sizes[1], **tower}
+    return _multimodal("Qwen3VL", "qwen3_vl", {**text, "tie_word_embeddings": tied}, vision, **more)
+
+
+def _qwen2_5_vl(sizes: tuple[int, ...], tied: bool) -> dict[str, Any]:
+    """Like the published files, with the sizes of the language model at the top."""
+    more: dict[str, Any] = {"sliding_window": 32768, "max_window_layers": 70, "use_sliding_window": False}
+    more |= {"tie_word_embeddings": tied, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
+    more |= QWEN_TOKENS | {"vision_config": {**QWEN2_5_TOWER, "out_hidden_size": sizes[1]}, "rms_norm_eps": 1e-6}
+    return config("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", sizes, **more)
+
+
 def _qwen2_moe(sizes: tuple[int, ...], experts: tuple[int, ...]) -> dict[str, Any]:
     keys = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
     more = dict(zip(keys, experts, strict=True)) | {"decoder_sparse_step": 1, "use_sliding_window": False}
@@ -114,8 +142,8 @@ def _deepseek(
     found |= {"v_head_dim": 128, "first_k_dense_replace": dense, "tie_word_embeddings": False, "norm_topk_prob": three}
     if three:
         found |= {"quantization_config": FP8_BLOCKS, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
-    name = "DeepseekV3ForCausalLM" if three else "DeepseekV2ForCausalLM"
-    return config(name, "deepseek_v3" if three else "deepseek_v2", sizes, **found | more)
+    version = "32" if "index_topk" in more else "3" if three else "2"
+    return config(f"DeepseekV{version}ForCausalLM", f"deepseek_v{version}", sizes, **found | more)
 
 
 NOT_MXFP4 = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
@@ -127,6 +155,15 @@ QWEN_TOWER = {
     **{"num_position_embeddings": 2304, "in_channels": 3, "hidden_act": "gelu_pytorch_tanh"},
     "deepstack_visual_indexes": [8, 16, 24],
 }
+SMALL_QWEN_TOWER = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096}
+SMALL_QWEN_TOWER |= {"deepstack_visual_indexes": [5, 11, 17]}
+QWEN2_5_TOWER = {
+    **{"model_type": "qwen2_5_vl", "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16},
+    **{"patch_size": 14, "spatial_patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2, "in_chans": 3},
+    **{"hidden_act": "silu", "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31]},
+}
+QWEN_TOKENS = {"image_token_id": 151655, "video_token_id": 151656}
+QWEN_TOKENS |= {"vision_start_token_id": 151652, "vision_end_token_id": 151653}
 LLAMA4_TOWER = _tower(
     "llama4_vision_model",
     (1408, 5632, 34, 16, 336, 14),
@@ -246,8 +283,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
             **QWEN3_EXPERTS,
         ),
         QWEN_TOWER,
-        **{"tie_word_embeddings": False, "image_token_id": 151655, "video_token_id": 151656},
-        **{"vision_start_token_id": 151652, "vision_end_token_id": 151653},
+        **{"tie_word_embeddings": False, **QWEN_TOKENS},
     ),
     "MiniMaxAI/MiniMax-M2": config(
         "MiniMaxM2ForCausalLM",
@@ -276,6 +312,13 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "deepseek-ai/DeepSeek-V3": _deepseek(
         (61, 7168, 18432, 128, 128, 129280, 163840), (256, 8, 1, 2048), (8, 4), 3, num_nextn_predict_layers=1
     ),
+    "deepseek-ai/DeepSeek-V3.2": _deepseek(
+        (61, 7168, 18432, 128, 128, 129280, 163840),
+        (256, 8, 1, 2048),
+        (8, 4),
+        3,
+        **{"num_nextn_predict_layers": 1, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64},
+    ),
     "moonshotai/Kimi-K2-Instruct": _deepseek(
         (61, 7168, 18432, 64, 64, 163840, 131072),
         (384, 8, 1, 2048),
@@ -285,6 +328,26 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         rope_scaling={**DEEPSEEK_ROPE, "factor": 32.0, "beta_fast": 1.0},
     ),
     "openai/gpt-oss-20b": gpt_oss(24, 32),
+    "Qwen/Qwen2.5-VL-3B-Instruct": _qwen2_5_vl((36, 2048, 11008, 16, 2, 151936, 128000), True),
+    "Qwen/Qwen2.5-VL-7B-Instruct": _qwen2_5_vl((28, 3584, 18944, 28, 4, 152064, 128000), False),
+    "Qwen/Qwen3-VL-4B-Instruct": qwen3_vl(
+        (36, 2560, 9728, 32, 8, 151936, 262144),
+        SMALL_QWEN_TOWER,
+        True,
+    ),
+    "Qwen/Qwen3-VL-8B-Instruct": qwen3_vl((36, 4096, 12288, 32, 8, 151936, 262144), {}, False),
+    "zai-org/GLM-4.5-Air": _glm4_moe((46, 4096, 10944, 96, 8, 151552, 131072), (128, 8, 1, 1408), 1),
+    # 4.6 and 4.7 are alike, with more positions.
+    "zai-org/GLM-4.5": _glm4_moe(
+        (92, 5120, 12288, 96, 8, 151552, 131072), (160, 8, 1, 1536), 3, use_qk_norm=True, routed_scaling_factor=2.5
+    ),
+    "zai-org/GLM-4.7-Flash": _glm4_moe(
+        (47, 2048, 10240, 20, 20, 154880, 202752),
+        (64, 4, 1, 1536),
+        1,
+        **{"q_lora_rank": 768, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64},
+        **{"v_head_dim": 256, "routed_scaling_factor": 1.8, "rope_scaling": None},
+    ),
 }
 
 _QWEN_7B = CONFIGS["Qwen/Qwen2.5-7B-Instruct"]
@@ -339,6 +402,10 @@ PARAMETERS: Mapping[str, int] = {
     "deepseek-ai/DeepSeek-V3": 684_531_386_000,
     "mistralai/Mixtral-8x7B-Instruct-v0.1": 46_702_792_704,
     "Qwen/Qwen3-VL-30B-A3B-Instruct": 31_070_754_032,
+    "Qwen/Qwen3-VL-8B-Instruct": 8_767_123_696,
+    "Qwen/Qwen2.5-VL-7B-Instruct": 8_292_166_656,
+    "zai-org/GLM-4.5-Air": 110_468_824_832,
+    "zai-org/GLM-4.5": 358_337_791_296,
     "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
     "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
     "google/gemma-2-9b-it": 9_241_705_984,
@@ -390,6 +457,7 @@ def headers(made: Mapping[str, Any]) -> Iterator[Header]:
             yield f"{layer}.{name}.weight", "BF16", (text["vocab_size"], hidden)
     if "vision_config" in made:
         towers = {"clip_vision_model": _clip, "llama4_vision_model": _llama4_tower, "pixtral": _pixtral}
+        towers["qwen2_5_vl"] = _qwen2_5_tower
         yield from towers.get(made["vision_config"]["model_type"], _qwen_tower)(made["vision_config"], hidden)
 
 
@@ -446,6 +514,13 @@ def _latent_attention(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     yield "self_attn.kv_a_layernorm.weight", (rank,)
     if queries:
         yield "self_attn.q_a_layernorm.weight", (queries,)
+    if "index_topk" in text:
+        size, count = text["index_head_dim"], text["index_n_heads"]
+        yield from _linear(text, "self_attn.indexer.wq_b", size * count, queries)
+        yield from _linear(text, "self_attn.indexer.wk", size, hidden)
+        yield "self_attn.indexer.weights_proj.weight", (count, hidden)
+        for leaf in ("weight", "bias"):
+            yield f"self_attn.indexer.k_norm.{leaf}", "F32", (size,)
 
 
 def _deepseek_experts(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
@@ -471,10 +546,11 @@ def _attention(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     shapes = {f"{part}_proj": (count, hidden) for part, count in rows.items()} | {"o_proj": (hidden, heads * size)}
     for part, shape in shapes.items():
         yield from _linear(text, f"self_attn.{part}", *shape)
-        biased = kind in ("qwen2", "qwen2_moe") or (kind == "glm4" and text["attention_bias"])
+        biased = kind in ("qwen2", "qwen2_moe", "qwen2_5_vl") or (kind[:4] == "glm4" and text["attention_bias"])
         if kind == "gpt_oss" or (biased and part != "o_proj"):
             yield f"self_attn.{part}.bias", shape[:1]
-    each = dict.fromkeys(("exaone4", "qwen3", "qwen3_moe", "qwen3_vl_moe_text"), (size, size))
+    kinds = ("exaone4", "qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text")
+    each = dict.fromkeys((*kinds, "glm4_moe") if text.get("use_qk_norm") else kinds, (size, size))
     norms = {**each, "minimax_m2": (heads * size, kv_heads * size)}
     for part, count in zip("qk", norms.get(kind, ()), strict=False):
         yield f"self_attn.{part}_norm.weight", (count,)
@@ -553,6 +629,9 @@ _MLPS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[tuple[Any, ...]]]] = 
     "qwen3_vl_moe_text": _qwen3_vl_experts,
     "deepseek_v2": _deepseek_experts,
     "deepseek_v3": _deepseek_experts,
+    "deepseek_v32": _deepseek_experts,
+    "glm4_moe": _deepseek_experts,
+    "glm4_moe_lite": _deepseek_experts,
     "mixtral": _block_sparse,
     "minimax_m2": _block_sparse,
     "gpt_oss": _gpt_oss_experts,
@@ -620,6 +699,21 @@ def _qwen_tower(vision: Mapping[str, Any], text_hidden: int) -> Iterator[Header]
     yield "model.visual.pos_embed.weight", "BF16", (vision["num_position_embeddings"], hidden)
 
 
+def _qwen2_5_tower(vision: Mapping[str, Any], text_hidden: int) -> Iterator[Header]:
+    hidden, inner = vision["hidden_size"], vision["intermediate_size"]
+    merged = hidden * vision["spatial_merge_size"] ** 2
+    layer = {"attn.qkv": (3 * hidden, hidden), "attn.proj": (hidden, hidden)}
+    layer |= {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)}
+    for index in range(vision["depth"]):
+        yield from _biased(f"visual.blocks.{index}.", layer)
+        yield f"visual.blocks.{index}.norm1.weight", "BF16", (hidden,)
+        yield f"visual.blocks.{index}.norm2.weight", "BF16", (hidden,)
+    yield from _biased("visual.merger.mlp.", {"0": (merged, merged), "2": (text_hidden, merged)})
+    yield "visual.merger.ln_q.weight", "BF16", (hidden,)
+    patch = (vision["in_chans"], vision["temporal_patch_size"], vision["patch_size"], vision["patch_size"])
+    yield "visual.patch_embed.proj.weight", "BF16", (hidden, *patch)
+
+
 def _pixtral(vision: Mapping[str, Any], text_hidden: int) -> Iterator[Header]:
     hidden, inner = vision["hidden_size"], vision["intermediate_size"]
     square = {f"attention.{part}_proj": (hidden, hidden) for part in "qkvo"}
@@ -644,13 +738,16 @@ def cut(made: Mapping[str, Any], layers: int = JUDGED_LAYERS) -> dict[str, Any]:
     """The same checkpoint with its first layers only: what vLLM makes of one layer, it makes of all alike."""
     text = dict(made.get("text_config", made))
     text["num_hidden_layers"] = min(layers, text["num_hidden_layers"])
+    if text.get("first_k_dense_replace"):
+        # glm4_moe.py refuses a stage of a pipeline without experts.
+        text["first_k_dense_replace"] = min(layers // 2 - 1, text["first_k_dense_replace"])
     if text.get("layer_types"):
         text["layer_types"] = text["layer_types"][:layers]
-    if "text_config" not in made:
+    if "vision_config" not in made:
         return text
     depth = "depth" if "depth" in made["vision_config"] else "num_hidden_layers"
     vision = {**made["vision_config"], depth: 27 if depth == "depth" else 2}
-    return {**made, "text_config": text, "vision_config": vision}
+    return {**(made | {"text_config": text} if "text_config" in made else text), "vision_config": vision}
 
 
 def facts(repo: str, layers: int = 0) -> Facts:

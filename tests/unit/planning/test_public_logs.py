@@ -63,6 +63,9 @@ MODELS: dict[str, Any] = {
         **_qwen2((64, 5120, 27648, 40, 8, 152064, 32768), False),
         "quantization_config": published.QUANTIZED["Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4"],
     },
+    "Qwen/Qwen3-VL-2B-Instruct": published.qwen3_vl(
+        (28, 2048, 6144, 16, 8, 151936, 262144), published.SMALL_QWEN_TOWER, True
+    ),
     "openai/gpt-oss-120b": published.gpt_oss(36, 128),
     "meta-llama/Meta-Llama-3-8B-Instruct": published.config(
         "LlamaForCausalLM", "llama", (32, 4096, 14336, 32, 8, 128256, 8192), tie_word_embeddings=False
@@ -167,6 +170,10 @@ max_num_batched_tokens=16384 max_num_seqs=2
 52072816508 nvidia/Gemma-4-26B-A4B-NVFP4 0.19.2 31.84 .8 98304 - 8.29 72400 kv_cache_dtype=fp8
 60215307901 mistralai/Ministral-3-14B-Instruct-2512-BF16 0.27.1 H200:139.8 .9 2048 26.05 97.2 636976 \
 max_num_seqs=512
+56336202239 Qwen/Qwen3-VL-8B-Instruct 0.19.0 47.4 .85 4096 16.78 22.46 163568 max_num_seqs=5 \
+max_num_batched_tokens=8192 enforce_eager=true --mm-processor-kwargs.max_pixels 1003520
+55021192520 Qwen/Qwen2.5-VL-7B-Instruct 0.23.0 A100:79.25 .22 - 15.67 -14.28 -
+60263045551 Qwen/Qwen3-VL-2B-Instruct 0.20.2 5070Ti:15.92 .9 2048 4.24 8.13 76144 max_num_seqs=1 enforce_eager=true
 67529778690 openai/gpt-oss-20b 0.19.1 4090:23.52 .9 131072 13.72 2.44 - max_num_batched_tokens=4096 \
 kv_cache_memory_bytes=2619930050
 """
@@ -174,10 +181,10 @@ kv_cache_memory_bytes=2619930050
 tokens of the KV cache, other arguments. Logs are numbered as an index of public files on GitHub has them; # is an issue
 of vLLM. The A40's GiB are those of an L40S.
 
-Of 47 that were found first these 15 are not here: hybrids and others that are refused (55770092662,
-69494016274, 61544841280, club-3090#142, 54064687355, 55685126685, 69102865712, 54092400981), DeepSeek V4 (#44376,
-63344308021), one planned by bounds (56336202239), and four that do not say enough, or contradict themselves (#21348,
-#17462, 62120644965, 56408971406 at full length).
+Of 47 that were found first these 14 are not here: hybrids and others that are refused (55770092662, 69494016274,
+61544841280, club-3090#142, 54064687355, 55685126685, 69102865712, 54092400981), DeepSeek V4 (#44376, 63344308021), and
+four that do not say enough, or contradict themselves (#21348, #17462, 62120644965, 56408971406 at full length). The six
+before 67529778690 were found later; vLLM refused 55021192520.
 """
 DIFFERENT = {
     "61534271581": "not judged: another program took and gave memory of the same pool while vLLM profiled",
@@ -198,7 +205,8 @@ def _plan(line: str, kv_gib: float | None = None) -> EnginePlan:
     engine: dict[str, Any] = {key: yaml.safe_load(value) for key, value in given.items() if key not in variables}
     ranks = engine.get("tensor_parallel_size", 1)
     engine |= {"name": "engine", "model": repo, "gpus": list(range(ranks)), "gpu_memory_utilization": float(share)}
-    engine |= {"extra_env": variables, "extra_args": [word for word in more if word.startswith("--")]}
+    first = next((index for index, word in enumerate(more) if word.startswith("--")), len(more))
+    engine |= {"extra_env": variables, "extra_args": more[first:]}
     if length != "-":
         engine["max_model_len"] = int(length)
     if kv_gib is not None:
@@ -241,6 +249,9 @@ def test_verdicts_are_those_of_the_logs() -> None:
     """The last one needs 2.0 GiB of KV cache, and started with 3.0 in a share of 21.95, graphs of 0.81 beside it."""
     lines = {line.split()[0]: line for line in ENGINES.splitlines()}
     assert _plan(lines["57905766703:one"]).verdict is Verdict.NO_KV
+    video = _plan(lines["55021192520"])
+    assert video.verdict is Verdict.NO_KV
+    assert float(video.reason.split()[-4]) == pytest.approx(14.28, rel=0.05)  # of a video of 114,688 tokens
     assert _plan(lines["67529778690"]).verdict is Verdict.KV_BELOW_MAX_MODEL_LEN
     started = _plan(lines["69451098589:.70"])
     assert started.verdict is Verdict.FITS

@@ -165,6 +165,25 @@ class Latent:
     """Of the part of the key with RoPE, which all heads share. It and `rank` are the vector in the KV cache."""
     head_size: int
     """Of what one head gets back from the compressed vector: the rest of its key, and its value."""
+    index_bytes: int = 0
+    """Bytes of a token in the cache that the indexer of a layer has (DeepSeek V3.2); 0 without one."""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Qwen's vision tower, as far as one run of it takes memory."""
+
+    hidden_size: int
+    intermediate_size: int
+    gated: bool
+    """Whether its MLP has a gate (Qwen2.5-VL)."""
+    fixed_size: int
+    """Elements of a patch that live throughout: its pixels, cos and sin of RoPE, and the embedding of its position if
+    it has one."""
+    deepstack: int
+    """Layers whose outputs the language model gets besides the last one's."""
+    pixels_per_token: int
+    """Of the four patches that become one token."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +225,8 @@ class Model:
     """Whether the KV cache takes no less than what is planned; for `generic` only."""
     latent: Latent | None = None
     """If the attention of all layers is latent."""
+    encoder: Encoder | None = None
+    """If it has Qwen's tower."""
 
 
 @dataclass(frozen=True)
@@ -229,14 +250,18 @@ class Arguments:
     default_max_num_seqs: int | None = None
     """vLLM's default on the engine's GPU, no option; None for a GPU below 70 GiB. The next field too."""
     default_max_num_batched_tokens: int | None = None
-    without_videos: bool = False
-    """Whether limit_mm_per_prompt has 0 for them, no option."""
+    max_pixels: int | None = None
+    """Of an image, from mm_processor_kwargs; None if the checkpoint decides."""
+    without: frozenset[str] = frozenset()
+    """Modalities of which limit_mm_per_prompt allows none."""
     first_runner_options: frozenset[str] = frozenset()
     """The keys of its options that some release runs in its first model runner only."""
     second_runner: bool | None = None
     """VLLM_USE_V2_MODEL_RUNNER of extra_env; None if release, model and options decide."""
     estimate_graphs: bool | None = None
     """VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS of extra_env; None for the default of the release."""
+    ds_mla: bool = False
+    """Whether the attention backend of the GPU keeps the KV cache in DeepSeek's own FP8 format, no option."""
     default_block_size: int | None = None
     """Tokens of a block that the attention backend of the GPU wants, no option; None for vLLM's default."""
 
@@ -284,6 +309,9 @@ class Uncertain:
         if isinstance(other, int):
             other = Uncertain(other, other, other)
         return Uncertain(self.value + other.value, self.low + other.low, self.high + other.high)
+
+    def raise_to(self, other: Uncertain) -> Uncertain:
+        return Uncertain(max(self.value, other.value), max(self.low, other.low), max(self.high, other.high))
 
     def __mul__(self, factor: float) -> Uncertain:
         return Uncertain(self.value * factor, self.low * factor, self.high * factor)

@@ -17,7 +17,7 @@ from ..engine.state import EngineState
 from .checkpoint.model_classes import ADDED, GONE
 from .checkpoint.model_facts import ranges
 from .contract import Arguments, EnginePlan, Gpu, Model, Verdict
-from .memory.overhead import MIB
+from .memory.overhead import MIB, count_encoder_tokens, encode
 from .memory.vllm_versions import (
     ALLOW_LONGER,
     ALSO_FLOAT32,
@@ -27,6 +27,7 @@ from .memory.vllm_versions import (
     behaviour,
     count_whole_item_tokens,
     derive_limit,
+    encodes,
     is_longer_allowed,
     list_supported,
     max_model_len,
@@ -39,8 +40,9 @@ PIPELINE_FIXED = (0, 21)
 (model_executor/models/gemma4.py:883 and :1320), which that class lacks. 0.21.0 does not (:1313), since
 vllm-project/vllm#40786."""
 QWEN3_VL_PIPELINE_SINCE = (0, 22)
-"""Qwen3-VL-MoE with pipeline parallelism: from 0.19 to 0.21 its second stage ends with `AttributeError:
-'Qwen3MoeLLMForCausalLM' object has no attribute 'start_layer'` (0.21.0 model_executor/models/qwen3_vl_moe.py:457)."""
+"""Qwen3-VL with pipeline parallelism: from 0.19 to 0.21 its second stage ends with `AttributeError:
+'Qwen3MoeLLMForCausalLM' object has no attribute 'start_layer'` (0.21.0 model_executor/models/qwen3_vl_moe.py:457), the
+dense one's likewise."""
 DRAFTERS_SINCE = (0, 21)
 """The first source with model_executor/models/gemma4_mtp.py, vllm-project/vllm#41745."""
 TILE_PADDING_SINCE = (0, 25)
@@ -54,6 +56,8 @@ FP4_UNITS_SINCE = (10, 0)
 """Compute capability (0.33.0 model_executor/kernels/linear/nvfp4/flashinfer.py:204)."""
 PACKED_DTYPES = ("U8", "I32", "F4")
 """Dtypes in which safetensors holds weights of fewer than 8 bits."""
+INDEXER_ON_12_SINCE = (0, 24)
+"""0.24.0 platforms/cuda.py, FLASHINFER_MLA_SPARSE_SM120."""
 LEAST_CAPABILITY = (7, 5)
 """What a GPU has at least whose compute capability is not known: vLLM's images with CUDA 13 have nothing for older ones
 (0.19.0 and 0.32.0 CMakeLists.txt, CUDA_SUPPORTED_ARCHS)."""
@@ -182,10 +186,10 @@ def _check_model_class(engine: Engine) -> Iterator[Finding]:
 
 def _check_pipeline(engine: Engine) -> Iterator[Finding]:
     stages, family = engine.arguments.pipeline_parallel_size, engine.model.family
-    if family == "qwen3_vl_moe" and stages > 1 and engine.vllm < QWEN3_VL_PIPELINE_SINCE:
+    if family in ("qwen3_vl", "qwen3_vl_moe") and stages > 1 and engine.vllm < QWEN3_VL_PIPELINE_SINCE:
         yield Finding(
-            f"Qwen3-VL-MoE over pipeline_parallel_size {stages} crashes in vLLM {_said(engine.vllm)}, whose "
-            f"qwen3_vl_moe.py asks its language model for start_layer, which that lacks",
+            f"Qwen3-VL over pipeline_parallel_size {stages} crashes in vLLM {_said(engine.vllm)}, whose "
+            f"{family}.py asks its language model for start_layer, which that lacks",
             "vllm_image_base with vLLM 0.22.0 or newer, or tensor_parallel_size in place of pipeline_parallel_size",
         )
     if family == "gemma4" and stages > 1 and engine.vllm < PIPELINE_FIXED:
@@ -253,6 +257,8 @@ def _list_needs(engine: Engine) -> Iterator[tuple[str, tuple[int, int], str, str
         least = (8, 0) if method == "modelopt" and engine.vllm >= MODELOPT_FP8_ON_AMPERE_SINCE else least
         source = f"vLLM model_executor/layers/quantization/{file}, get_min_capability"
         yield f"the quantization {method}", least, source, ""
+    if model.latent and model.latent.index_bytes:
+        yield "attention with an indexer", (9, 0), "vLLM platforms/cuda.py, FLASHMLA_SPARSE", ""
     # Schemes of compressed-tensors that need more than all GPUs have (0.19.0 to 0.33.0).
     groups = model.facts.quantization.get("config_groups")
     for group in groups.values() if isinstance(groups, Mapping) else ():
@@ -271,6 +277,21 @@ def _list_needs(engine: Engine) -> Iterator[tuple[str, tuple[int, int], str, str
         # vLLM has no KV cache named float32: that is `auto`, unless the checkpoint makes FP8 of it.
         other = model.dtype if model.dtype != "float32" else "auto"
         yield "an FP8 KV cache", (8, 9), "Triton has no fp8e4nv below it", f"kv_cache_dtype: {other}"
+
+
+def _check_indexer(engine: Engine) -> Iterator[Finding]:
+    """Yield why no attention backend of the GPU takes a model with an indexer (platforms/cuda.py)."""
+    has, latent = engine.gpu.compute_capability, engine.model.latent
+    if has is None or latent is None or not latent.index_bytes:
+        return
+    if has[0] == 12 and engine.vllm < INDEXER_ON_12_SINCE:
+        yield Finding(
+            f"vLLM {_said(engine.vllm)} has no attention with an indexer for compute capability {_said(has)}, which "
+            f"{engine.gpu.name} has (platforms/cuda.py)",
+            f"vllm_image_base with vLLM {_said(INDEXER_ON_12_SINCE)}.0 or newer",
+        )
+    if has[0] == 9 and engine.arguments.kv_cache_dtype == "fp8_e4m3":
+        yield Finding("attention with an indexer has no KV cache of dtype fp8_e4m3 on Hopper", "kv_cache_dtype: fp8")
 
 
 def _check_dtype(engine: Engine) -> Iterator[Finding]:
@@ -381,6 +402,7 @@ RULES: Sequence[Rule] = (
     _check_batch,
     _check_dtype,
     _check_capability,
+    _check_indexer,
     _check_divisibility,
     _check_marlin,
 )
@@ -394,6 +416,13 @@ def list_advice(engine: Engine) -> Iterator[str]:
         yield (
             "a pipeline of a model with per-layer embeddings was questioned in the review of vllm-project/vllm#40786; "
             "try it before you rely on it"
+        )
+    items = count_encoder_tokens(model, arguments, engine.max_model_len, engine.max_num_batched_tokens)
+    if items and not encodes(model, arguments, engine.release.version):
+        yield (
+            f"vLLM {_said(engine.vllm)} does not measure the encoder of this model: images and videos of the largest "
+            f"size take up to {encode(model, arguments, items)[0].bytes // MIB:,} MiB outside of its share; leave them "
+            f"free, or make them smaller with --mm-processor-kwargs.max_pixels"
         )
     if (arguments.max_model_len or 0) > limit:
         yield (

@@ -15,7 +15,7 @@ from .feasibility import Engine
 from .memory import overhead
 from .memory.kv_cache import DEFAULT_BLOCK_TOKENS, UnsupportedKvCache, capacity
 from .memory.overhead import GIB, MIB
-from .memory.vllm_versions import counts_graphs, uses_second_runner
+from .memory.vllm_versions import counts_graphs, encodes, uses_second_runner
 from .memory.weights import per_rank
 
 End = Literal["least", "planned", "most"]
@@ -133,6 +133,9 @@ def _compute_ranks(engine: Engine, end: End) -> tuple[Rank, ...]:
     latent, workspace = overhead.compute_latent_context(model, expanded, arguments.tensor_parallel_size)
     context = overhead.context(len(engine.slots), engine.gpu.name, engine.has_nvlink) + workspace
     activations = overhead.activations(model, arguments, tokens) + latent
+    activations += overhead.compute_index_workspace(model, arguments, engine.max_model_len, tokens)
+    items = overhead.count_encoder_tokens(model, arguments, engine.max_model_len, tokens)
+    run, outputs = overhead.encode(model, arguments, items if encodes(model, arguments, release.version) else 0)
     warm_up = profiled = overhead.sampler(model, rows)
     if second:
         copies = release.second_runner_copies_logits
@@ -150,7 +153,9 @@ def _compute_ranks(engine: Engine, end: End) -> tuple[Rank, ...]:
             Rank(
                 loaded=rank,
                 weights=_replace_observed(engine, "weights_bytes", loaded),
-                overhead=_replace_observed(engine, "overhead_bytes", activations + encoder + profiled * samples),
+                overhead=_replace_observed(
+                    engine, "overhead_bytes", (activations + encoder + outputs + profiled * samples).raise_to(run)
+                ),
                 context=_replace_observed(engine, "context_bytes", context),
                 graphs=_replace_observed(engine, "graphs_bytes", graphs),
                 graphs_kept=kept,

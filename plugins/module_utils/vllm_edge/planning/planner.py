@@ -20,7 +20,7 @@ from .feasibility import THRESHOLD_PERCENT, Engine, check_threshold, find_weakes
 from .fixes import Search, find_fixes
 from .load_time import plan_load
 from .memory import overhead
-from .memory.kv_cache import choose_block_size, count_requests, resolve_dtype
+from .memory.kv_cache import choose_block_size, count_requests, keeps_ds_mla, resolve_dtype
 from .memory.overhead import MIB
 from .memory.vllm_versions import (
     LARGE_GPU_GIB,
@@ -40,7 +40,7 @@ from .outcome import (
     mib,
     to_sentence,
 )
-from .unmodeled_arguments import TASK, find_unmodeled, judge, judge_generic
+from .unmodeled_arguments import TASK, find_unmodeled, judge, judge_generic, read_processor_options
 
 MARGIN_MIB = 512
 AT_ONCE_TOKENS = (8192, 32768)
@@ -134,6 +134,9 @@ def arguments_of(engine: Mapping[str, Any]) -> Arguments:
         value = argument.values[0] if argument.values else ""
         if argument.option and argument.option.name == "--limit-mm-per-prompt":
             limits |= _read_limits(place, argument.dotted, value)
+        if argument.option and argument.option.name == "--mm-processor-kwargs":
+            pixels = read_processor_options(argument).get("max_pixels")
+            chosen["max_pixels"] = pixels if type(pixels) is int and pixels > 0 else None
         key = derive_key(argument.option) if argument.option and not argument.dotted else ""
         if key in kinds:
             is_switch = kinds[key] == "bool"
@@ -145,9 +148,10 @@ def arguments_of(engine: Mapping[str, Any]) -> Arguments:
     for key, variable in SWITCHES.items():
         if (switch := str((engine.get("extra_env") or {}).get(variable, "")).strip()) in ("0", "1"):
             chosen[key] = switch == "1"
+    chosen["without"] = _list_without(limits)
     if takes_text_only(limits):
         chosen["language_model_only"] = True
-    return Arguments(**chosen, without_videos=_takes_none(limits, "video"), first_runner_options=frozenset(keep))
+    return Arguments(**chosen, first_runner_options=frozenset(keep))
 
 
 _SUFFIXES = {
@@ -161,7 +165,8 @@ _SCALED = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")
 
 def _is_option(name: str) -> bool:
     """Return whether a field of Arguments is an option of vLLM that may stand in an engine."""
-    return not name.startswith("default_") and name not in ("without_videos", "first_runner_options", *SWITCHES)
+    derived = ("ds_mla", "first_runner_options", "max_pixels", "without")
+    return not name.startswith("default_") and name not in derived and name not in SWITCHES
 
 
 def _read_value(place: str, key: str, kind: str, value: Any) -> bool | int | float | str:
@@ -215,12 +220,14 @@ def takes_text_only(limits: Any) -> bool:
     """Return whether limit_mm_per_prompt allows no image, no video and no audio, which is the same as
     language_model_only (0.32.0 config/multimodal.py:304). vLLM allows 999 of a modality that is not named.
     """
-    return all(_takes_none(limits, name) for name in ("image", "video", "audio"))
+    return {"image", "video", "audio"} <= _list_without(limits)
 
 
-def _takes_none(limits: Any, modality: str) -> bool:
-    count = limits.get(modality, 999) if isinstance(limits, Mapping) else 999
-    return not (count.get("count", 999) if isinstance(count, Mapping) else count)
+def _list_without(limits: Any) -> frozenset[str]:
+    """Return the modalities of which limit_mm_per_prompt allows none."""
+    given = limits.items() if isinstance(limits, Mapping) else ()
+    counts = {name: count.get("count", 999) if isinstance(count, Mapping) else count for name, count in given}
+    return frozenset(str(name) for name, count in counts.items() if not count)
 
 
 def _parse_engine(
@@ -273,7 +280,9 @@ def resolve(model: Model, arguments: Arguments, gpus: Sequence[Gpu], version: st
     capability = find_weakest(gpus).compute_capability
     model = replace(model, dtype=resolve_model_dtype(model, arguments.dtype, capability))
     dtype = resolve_dtype(model, arguments, version)
-    return model, replace(arguments, default_block_size=choose_block_size(model, dtype, capability)), dtype
+    block_size, ds_mla = choose_block_size(model, dtype, capability), keeps_ds_mla(model, dtype, capability)
+    arguments = replace(arguments, default_block_size=block_size, ds_mla=ds_mla)
+    return model, arguments, resolve_dtype(model, arguments, version)
 
 
 def _derive_settings(engine: Engine, outcome: Outcome) -> dict[str, float | int]:

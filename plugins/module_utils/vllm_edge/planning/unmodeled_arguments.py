@@ -7,12 +7,14 @@ changes was measured (plan_observations, playbooks/calibrate.yml). Names are tho
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from ..inventory.engine_arguments import parse_arguments
+from ..inventory.engine_arguments import Argument, parse_arguments
 from ..text import printable, shown
 from .checkpoint.headers import MODULES
 from .contract import Model, Verdict
@@ -80,6 +82,7 @@ _ARGUMENTS: Mapping[str, Unmodeled] = {
     ),
     "--performance-mode": Unmodeled(Effect.OTHER, "vLLM's defaults of max_num_seqs and max_num_batched_tokens"),
     "--mm-encoder-tp-mode": Unmodeled(Effect.OTHER, "the copies of the vision tower", _LOADED, loads=True),
+    "--mm-processor-kwargs": Unmodeled(Effect.OTHER, "the size of the largest image or video", _LOADED),
     "--skip-mm-profiling": Unmodeled(
         Effect.OTHER, "the activations of the vision tower, which vLLM then leaves out", _LOADED
     ),
@@ -127,6 +130,8 @@ def find_unmodeled(model: Model, extra_args: Sequence[str], environment: Mapping
         pooling = pooling and not (name == "--runner" and value == "generate")
         if switched_off or neutral or (name == "--quantization" and _is_own_quantization(model, value)):
             continue
+        if name == "--mm-processor-kwargs" and _is_counted(model, argument):
+            continue
         if name == "--data-parallel-size" and not model.experts:
             continue  # each replica is an engine of its own
         if name in _ARGUMENTS:
@@ -135,6 +140,22 @@ def find_unmodeled(model: Model, extra_args: Sequence[str], environment: Mapping
         yield replace(TASK, text=f"{MODULES} of the checkpoint", fix="extra_args: [--runner, generate]")
     for name in sorted(_VARIABLES.keys() & environment.keys()):
         yield Unmodeled(Effect.OTHER, _VARIABLES[name], key="extra_env", text=name, loads=True)
+
+
+def read_processor_options(argument: Argument) -> dict[str, Any]:
+    """Return what an argument says of mm_processor_kwargs; nothing if it is no JSON, which vLLM refuses."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(argument.values[0] if argument.values else "")
+        found = {argument.dotted.lstrip("."): found} if argument.dotted else found
+        return dict(found) if isinstance(found, dict) else {}
+    return {}
+
+
+def _is_counted(model: Model, argument: Argument) -> bool:
+    """Return whether mm_processor_kwargs changes nothing, or only how large an image is for Qwen's encoder."""
+    found = read_processor_options(argument)
+    known = model.encoder is not None and found.keys() <= {"min_pixels", "max_pixels"}
+    return not model.multimodal or (known and all(type(size) is int and size > 0 for size in found.values()))
 
 
 def _is_own_quantization(model: Model, value: str) -> bool:

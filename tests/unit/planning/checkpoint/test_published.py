@@ -136,3 +136,15 @@ def test_experts_and_what_a_token_reads_of_them() -> None:
         assert found == sizes, repo
         parts = [part for part in model.components if part.kind == "experts"]
         assert {part.read_per_token for part in parts} == {model.experts_per_token / model.experts}
+
+
+@pytest.mark.parametrize("repo", ["Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-VL-4B-Instruct"])
+def test_qwens_encoder_is_the_same_from_the_index_and_from_records(repo: str) -> None:
+    """The shapes of the tower do not follow from config.json, whose vision_config records do not have."""
+    facts, made = published.facts(repo), published.CONFIGS[repo]
+    names = sorted(name for name, *_ in published.headers(made))
+    found, _ = inferred.infer_headers(repo, made, {}, names, model_facts.checkpoint_bytes(facts))
+    index = model_facts.build_facts(repo, "", made, found, source=inferred.APPROXIMATE)
+    record = replace(facts, config={key: value for key, value in made.items() if key != "vision_config"})
+    assert families.interpret(index).encoder == families.interpret(record).encoder
+    assert families.interpret(record).encoder == families.interpret(facts).encoder

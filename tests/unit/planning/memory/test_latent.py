@@ -18,15 +18,16 @@ from ansible.module_utils.vllm_edge.planning.contract import Arguments, EnginePl
 from ansible.module_utils.vllm_edge.planning.memory import kv_cache, overhead, weights
 
 LITE, V3 = "deepseek-ai/DeepSeek-V2-Lite-Chat", "deepseek-ai/DeepSeek-V3"
+V32 = "deepseek-ai/DeepSeek-V3.2"
 GIB = 2**30
 H100 = Gpu("NVIDIA H100 80GB HBM3", 79 * GIB)
 H200 = Gpu("NVIDIA H200", 139 * GIB)
 
 
-def plan(repo: str, gpus: list[Gpu], **engine: Any) -> EnginePlan:
+def plan(repo: str, gpus: list[Gpu], release: str = "0.32.0", **engine: Any) -> EnginePlan:
     given = {"name": "e", "model": "m", "gpus": list(range(len(gpus))), "tensor_parallel_size": len(gpus), **engine}
     model = families.interpret(published.facts(repo, 0 if repo == LITE else 5))
-    return planner.plan("p", [given], {"m": model}, gpus, "0.32.0").engines[0]
+    return planner.plan("p", [given], {"m": model}, gpus, release).engines[0]
 
 
 def test_the_cache_is_what_public_logs_say() -> None:
@@ -55,6 +56,31 @@ def test_the_backend_of_the_gpu_decides_on_the_block(gpu: Gpu, dtype: str, block
     assert found.kv_groups[0].page_bytes == block * 576 * (1 if dtype == "fp8" else 2)
     none = plan(LITE, [gpu, gpu], max_model_len=4096, kv_cache_dtype="fp8_e5m2")
     assert none.verdict is Verdict.UNSUPPORTED_ENGINE and "latent attention (MLA)" in none.reason
+
+
+B200 = Gpu("NVIDIA B200", 178 * GIB, stated_capability=(10, 0))
+RTX = Gpu("NVIDIA RTX PRO 6000", 95 * GIB, stated_capability=(12, 0))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "token"),
+    [(H200, "auto", 1152), (H200, "fp8", 656), (B200, "fp8", 576), (B200, "auto", 1152), (RTX, "auto", 656)],
+)
+def test_an_indexer_has_a_cache_beside_that_of_the_attention(gpu: Gpu, dtype: str, token: int) -> None:
+    """Bytes of a token: vLLM's layouts by GPU, and 128 elements in FP8 with a scale."""
+    found = plan(V32, [gpu] * 2, max_model_len=4096, kv_cache_dtype=dtype)
+    assert found.verdict is Verdict.FITS, found.reason
+    assert [(group.block_size_tokens, group.page_bytes) for group in found.kv_groups] == [(64, 64 * (token + 132))]
+
+
+def test_an_indexer_needs_hopper_or_newer_and_workspace() -> None:
+    refused = plan(V32, [Gpu("NVIDIA A100-SXM4-80GB", 79 * GIB)] * 2, max_model_len=4096)
+    assert refused.verdict is Verdict.UNSUPPORTED_ENGINE and "indexer needs compute capability 9.0" in refused.reason
+    assert plan(V32, [H200] * 2, max_model_len=4096, kv_cache_dtype="fp8_e4m3").fix == "kv_cache_dtype: fp8"
+    old = plan(V32, [RTX] * 2, max_model_len=4096, release="0.23.0")
+    assert "0.24.0 or newer" in old.fix
+    long, short = (plan(V32, [H200] * 2, max_model_len=length).gpus[0] for length in (160 * 1024, 120 * 1024))
+    assert long.overhead_bytes - short.overhead_bytes == 40 * 40 * 1024 * 132
 
 
 def test_context_that_is_expanded_counts_as_activation_and_its_buffer_beside_the_share() -> None:
@@ -89,7 +115,9 @@ def test_rope_is_wider_in_eager_mode() -> None:
 @pytest.mark.parametrize(("key", "value"), [("index_topk", 2048), ("moe_layer_freq", 2)])
 def test_another_kind_of_deepseek_is_refused(key: str, value: int) -> None:
     facts = published.facts(V3, 4)
-    with pytest.raises(FactsError, match=rf"{key} in config\.json is {value}, .*Take DeepSeek V2, V3, R1 or Kimi K2"):
+    with pytest.raises(
+        FactsError, match=rf"{key} in config\.json is {value}, .*Take DeepSeek V2, V3, V3\.2, R1 or Kimi K2"
+    ):
         families.interpret(replace(facts, config={**facts.config, key: value}))
     short = {name: given for name, given in facts.config.items() if name != "kv_lora_rank"}
     with pytest.raises(FactsError, match=re.escape("config.json lacks kv_lora_rank")):

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import published
 import pytest
 from ansible.module_utils.vllm_edge.planning import decode, planner
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, Gpu
@@ -136,6 +137,54 @@ def test_larger_batches_need_larger_activations() -> None:
     added = 8192 * 2 * (3 * 5376 + 3 * 21504 / 2) - overhead.FITTED_LAYER_BYTES
     assert large.value - small.value == pytest.approx(added)
     assert large.high - large.value > small.high - small.value
+
+
+VL3, VL7, VL8 = "Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-VL-8B-Instruct"
+
+
+@pytest.mark.parametrize(
+    ("repo", "ranks", "elements"),
+    [(VL3, 1, 17579), (VL3, 4, 9024), ("Qwen/Qwen3-VL-4B-Instruct", 1, 15808), (VL8, 1, 18504), (VL8, 4, 12744)],
+)
+def test_an_encoder_takes_what_vllms_own_takes(repo: str, ranks: int, elements: int) -> None:
+    """Elements of each patch that were alive at once when vLLM's towers of 0.19.0 and 0.33.0 ran on the CPU, with one
+    output in place of each of CUDA's kernels for attention and RoPE."""
+    found = published.first_layers(repo)
+    run, kept = overhead.encode(found, Arguments(tensor_parallel_size=ranks), 2**18)
+    assert (run.value - 0.27 * GIB + overhead.FITTED_LAYER_BYTES) / 2**20 / 2 == pytest.approx(elements, abs=8)
+    assert kept == 2**18 * 2 * found.hidden_size * (1 if "2.5" in repo else 4)
+
+
+@pytest.mark.parametrize(
+    ("repo", "length", "batch", "arguments", "tokens"),
+    [
+        (VL7, 128000, 2048, {}, 114688),  # as a public log says
+        (VL7, 32768, 2048, {}, 32768),
+        (VL7, 4096, 2048, {}, 16384),
+        (VL7, 128000, 2048, {"without": frozenset({"video"})}, 16384),
+        (VL8, 4096, 2048, {}, 16384),
+        (VL8, 4096, 2048, {"without": frozenset({"image"})}, 12288),
+        (VL8, 4096, 2048, {"language_model_only": True}, 0),
+        (VL8, 4096, 8192, {"max_pixels": 1003520}, 8 * 980),
+        (VL8, 4096, 32768, {}, 32768),
+        ("zai-org/GLM-4.5", 4096, 2048, {}, 0),
+    ],
+)
+def test_the_profile_has_as_many_of_the_largest_items_as_fit(
+    repo: str, length: int, batch: int, arguments: Mapping[str, Any], tokens: int
+) -> None:
+    found = published.first_layers(repo)
+    assert overhead.count_encoder_tokens(found, Arguments(**arguments), length, batch) == tokens
+
+
+def test_an_encoder_that_is_not_measured_is_said() -> None:
+    """From 0.25 to 0.26 dense models with an encoder run in the second model runner, which does not measure it."""
+    found, host = {VL8: published.first_layers(VL8)}, [Gpu("NVIDIA L4", 22 * GIB)]
+    wanted = engine(VL8, gpu_memory_utilization=0.9, limit_mm_per_prompt={"image": 2, "video": {"count": 0}})
+    plans = [planner.plan("vl", [wanted], found, host, number).engines[0] for number in ("0.24.0", "0.26.0", "0.27.0")]
+    said = [any("does not measure the encoder" in advice for advice in each.advice) for each in plans]
+    assert said == [False, True, False]
+    assert plans[0].gpus[0].overhead_bytes > plans[1].gpus[0].overhead_bytes + GIB
 
 
 def test_every_constant_says_where_it_is_from() -> None:

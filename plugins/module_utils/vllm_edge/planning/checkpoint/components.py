@@ -46,7 +46,11 @@ _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
         (r"embed_tokens(_per_layer)?$|lm_head$", "embeddings", Sharding.VOCABULARY),
         (r"self_attn\.[kv]_proj$", "attention", Sharding.KV_HEADS),
         (r"self_attn\.([qo]_proj|sinks|(q|kv)_b_proj)$", "attention", Sharding.SHARDED),
-        (r"self_attn\.(q_a_proj|kv_a_proj_with_mqa)$", "attention", Sharding.REPLICATED),
+        (
+            r"self_attn\.(q_a_proj|kv_a_proj_with_mqa|indexer\.(wq_b|wk|weights_proj))$",
+            "attention",
+            Sharding.REPLICATED,
+        ),
         (r"self_attn\.[kv]_(proj\.[kv]_)?scale$|self_attn\.q_scale$", "other", Sharding.REPLICATED),
         (r"(mlp|feed_forward)\.(shared_experts?\.)?(gate|up|down|gate_up)_proj$", "mlp", Sharding.SHARDED),
         (
@@ -108,7 +112,7 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool,
     if _NOT_LOADED.search(tensor.name):
         return Component(tensor, "other", Sharding.NOT_LOADED, read_per_token=0.0)
     if any(tower in tensor.name.split(".") for tower in _TOWERS):
-        sharding = _shard_tower(tensor) if towers is Sharding.SHARDED else towers
+        sharding = _shard_tower(tensor, model.hidden_size) if towers is Sharding.SHARDED else towers
         return Component(tensor, "towers", sharding, read_per_token=0.0)
     path, leaf = split_name(tensor.name)
     kind, sharding = next((rule[1:] for rule in _RULES if rule[0].search(path)), ("", Sharding.NOT_LOADED))
@@ -132,6 +136,8 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool,
     if kind == "router":
         wide = model.router_float32 or path.endswith("e_score_correction_bias")
         return Component(tensor, kind, sharding, float32=wide)
+    if path == "self_attn.indexer.k_norm":
+        return Component(tensor, kind, sharding, float32=True)
     if path in ("self_attn.q_norm", "self_attn.k_norm") and tensor.layers:
         # Of all heads together (MiniMax), not of each.
         layer = model.layers[tensor.layers[0]]
@@ -180,19 +186,22 @@ def _is_whole(path: str, leaf: str, tensor: Tensor) -> bool:
 _TOWER_LINEAR = re.compile(
     r"(encoder|transformer|vision_model\.model)\.layers\.\*\.(self_attn|mlp|attention|feed_forward)\.(\w+_proj|fc\d)$"
     r"|multi_modal_projector\.linear_\d$|vision_adapter\.mlp\.fc\d$|patch_embedding\.linear$"
-    r"|^(model\.)?visual\..*\.(attn\.(qkv|proj)|linear_fc\d)$"
+    r"|^(model\.)?visual\..*\.(attn\.(qkv|proj)|linear_fc\d|mlp\.((gate|up|down)_proj|\*))$"
 )
 
 
-def _shard_tower(tensor: Tensor) -> Sharding:
-    """Return how a tensor of SigLIP (siglip.py), Pixtral (pixtral.py), CLIP (clip.py), Qwen's (qwen3_vl.py) or
-    Llama's tower (mllama4.py) is distributed: linear layers of its transformer, of the projector of mistral3.py and of
-    the mergers of Qwen and Llama are sharded; embeddings, norms, the merger of patches of mistral3.py and the projector
-    of gemma3_mm.py are not."""
+def _shard_tower(tensor: Tensor, hidden_size: int) -> Sharding:
+    """Return how a tensor of SigLIP (siglip.py), Pixtral (pixtral.py), CLIP (clip.py), Qwen's (qwen2_5_vl.py,
+    qwen3_vl.py) or Llama's tower (mllama4.py) is distributed: linear layers of its transformer, of the projector of
+    mistral3.py and of the mergers of Qwen and Llama are sharded; embeddings, norms, the merger of patches of
+    mistral3.py and the projector of gemma3_mm.py are not."""
     path, _, leaf = tensor.name.rpartition(".")
     if not _TOWER_LINEAR.search(path):
         return Sharding.REPLICATED
     column = not re.search(r"((o|out|down)_proj|attn\.proj|fc2|linear_2)$", path)
+    # Of the layers of Qwen2.5's merger, whose numbers are not in their names here, the second one's outputs are hidden
+    # states of the language model.
+    column = column and not (path.endswith(".mlp.*") and tensor.shape == (hidden_size,))
     return Sharding.SHARDED if leaf == "weight" or column else Sharding.REPLICATED
 
 

@@ -55,7 +55,8 @@ CONFIG_KEYS: Mapping[str, Form] = {
     **dict.fromkeys(
         (
             *("_sliding_window_pattern", "attention_chunk_size", "decoder_sparse_step", "first_k_dense_replace"),
-            *("global_head_dim", "head_dim", "hidden_size_per_layer_input", "index_topk", "interleave_moe_layer_step"),
+            *("global_head_dim", "head_dim", "hidden_size_per_layer_input", "index_head_dim", "index_topk"),
+            "interleave_moe_layer_step",
             *("intermediate_size", "intermediate_size_mlp", "kv_lora_rank", "moe_intermediate_size", "moe_layer_freq"),
             *("n_routed_experts", "n_shared_experts", "no_rope_layer_interval", "num_experts", "num_experts_per_tok"),
             *("num_global_key_value_heads", "num_key_value_heads", "num_local_experts"),

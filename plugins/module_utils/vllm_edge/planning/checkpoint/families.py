@@ -8,13 +8,24 @@ is refused.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ...text import printable, shown
-from ..contract import Attention, Component, DecoderLayer, Facts, Latent, Model, Sharding, UnknownArchitecture
+from ..contract import (
+    Attention,
+    Component,
+    DecoderLayer,
+    Encoder,
+    Facts,
+    Latent,
+    Model,
+    Sharding,
+    UnknownArchitecture,
+)
 from .components import build_components, copy_k_to_v, cut_encoder, drop_draft_layers
 from .config_keys import CONFIG_KEYS, check_config
 from .generic import count_layers, describe_generic, find_unbounded, has_towers, is_kv_cache_exact, widen_for_groups
@@ -74,6 +85,8 @@ class _Family:
     """Whether the RoPE caches are in float32 whatever the model's dtype is."""
     tower_ropes: tuple[tuple[int, int], ...] = ()
     """Rotary dimension and rows of the RoPE caches of the tower."""
+    qwen_tower: bool = False
+    """Whether it has the tower of qwen2_5_vl.py or qwen3_vl.py."""
     expert_size: str = "moe_intermediate_size"
     """The key of an expert's intermediate size. If it is intermediate_size, no layer has a dense MLP."""
     router_float32: bool = False
@@ -174,16 +187,25 @@ def _build_latent_layers(config: _Config) -> tuple[DecoderLayer, ...]:
         if (config.get(key) or 0) > most:
             raise FactsError(
                 f"{config.repo}: {key} in config.json is {shown(config.get(key))}, a kind of DeepSeek that the planner "
-                "does not know. Take DeepSeek V2, V3, R1 or Kimi K2, or start it without a plan "
+                "does not know. Take DeepSeek V2, V3, V3.2, R1 or Kimi K2, or start it without a plan "
                 "(-e plan_override=true)."
             )
     size = config["kv_lora_rank"] + config["qk_rope_head_dim"]
     return tuple(DecoderLayer(index, Attention.LATENT, 1, size) for index in config.layers)
 
 
+def _build_indexed_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Return those of DeepSeek V3.2, of which each has an indexer too."""
+    return _build_latent_layers(replace(config, values={**config.values, "index_topk": 0}))
+
+
 def _read_latent(config: _Config) -> Latent:
-    head_size = config["qk_nope_head_dim"] + config["v_head_dim"]
-    return Latent(config["kv_lora_rank"], config["qk_rope_head_dim"], head_size)
+    """Return the sizes of latent attention. The indexer keeps a byte for each element of its key, and four more for
+    each 128 (DeepseekV32IndexerCache, deepseek_v2.py)."""
+    head_size, index = config["qk_nope_head_dim"] + config["v_head_dim"], 0
+    if config.get("index_topk"):
+        index = config["index_head_dim"] + config["index_head_dim"] // 128 * 4
+    return Latent(config["kv_lora_rank"], config["qk_rope_head_dim"], head_size, index)
 
 
 def _build_generic_layers(config: _Config) -> tuple[DecoderLayer, ...]:
@@ -290,6 +312,8 @@ _MISTRAL = {"sliding_window": 4096, "max_position_embeddings": 131072}
 # format, which vLLM prefers to config.json, if it says nothing (0.33.0 transformers_utils/config.py:893).
 _MISTRAL3 = {"vocab_size": 131072, "head_dim": 128, "max_position_embeddings": 131072}
 _MINISTRAL3 = {**_MISTRAL3, "max_position_embeddings": 262144}
+_GLM4_MOE = {"max_position_embeddings": 131072, "partial_rotary_factor": 0.5, "first_k_dense_replace": 1}
+_GLM4_MOE_LITE = {"max_position_embeddings": 202752, "first_k_dense_replace": 1}
 _QWEN2 = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _QWEN3 = {"head_dim": 128, "use_sliding_window": False, "max_window_layers": 28}
 _QWEN2_MOE = {"use_sliding_window": False, "decoder_sparse_step": 1, "shared_expert_intermediate_size": 5632}
@@ -319,13 +343,19 @@ FAMILIES: Mapping[str, _Family] = {
     "Qwen2ForCausalLM": _Family("qwen2", _build_qwen_layers, _QWEN2),
     "Qwen3ForCausalLM": _Family("qwen3", _build_qwen_layers, _QWEN3),
     "Qwen3MoeForCausalLM": _Family("qwen3_moe", _build_qwen_layers, _QWEN3_MOE, every_stage=True),
+    "Qwen2_5_VLForConditionalGeneration": _Family(
+        "qwen2_5_vl", _build_qwen_layers, _QWEN2, Sharding.SHARDED, qwen_tower=True
+    ),
+    "Qwen3VLForConditionalGeneration": _Family(
+        "qwen3_vl", _build_uniform_layers, {"head_dim": 128}, Sharding.SHARDED, qwen_tower=True
+    ),
     "Qwen3VLMoeForConditionalGeneration": _Family(
         "qwen3_vl_moe",
         _build_uniform_layers,
         {"decoder_sparse_step": 1},
         Sharding.SHARDED,
         every_stage=True,
-        tower_ropes=((36, 8192),),  # qwen3_vl.py: half of each head of 1152 / 16
+        qwen_tower=True,
     ),
     "Qwen2MoeForCausalLM": _Family("qwen2_moe", _build_qwen_layers, _QWEN2_MOE, every_stage=True),
     "MixtralForCausalLM": _Family(
@@ -346,9 +376,14 @@ FAMILIES: Mapping[str, _Family] = {
             (176, 577),
         ),  # mllama4.py: 44 complex numbers of 8 bytes for each of 24 x 24 patches and one class
     ),
+    "Glm4MoeForCausalLM": _Family("glm4_moe", _build_uniform_layers, _GLM4_MOE, router_float32=True),
+    "Glm4MoeLiteForCausalLM": _Family("glm4_moe_lite", _build_latent_layers, _GLM4_MOE_LITE, router_float32=True),
     # deepseek_v2.py runs V2, V3, R1 and Kimi K2.
     "DeepseekV2ForCausalLM": _Family("deepseek", _build_latent_layers, _DEEPSEEK),
     "DeepseekV3ForCausalLM": _Family("deepseek", _build_latent_layers, _DEEPSEEK),
+    "DeepseekV32ForCausalLM": _Family(
+        "deepseek_v32", _build_indexed_layers, _DEEPSEEK | {"index_topk": 2048, "index_head_dim": 128}
+    ),
     "GptOssForCausalLM": _Family(
         "gpt_oss",
         _build_patterned_layers,
@@ -360,6 +395,13 @@ FAMILIES: Mapping[str, _Family] = {
 }
 """One row for each architecture that the planner knows. Another one is a row here and cases in
 tests/unit/planning/published.py."""
+_PLAN_NEEDS = {
+    "GlmMoeDsaForCausalLM": "which of its layers have an indexer (indexer_types), whose cache others read",
+    "DeepseekV4ForCausalLM": "the caches of its compressed tokens, of the window and of the indexer, by GPU",
+    "KimiLinearForCausalLM": "the state that its linear attention keeps for each request beside latent attention",
+    "GraniteMoeHybridForCausalLM": "the state that its Mamba layers keep for each request beside the KV cache",
+}
+"""What the planner would have to count of architectures that are asked for and that it refuses."""
 _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
 _BOTH_WAYS = {"is_causal": False, "use_bidirectional_attention": True}
 GENERIC = _Family("generic", _build_generic_layers, {}, Sharding.REPLICATED, every_stage=True, rope_float32=True)
@@ -409,10 +451,14 @@ def _interpret(facts: Facts) -> Model:
     if family is GENERIC:
         facts, config = _bound_unknown(facts, config, architecture)
     layers = family.layers(config)
-    latent = _read_latent(config) if family.layers is _build_latent_layers else None
-    if latent:
+    latent = _read_latent(config) if layers[0].attention is Attention.LATENT else None
+    indexed = latent is not None and latent.index_bytes > 0
+    if latent or family.name == "glm4_moe":
         facts = replace(facts, tensors=tuple(drop_draft_layers(facts.tensors, len(layers))))
     experts, per_token, expert_size = _read_experts(config, family)
+    encoder = _read_encoder(facts) if family.qwen_tower else None
+    # Qwen's tower has 16 heads in all published sizes, and rotates half of each.
+    tower_ropes = ((encoder.hidden_size // 16 // 2, 8192),) if encoder else family.tower_ropes
     model = Model(
         facts=facts,
         architecture=architecture,
@@ -429,7 +475,8 @@ def _interpret(facts: Facts) -> Model:
         experts=experts,
         experts_per_token=per_token,
         expert_intermediate_size=expert_size,
-        rope_caches=(*_list_rope_caches(config, layers, family.ropes), *family.tower_ropes),
+        # The indexer rotates otherwise than the attention.
+        rope_caches=(*_list_rope_caches(config, layers, family.ropes), *tower_ropes) * (2 if indexed else 1),
         per_layer_embedding_size=config.get("hidden_size_per_layer_input") or 0,
         multimodal=has_towers(facts.tensors) if family is GENERIC else family.towers is not Sharding.NOT_LOADED,
         embeddings_on_every_stage=family.every_stage,
@@ -438,6 +485,7 @@ def _interpret(facts: Facts) -> Model:
         generic=family is GENERIC,
         kv_cache_exact=family is not GENERIC or is_kv_cache_exact(config.values, facts.tensors, _read_window(config)),
         latent=latent,
+        encoder=encoder,
     )
     tied = bool(config.get("tie_word_embeddings"))
 
@@ -487,9 +535,10 @@ def _bound_unknown(facts: Facts, config: _Config, architecture: str) -> tuple[Fa
     unbounded = "config.json names no architecture" if architecture == "(none)" else found
     name = printable(architecture[:100], "")
     if unbounded:
+        needed = f". A plan of it needs {_PLAN_NEEDS[architecture]}" if architecture in _PLAN_NEEDS else ""
         raise UnknownArchitecture(
             f"{facts.repo} is a {name}, which the planner does not know, and a generic plan is not possible: "
-            f"{unbounded}. Take a model of a family that it knows "
+            f"{unbounded}{needed}. Take a model of a family that it knows "
             f"({', '.join(sorted({family.name for family in FAMILIES.values()}))}), start it without a plan "
             "(-e plan_override=true), or add the architecture (CONTRIBUTING.md, Add a model)."
         )
@@ -558,6 +607,28 @@ def _list_rope_caches(config: _Config, layers: tuple[DecoderLayer, ...], ropes: 
             parameters = legacy
         caches[kind, size] = _size_rope_cache(config, parameters, size)
     return caches.values()
+
+
+def _read_encoder(facts: Facts) -> Encoder:
+    """Return Qwen's tower from its tensors, because records of facts have no vision_config. Raises FactsError."""
+    found = {tensor.name.partition("visual.")[2]: tensor for tensor in facts.tensors if "visual." in tensor.name}
+    gated = "blocks.*.mlp.gate_proj.bias" in found
+    vision = facts.config.get("vision_config")
+    sizes = dict(vision) if isinstance(vision, Mapping) else {}
+    try:
+        hidden, *pixels = found["patch_embed.proj.weight"].shape
+        if not pixels:  # inferred
+            patch = sizes["patch_size"]
+            hidden, pixels = sizes["hidden_size"], [3, sizes.get("temporal_patch_size") or 2, patch, patch]
+            inner = sizes["intermediate_size"]
+        else:
+            inner = found[f"blocks.*.mlp.{'gate_proj' if gated else 'linear_fc1'}.bias"].shape[0]
+    except KeyError as error:
+        raise FactsError(f"{facts.repo}: its vision tower lacks {error}. Fetch it again.") from error
+    levels = found.get("deepstack_merger_list.*.norm.weight")
+    fixed = math.prod(pixels) + (hidden // 8 if gated else hidden // 16)
+    fixed += hidden if "pos_embed.weight" in found else 0
+    return Encoder(hidden, inner, gated, fixed, levels.total if levels else 0, 4 * pixels[-1] ** 2)
 
 
 def _size_rope_cache(config: _Config, parameters: Mapping[str, Any], head_size: int) -> tuple[int, int]:

@@ -187,7 +187,7 @@ class _Sizes:
     def infer(self, name: str) -> tuple[str, Shape] | None:
         """Return dtype and shape of a tensor; None if no rule knows it."""
         match = _PATH.match(name)
-        if match is None or "tower" in name or "vision" in name or "audio" in name or "projector" in name:
+        if match is None or "tower" in name or "vis" in name or "audio" in name or "projector" in name:
             return None
         path, leaf = match["path"], match["leaf"] or ""
         if leaf.endswith("_proj"):  # experts in one tensor have no leaf of their own

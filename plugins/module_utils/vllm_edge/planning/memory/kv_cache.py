@@ -36,7 +36,11 @@ ELEMENT_BYTES = {
     "fp8": 1,
     "fp8_e4m3": 1,
     "fp8_e5m2": 1,
+    "fp8_ds_mla": 1,
 }
+DS_MLA, DS_MLA_BYTES = "fp8_ds_mla", 656
+"""DeepSeek's FP8 format of a latent KV cache, and its bytes for each token: 512 in FP8, four scales and 64 in bfloat16
+(0.33.0 v1/attention/backends/mla/flashmla_sparse.py:79)."""
 WINDOWED = frozenset({Attention.SLIDING, Attention.CHUNKED})
 """The kinds of attention of which a request holds no more than a part of its tokens."""
 DEFAULT_BLOCK_TOKENS = 16
@@ -69,13 +73,15 @@ class Spec:
     element_bytes: int
     block_tokens: int
     padded_page_bytes: int = 0
+    index_bytes: int = 0
+    """Of a token in the cache of the layer's indexer, which is a layer of its own in vLLM, in the same group."""
 
     @property
     def page_bytes(self) -> int:
         # Latent attention has one vector for keys and values (0.32.0 v1/kv_cache_interface.py:686).
         vectors = 1 if self.attention is Attention.LATENT else 2
         keys_and_values = vectors * self.kv_heads * self.head_size * self.element_bytes
-        return self.padded_page_bytes or self.block_tokens * keys_and_values
+        return self.padded_page_bytes or self.block_tokens * (keys_and_values + self.index_bytes)
 
     def blocks(self, request_tokens: int, in_flight_tokens: int) -> int:
         """Return the number of blocks that a request holds at most.
@@ -114,6 +120,8 @@ def resolve_dtype(model: Model, arguments: Arguments, version: str) -> str:
     `auto` is what the checkpoint's quantization says, otherwise the model's own dtype. Source: 0.33.0
     utils/torch_utils.py (resolve_kv_cache_dtype_string) and model_executor/layers/attention/attention.py:287.
     """
+    if arguments.ds_mla:
+        return DS_MLA
     release = behaviour(version)
     checkpoint = model.quantization.kv_cache_dtype
     if checkpoint and checkpoint.startswith("nvfp4") and not release.nvfp4_kv_cache:
@@ -130,11 +138,23 @@ def choose_block_size(model: Model, kv_cache_dtype: str, compute_capability: tup
     Source: the priorities in platforms/cuda.py (_get_backend_priorities), the same in 0.19.0 to 0.33.0 for what counts
     here: Triton, which takes the default, is the only one on Ampere and Ada, and the first on Blackwell RTX (12.x).
     """
+    if model.latent and model.latent.index_bytes:
+        return FLASHMLA_BLOCK_TOKENS  # of the indexer (v1/attention/backends/mla/indexer.py)
     if not model.latent or compute_capability is None:
         return None
     if compute_capability[0] == 10:
         return FLASHINFER_MLA_BLOCK_TOKENS
     return FLASHMLA_BLOCK_TOKENS if compute_capability[0] == 9 and kv_cache_dtype.startswith("fp8") else None
+
+
+def keeps_ds_mla(model: Model, kv_cache_dtype: str, compute_capability: tuple[int, int] | None) -> bool:
+    """Return whether the KV cache of a model with an indexer is in DS_MLA: in FP8 on Hopper, where FlashMLA is the only
+    backend for it, and on Blackwell RTX, whose backend has no other; B200 and B300 have the usual FP8
+    (0.33.0 model_executor/layers/attention/mla_attention.py:360, platforms/cuda.py)."""
+    if not model.latent or not model.latent.index_bytes:
+        return False
+    major = (compute_capability or (0, 0))[0]
+    return kv_cache_dtype == DS_MLA or (major == 9 and kv_cache_dtype.startswith("fp8")) or major == 12
 
 
 def pipeline_stages(layers: int, stages: int) -> tuple[range, ...]:
@@ -273,15 +293,17 @@ def _spec(layer: DecoderLayer, model: Model, arguments: Arguments, release: Beha
     dtype = resolve_dtype(model, arguments, release.version)
     if dtype not in ELEMENT_BYTES:
         raise UnsupportedKvCache(f"the size of a KV cache of dtype {dtype} is not known")
-    if layer.attention is Attention.LATENT and dtype not in LATENT_DTYPES:
+    if layer.attention is Attention.LATENT and dtype not in LATENT_DTYPES and not arguments.ds_mla:
         raise UnsupportedKvCache(f"no backend for latent attention (MLA) has a KV cache of dtype {dtype}")
     sliding = layer.attention is Attention.SLIDING
+    packed = dtype == DS_MLA
     return Spec(
         attention=layer.attention,
         window_tokens=layer.window_tokens if layer.attention in WINDOWED else None,
         kv_heads=max(1, layer.kv_heads // arguments.tensor_parallel_size),
-        head_size=layer.head_size,
+        head_size=DS_MLA_BYTES if packed else layer.head_size,
         element_bytes=ELEMENT_BYTES[dtype],
+        index_bytes=model.latent.index_bytes if model.latent else 0,
         block_tokens=(release.sliding_block_tokens or block) if sliding else block,
     )
 

@@ -141,6 +141,21 @@ GRAPHS_SEEN_ALONE = Uncertain(
     " graphs in the share",
 )
 
+ENCODER_RUN = Uncertain(
+    1.0,
+    0.95,
+    1.05,
+    "the tensors that live at once, counted in qwen2_5_vl.py and qwen3_vl.py of 0.19.0 and 0.33.0; public logs have 3 %"
+    " more (Qwen2.5-VL-7B, a video of 114,688 tokens, 0.23.0) and as much (Qwen3-VL-2B, an image, 0.20.2)",
+)
+LARGEST_QWEN_IMAGE = 16 * 1024
+"""Tokens by the published preprocessor_config.json: 12,845,056 pixels of 28 x 28 each in Qwen2.5-VL, 16,777,216 of
+32 x 32 in Qwen3-VL."""
+QWEN3_VIDEO = 3 / 4
+"""Of them in a video, by video_preprocessor_config.json: 25,165,824 pixels, of two frames."""
+QWEN2_5_FRAME_PAIRS = 7
+"""As many images may a video have (0.33.0 model_executor/models/qwen2_vl.py:120, _MAX_FRAMES_PER_VIDEO)."""
+
 FREE_UNCERTAINTIES = {
     "compile_cache": (COMPILE_CACHE_BYTES, "while vLLM compiles, which it does until its compile cache is filled"),
     "pcie": (PCIE_BYTES, "for tensor parallelism over PCIe, outside of torch"),
@@ -152,6 +167,9 @@ CAPPED = frozenset({"gemma2", "gemma4"})
 LATENT_WORKSPACE_TOKENS = 64 * 1024
 """The most tokens of context that latent attention expands at once
 (determine_chunked_prefill_workspace_size, model_executor/layers/attention/mla_attention.py of 0.19.0 to 0.33.0)."""
+
+INDEX_SCORES_BYTES = 512 * MIB
+"""0.19.0 envs.py, VLLM_SPARSE_INDEXER_MAX_LOGITS_MB, the same in 0.33.0."""
 
 FITTED_GPU, FITTED_SEQUENCES, FITTED_TOKENS, FITTED_HIDDEN_SIZE = "NVIDIA L4", 256, GEMMA4_VIDEO_TOKENS, 5376
 FITTED_LAYER_BYTES = GEMMA4_VIDEO_TOKENS * 2 * (2 * 5376 + 3 * 21504 // 2)
@@ -220,8 +238,52 @@ def _compute_layer_bytes(model: Model, tokens: int, tensor_parallel_size: int, t
     mlp = 3 * max(model.intermediate_sizes, default=0) / tensor_parallel_size
     part = model.expert_intermediate_size / tensor_parallel_size
     experts = model.experts_per_token * (max(2 * part, model.hidden_size) + part)
-    encoder = model.hidden_size if model.multimodal and not text_only and tokens > FITTED_TOKENS else 0
+    other_tower = model.multimodal and not text_only and model.encoder is None
+    encoder = model.hidden_size if other_tower and tokens > FITTED_TOKENS else 0
     return tokens * 2 * (2 * model.hidden_size + max(mlp, experts) + encoder)
+
+
+def count_encoder_tokens(model: Model, arguments: Arguments, max_model_len: int, batch_tokens: int) -> int:
+    """Return the tokens that Qwen's encoder makes at once when vLLM profiles: of as many of the largest items as a
+    batch holds, at least one (compute_mm_encoder_budget, 0.33.0 v1/core/encoder_cache_manager.py:333;
+    multimodal/encoder_budget.py); 0 without it."""
+    if model.encoder is None or arguments.language_model_only:
+        return 0
+    image = LARGEST_QWEN_IMAGE
+    if arguments.max_pixels:
+        image = max(1, arguments.max_pixels // model.encoder.pixels_per_token)
+    video = int(image * QWEN3_VIDEO)
+    if model.family == "qwen2_5_vl":
+        video = image * min(QWEN2_5_FRAME_PAIRS, max(1, max_model_len // image))
+    items = {"image": image, "video": video}
+    largest = max(size for name, size in items.items() if name not in arguments.without)
+    return max(1, batch_tokens // largest) * largest
+
+
+def encode(model: Model, arguments: Arguments, tokens: int) -> tuple[Uncertain, int]:
+    """Return the bytes that a run of Qwen's encoder takes, and those of its outputs, which stay while the language
+    model runs; 0 for other models.
+
+    Of each patch live in a layer: the inputs of the layer, of its attention and of its projection, and a part of Q, K,
+    V, of Q and K copied and rotated, and of what attention returns; or the inputs of the MLP, and its activations
+    before and after the gate, which are two tensors where vLLM compiles, also if it does not compile the encoder
+    (custom operators are off then). Over several GPUs the sum of their parts is one more.
+    """
+    encoder, size = model.encoder, arguments.tensor_parallel_size
+    if encoder is None or not tokens:
+        return Uncertain(0.0, 0.0, 0.0), 0
+    hidden, inner = encoder.hidden_size, encoder.intermediate_size / size
+    layer = (4 if size > 1 else 3) * hidden + 8 * hidden / size
+    if encoder.gated and not arguments.enforce_eager:
+        layer = max(layer, 2 * hidden + 4 * inner)
+    else:
+        layer = max(layer, 3 * hidden + (3 if encoder.gated else 2) * inner)
+    width = DTYPE_BYTES.get(model.dtype, 2)
+    kept = encoder.deepstack * model.hidden_size
+    run = ENCODER_RUN * (tokens * width * (4 * (encoder.fixed_size + layer) + kept))
+    outside = ACTIVATION_BYTES + -FITTED_LAYER_BYTES
+    run = Uncertain(run.value + outside.value, run.low + max(outside.low, 0), run.high + outside.high)
+    return run, tokens * width * (kept + model.hidden_size)
 
 
 def count_latent_workspace_tokens(max_model_len: int, max_num_seqs: int, block_tokens: int) -> int:
@@ -240,10 +302,27 @@ def compute_latent_context(model: Model, tokens: int, tensor_parallel_size: int)
     the KV cache. The latter vLLM takes after it has measured what is left for the KV cache, outside of its share.
     """
     latent, width = model.latent, DTYPE_BYTES.get(model.dtype, 2)
-    if latent is None:
+    if latent is None or latent.index_bytes:
         return 0, 0
     heads = model.query_heads // tensor_parallel_size
     return tokens * heads * latent.head_size * width, tokens * (latent.rank + latent.rope_size) * width
+
+
+def compute_index_workspace(model: Model, arguments: Arguments, max_model_len: int, tokens: int) -> Uncertain:
+    """Return the bytes that an indexer and its attention take when vLLM profiles; 0 without an indexer.
+
+    One workspace is for what the indexer gathers of the KV cache, 40 times the longest request, and for the attention:
+    a batch of queries and, with DeepSeek's FP8 format, 5 times the longest request in bfloat16. The scores of the
+    indexer, 512 MiB, live before the experts do, so that they may not be part of the peak (0.19.0, in
+    v1/attention/backends/mla indexer.py and flashmla_sparse.py:210,591; model_executor/layers/sparse_attn_indexer.py).
+    """
+    if model.latent is None or not model.latent.index_bytes:
+        return Uncertain(0.0, 0.0, 0.0)
+    vector = 2 * (model.latent.rank + model.latent.rope_size)
+    queries = tokens * model.query_heads // arguments.tensor_parallel_size * vector
+    gathered = 40 * max_model_len * model.latent.index_bytes
+    workspace = max(gathered, queries + (5 * max_model_len * vector if arguments.ds_mla else 0))
+    return Uncertain(workspace + INDEX_SCORES_BYTES, workspace, workspace + INDEX_SCORES_BYTES)
 
 
 def activations(model: Model, arguments: Arguments, tokens: int) -> Uncertain:

@@ -42,6 +42,8 @@ class Behaviour:
     (`_get_v2_model_runner_unsupported_features`, config/vllm.py); not those of unmodeled_arguments."""
     second_runner_estimates: bool = False
     """The second model runner estimates CUDA graphs too (v1/worker/gpu/model_runner.py, profile_cudagraph_memory)."""
+    second_runner_encodes: bool = False
+    """The second model runner's profile runs the encoder of images and videos (v1/worker/gpu/model_runner.py)."""
     second_runner_copies_logits: bool = True
     """The second model runner's profile samples with a copy of the logits in fp32 (v1/worker/gpu/sample/sampler.py,
     apply_sampling_params)."""
@@ -130,6 +132,7 @@ CHANGES = (
     Change((0, 26), {"second_runner_copies_logits": False}, "v1/worker/gpu/sample/sampler.py (apply_sampling_params)"),
     Change((0, 27), {"second_runner": "KimiK3ForConditionalGeneration"}, "config/vllm.py:69"),
     Change((0, 27), {"text_only_needs_no_item": True}, "config/model.py:813"),
+    Change((0, 27), {"second_runner_encodes": True}, "v1/worker/gpu/model_runner.py:715"),
     Change((0, 28), {"second_runner": "DeepseekV4ForCausalLM"}, "config/vllm.py:69"),
     Change(
         (0, 28),
@@ -235,6 +238,11 @@ def counts_graphs(model: Model, arguments: Arguments, version: str) -> bool:
     return release.graphs_in_budget if arguments.estimate_graphs is None else arguments.estimate_graphs
 
 
+def encodes(model: Model, arguments: Arguments, version: str) -> bool:
+    """Return whether vLLM runs the encoder of images and videos when it measures what is left for the KV cache."""
+    return behaviour(version).second_runner_encodes or not uses_second_runner(model, arguments, version)
+
+
 def describe_fallback(version: str) -> str:
     """Return a sentence on the release by which an unexamined one is planned; empty if it was examined, or is none."""
     release = _parse_release(version)
@@ -276,7 +284,7 @@ def count_whole_item_tokens(model: Model, arguments: Arguments, version: str) ->
 
     Source: 0.32.0 platforms/cuda.py:337, v1/core/encoder_cache_manager.py:346.
     """
-    none = arguments.language_model_only or arguments.without_videos
+    none = arguments.language_model_only or "video" in arguments.without
     whole = behaviour(version).batch_holds_multimodal_item and _attends_to_whole_items(model)
     return GEMMA4_VIDEO_TOKENS if whole and not none else 0
 

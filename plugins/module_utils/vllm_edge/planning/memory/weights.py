@@ -31,10 +31,15 @@ SHARED_LAYERS_WITHOUT_KV = (0, 30)
 TOWERS_ON_FIRST_STAGE = (0, 33)
 """From this release on vLLM's second model runner builds towers on the first stage only (0.33.0
 model_executor/models/interfaces.py:392)."""
-MROPE_FAMILIES, MROPE_ROWS_ONCE = frozenset({"qwen3_vl_moe"}), (0, 32)
-"""Up to 0.31 the RoPE cache of Qwen3-VL's text model has four times the positions (`MRotaryEmbedding`,
-model_executor/layers/rotary_embedding/mrope.py); since 0.32 only if videos are pruned (`mrope_positions_factor`,
-qwen3_vl.py), and no engine of a plan does that."""
+INDEXER_KEYS_WIDE = (0, 20)
+"""From this release on the keys of DeepSeek V3.2's indexer are not kept in FP8 (0.20.0 deepseek_v2.py,
+wk_weights_proj)."""
+DEEPSTACK_WITH_TOWER = (0, 28)
+"""Before, the buffers for the outputs of Qwen3-VL's encoder are there without it too (0.28.0 qwen3_vl.py:1812)."""
+MROPE_FAMILIES, MROPE_ROWS_ONCE = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"}), (0, 32)
+"""The RoPE cache of the text model of Qwen2.5-VL, and up to 0.31 of Qwen3-VL, has four times the positions
+(`MRotaryEmbedding`, model_executor/layers/rotary_embedding/mrope.py); that of Qwen3-VL since 0.32 only if videos are
+pruned (`mrope_positions_factor`, qwen3_vl.py), and no engine of a plan does that."""
 
 MXFP4_TILE = (128, 256)
 """Multiples of the intermediate size on a rank and of the hidden size, to which Marlin pads experts in MXFP4. Of the
@@ -83,7 +88,7 @@ def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeig
         for component in loaded:
             whole = component.kind == "experts" and arguments.enable_expert_parallel
             ranks_of_tensor = 1 if whole else arguments.tensor_parallel_size
-            size = _count(component, stage) * _compute_bytes_on_rank(component, model, ranks_of_tensor)
+            size = _count(component, stage) * _compute_bytes_on_rank(component, model, ranks_of_tensor, release)
             if whole:
                 # Whole experts with all their scales; the first ranks have those that remain (`determine_expert_map`,
                 # model_executor/layers/fused_moe/expert_map_manager.py of 0.32).
@@ -95,6 +100,7 @@ def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeig
                 read += size * Fraction(component.read_per_token)
         held["rope_caches"] += _compute_rope_bytes(model, arguments, release)
         held["buffers"] += _compute_per_layer_embedding_buffer(model, arguments, version)
+        held["buffers"] += _compute_deepstack_buffers(model, arguments, version)
         held["buffers"] += _compute_latent_copies(model, arguments.tensor_parallel_size, len(layers))
         by_kind = {kind: size for kind, size in held.items() if size}
         ranks.append(RankWeights(len(ranks), sum(by_kind.values()), by_kind, round(read)))
@@ -133,11 +139,14 @@ def _is_read(component: Component, stage: _Stage) -> bool:
     return stage.last if component.read_per_token == 1.0 else stage.first
 
 
-def _compute_bytes_on_rank(component: Component, model: Model, ranks: int) -> int:
+def _compute_bytes_on_rank(component: Component, model: Model, ranks: int, release: tuple[int, int]) -> int:
     shape, bits = component.tensor.shape, DTYPE_BITS[component.tensor.dtype]
+    scale = component.tensor.name.rsplit(".", 1)[-1] in SCALES
+    if ".indexer.wk." in component.tensor.name and release >= INDEXER_KEYS_WIDE:
+        return 0 if scale else math.prod(shape) * DTYPE_BYTES.get(model.dtype, 2)
     if component.kind == "experts" and model.quantization.method == "mxfp4":
         return _compute_mxfp4_bytes(component, model, ranks)
-    if component.tensor.dtype in _FLOATS and component.tensor.name.rsplit(".", 1)[-1] not in SCALES:
+    if component.tensor.dtype in _FLOATS and not scale:
         # A weight that is not quantized is kept in the model's dtype, whatever the file has.
         bits = 32 if component.float32 else 8 * DTYPE_BYTES.get(model.dtype, 2)
     elif component.tensor.dtype in _FLOATS and _is_w8a8(model):
@@ -198,10 +207,10 @@ def _compute_rope_bytes(model: Model, arguments: Arguments, release: tuple[int, 
     operators are on unless vLLM compiles, config/vllm.py).
     """
     elements = [size * rows for size, rows in model.rope_caches]
-    if model.family in MROPE_FAMILIES and release < MROPE_ROWS_ONCE:
+    if model.family in MROPE_FAMILIES and (release < MROPE_ROWS_ONCE or model.family == "qwen2_5_vl"):
         elements[0] *= 4
-    width = 4 if model.rope_float32 or (model.latent and arguments.enforce_eager) else DTYPE_BYTES.get(model.dtype, 2)
-    return width * sum(elements)
+    wide = model.rope_float32 or (model.family.startswith("deepseek") and arguments.enforce_eager)
+    return (4 if wide else DTYPE_BYTES.get(model.dtype, 2)) * sum(elements)
 
 
 def _compute_per_layer_embedding_buffer(model: Model, arguments: Arguments, version: str) -> int:
@@ -210,6 +219,15 @@ def _compute_per_layer_embedding_buffer(model: Model, arguments: Arguments, vers
         return 0
     tokens = max_num_batched_tokens(model, arguments, version)
     return tokens * len(model.layers) * model.per_layer_embedding_size * DTYPE_BYTES.get(model.dtype, 2)
+
+
+def _compute_deepstack_buffers(model: Model, arguments: Arguments, version: str) -> int:
+    """Return the bytes of the buffers in which Qwen3-VL keeps outputs of its encoder for a batch (qwen3_vl.py)."""
+    text_only = arguments.language_model_only and behaviour(version).number >= DEEPSTACK_WITH_TOWER
+    if model.encoder is None or text_only:
+        return 0
+    tokens = max_num_batched_tokens(model, arguments, version)
+    return model.encoder.deepstack * tokens * model.hidden_size * DTYPE_BYTES.get(model.dtype, 2)
 
 
 def _compute_latent_copies(model: Model, ranks: int, layers: int) -> int:
