@@ -25,13 +25,16 @@ from unittest import mock
 
 os.environ.update({"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"})
 # Releases up to 0.23 import it for a file format that nothing here has.
-for absent in ("gguf", "gguf.constants", "gguf.quants"):
+for absent in ("gguf", "gguf.constants", "gguf.quants", "diskcache"):
     sys.modules.setdefault(absent, mock.MagicMock(__spec__=ModuleSpec(absent, None), __path__=[]))
 
 import torch
 import vllm
 from vllm.config import CacheConfig, LoadConfig, ModelConfig, VllmConfig, set_current_vllm_config
+from vllm.config.lora import LoRAConfig
 from vllm.distributed import parallel_state
+from vllm.lora import model_manager
+from vllm.lora.layers import BaseLayerWithLoRA, FusedMoEWithLoRA
 from vllm.model_executor.layers import mla, rotary_embedding
 from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.fused_moe.oracle.fp8 import Fp8MoeBackend
@@ -39,6 +42,7 @@ from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
 from vllm.model_executor.layers.quantization import fp8, mxfp4
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.model_executor.models import registry
+from vllm.model_executor.models.interfaces import supports_lora
 
 if int(vllm.__version__.split(".")[1]) >= 33:
     # As with CUDA; here it lacks Triton. It decides on which stages of a pipeline towers are.
@@ -114,6 +118,48 @@ mxfp4.select_mxfp4_moe_backend = lambda *_, **__: (Mxfp4MoeBackend.MARLIN, mock.
 mxfp4.select_gpt_oss_mxfp4_moe_backend = mxfp4.select_mxfp4_moe_backend  # in 0.20 alone
 
 
+def wrap_experts(self: Any, base_layer: Any) -> None:
+    """What FusedMoEWithLoRA's constructor keeps, without a kernel, of which the CPU has none."""
+    torch.nn.Module.__init__(self)
+    self.base_layer, self.moe_config = base_layer, base_layer.moe_config
+    if not isinstance(getattr(type(self), "_shared_experts", None), property):
+        self._shared_experts = getattr(base_layer, "_shared_experts", None)
+    self.tp_size = base_layer.moe_config.moe_parallel_config.tp_size
+    self.device, self._w13_slices = torch.device("meta"), 2
+    self.enable_moe_shared_loras = False
+
+
+FusedMoEWithLoRA.__init__ = wrap_experts
+FusedMoEWithLoRA.set_mapping = lambda *_: None
+model_manager.get_punica_wrapper = lambda *_, **__: mock.MagicMock()
+
+
+def count_lora(model: Any, engine: VllmConfig) -> list[int | str]:
+    """The bytes of two adapters of rank 16 beside the model, as they are and with fully_sharded_loras; or an error."""
+    config, found = engine.model_config, []
+    try:
+        for sharded in (False, True):
+            lora = LoRAConfig(max_lora_rank=16, max_loras=2, fully_sharded_loras=sharded)
+            lora.verify_with_model_config(config)
+            with set_current_vllm_config(engine), torch.device("meta"):
+                if not sharded:
+                    assert supports_lora(model), "no LoRA"
+                    given = (model, 8, 64, 0, lora, torch.device("meta"), engine)
+                    manager = model_manager.LoRAModelManager(*given)
+                for module in manager.modules.values():
+                    module.create_lora_weights(2, lora, config.hf_config)
+            held: dict[int, Any] = {}
+            for module in model.modules():
+                for name, value in vars(module).items() if isinstance(module, BaseLayerWithLoRA) else ():
+                    # Lists are of parts of others.
+                    if name.endswith(("lora_a_stacked", "lora_b_stacked")) and not isinstance(value, list):
+                        held |= {id(each): each for each in (value if isinstance(value, tuple) else (value,))}
+            found.append(size_of(held.values()))
+    except Exception as error:  # What vLLM raises is the answer.
+        found.append(f"{type(error).__name__}: {str(error)[:300]}")
+    return found
+
+
 def group(size: int, rank: int = 0) -> Any:
     ranks = {"rank": rank, "rank_in_group": rank, "local_rank": rank, "first_rank": 0, "ranks": list(range(size))}
     ends = {"is_first_rank": rank == 0, "is_last_rank": rank == size - 1, "last_rank": size - 1}
@@ -122,8 +168,8 @@ def group(size: int, rank: int = 0) -> Any:
     return SimpleNamespace(world_size=size, **names, **ranks, **ends)
 
 
-def build(given: dict[str, Any], directory: str) -> tuple[Any, ModelConfig]:
-    """The model on the meta device, and its configuration, as rank 0 of all ranks of tensor parallelism."""
+def build(given: dict[str, Any], directory: str) -> tuple[Any, VllmConfig]:
+    """The model on the meta device, and the configuration, as rank 0 of all ranks of tensor parallelism."""
     size = given["tensor_parallel_size"]
     for name in ("_TP", "_EP", "_WORLD"):
         setattr(parallel_state, name, group(size))
@@ -162,7 +208,7 @@ def build(given: dict[str, Any], directory: str) -> tuple[Any, ModelConfig]:
     finally:
         torch.set_default_dtype(torch.float32)
     model.judge_loaded = loaded
-    return model, config
+    return model, engine
 
 
 def size_of(tensors: Any) -> int:
@@ -172,7 +218,7 @@ def size_of(tensors: Any) -> int:
 def answer(given: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         try:
-            model, config = build(given, directory)
+            model, engine = build(given, directory)
         except Exception as error:  # What vLLM raises is the answer.
             return {"error": f"{type(error).__name__}: {str(error)[:600]}"}
     layers = {}
@@ -203,7 +249,8 @@ def answer(given: dict[str, Any]) -> dict[str, Any]:
         "parameters_bytes": size_of(parameters.values()),
         "rope_bytes": size_of(caches),
         "not_loaded": sorted({name.replace(".routed_experts.", ".") for name in parameters} - reported)[:5],
-        "max_model_len": config.max_model_len,
+        "max_model_len": engine.model_config.max_model_len,
+        "lora_bytes": count_lora(model, engine),
     }
 
 

@@ -48,7 +48,14 @@ _CONFIG = Unmodeled(Effect.MODEL, "values of config.json", loads=True)
 TASK = Unmodeled(Effect.MODEL, "the task, so that there may be no KV cache")
 
 _ARGUMENTS: Mapping[str, Unmodeled] = {
-    "--enable-lora": Unmodeled(Effect.MORE, "the adapters' weights, on every GPU", _LOADED | _GRAPHS),
+    **dict.fromkeys(
+        ("--enable-lora", "--enable-tower-connector-lora"),
+        Unmodeled(Effect.MORE, "the adapters' weights, on every GPU", _LOADED | _GRAPHS),
+    ),
+    **dict.fromkeys(
+        ("--lora-target-modules", "--enable-mixed-moe-lora-format", "--enable-moe-shared-loras"),
+        Unmodeled(Effect.OTHER, "which layers have buffers for adapters", _LOADED, loads=True),
+    ),
     **dict.fromkeys(
         ("--speculative-config", "--spec-method", "--spec-model", "--spec-tokens"),
         Unmodeled(Effect.MORE, "weights and KV cache of the drafter, and larger batches"),
@@ -127,6 +134,8 @@ def find_unmodeled(model: Model, extra_args: Sequence[str], environment: Mapping
         pooling = pooling and not (name == "--runner" and value == "generate")
         if switched_off or neutral or (name == "--quantization" and _is_own_quantization(model, value)):
             continue
+        if name == "--enable-lora" and not model.generic:
+            continue  # memory/weights.py counts it
         if name == "--data-parallel-size" and not model.experts:
             continue  # each replica is an engine of its own
         if name in _ARGUMENTS:
