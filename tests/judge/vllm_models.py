@@ -156,7 +156,7 @@ def count_lora(model: Any, engine: VllmConfig) -> list[int | str]:
                         held |= {id(each): each for each in (value if isinstance(value, tuple) else (value,))}
             found.append(size_of(held.values()))
     except Exception as error:  # What vLLM raises is the answer.
-        found.append(f"{type(error).__name__}: {str(error)[:300]}")
+        found.append(f"{type(error).__name__}: {str(error)[:160]}")
     return found
 
 

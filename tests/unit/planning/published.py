@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts
@@ -672,7 +673,13 @@ def compare(asked: Mapping[str, Any], told: Mapping[str, Any], version: str) -> 
     rope = rank.by_kind["rope_caches"]
     # Copies of latent attention are made after loading.
     loaded = rank.bytes - rope - rank.by_kind.get("buffers", 0)
+    adapters = []
+    for sharded, said in zip((False, True), told["lora_bytes"], strict=False):
+        lora = replace(arguments, enable_lora=True, max_loras=2, fully_sharded_loras=sharded, max_num_batched_tokens=1)
+        held = weights.per_rank(found, lora, version)[stage or 0].by_kind["adapters"] - weights.PUNICA_BYTES_PER_TOKEN
+        adapters.append(held if isinstance(said, int) else said)
     compared = {
+        "adapters": (adapters, told["lora_bytes"]),
         "layers": (
             [[max(1, x.kv_heads // size), x.head_size, x.window_tokens] for x in found.layers if x.index in here],
             told["layers"],
@@ -691,6 +698,6 @@ def first_layers(repo: str) -> Model:
 def render(judged: Mapping[str, Any]) -> str:
     """judged.json: one line for each answer."""
     keys = ("name", "tensor_parallel_size", "pipeline_rank", "expert_parallel")
-    keys += ("layers", "parameters_bytes", "rope_bytes")
+    keys += ("layers", "parameters_bytes", "rope_bytes", "lora_bytes")
     lines = [json.dumps({key: each.get(key) for key in keys}) for each in judged["answers"]]
     return f'{{"version": "{judged["version"]}", "answers": [\n' + ",\n".join(lines) + "\n]}\n"

@@ -25,6 +25,7 @@ W4A8 = {
     "quantization": Quantization("compressed-tensors", 4, 128),
     "facts": Facts("", "", {}, (), {"config_groups": {"group_0": _GROUP}}),
 }
+LORA = {"enable_lora": True}
 EXPERTS = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
 
 
@@ -107,6 +108,12 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         ("31b-bf16", EXAONE | {"version": "0.26.0"}, ""),
         ("31b-bf16", EXAONE | {"version": "0.27.0"}, "the release that has it is 0.32.0"),
         ("31b-bf16", EXAONE | {"version": "0.32.0"}, ""),
+        ("31b-bf16", LORA | {"version": "0.19.0"}, "takes no adapters for Gemma4ForConditionalGeneration (gemma4_mm"),
+        ("31b-bf16", LORA | {"version": "0.20.0"}, ""),
+        ("moonshotai/Kimi-K2-Instruct", LORA | {"version": "0.19.0"}, "takes no adapters for DeepseekV3ForCausalLM"),
+        ("Qwen/Qwen3-30B-A3B", LORA | EXPERTS | {"version": "0.20.0"}, "with enable_expert_parallel"),
+        ("Qwen/Qwen3-30B-A3B", LORA | EXPERTS | {"version": "0.21.0"}, ""),
+        ("Qwen/Qwen3-30B-A3B", LORA | EXPERTS | {"fully_sharded_loras": True}, "_verify_ep_fs"),
     ],
 )
 def test_what_memory_does_not_decide(name: str, more: dict[str, Any], said: str) -> None:

@@ -69,6 +69,14 @@ MIN_CAPABILITIES: Mapping[str, tuple[tuple[int, int], str]] = {
 mxfp4.py:72, fp8.py:147, auto_awq.py:234, auto_gptq.py:183; the same from 0.19.0 on, except for the next."""
 MODELOPT_FP8_ON_AMPERE_SINCE = (0, 27)
 """0.26.0 modelopt.py:413 asks for 8.9, 0.27.0 modelopt.py:408 for 8.0."""
+LORA_SINCE: Mapping[str, tuple[tuple[int, int], str]] = {
+    "Gemma4ForConditionalGeneration": ((0, 20), "gemma4_mm.py"),
+    "LlavaNextForConditionalGeneration": ((0, 29), "llava_next.py"),
+}
+"""The first release whose class of the architecture takes adapters (SupportsLoRA); the other ones do from 0.19 on."""
+LORA_WITH_EXPERTS_SINCE, LORA_WITH_QUERY_RANK_SINCE = (0, 21), (0, 20)
+"""Adapters with expert parallelism (0.20.0 lora/layers/fused_moe.py:35), and of DeepSeek whose queries are compressed:
+0.19.0 ends with `Module ... fused_qkv_a_proj must be a BaseLayerWithLoRA instance` (lora/model_manager.py)."""
 STATE_CAPABILITY = "the GPU's compute capability (gpu_compute_capability, --compute-capability)"
 FEW_ENOUGH_REQUESTS = 2.0
 LONG_CONTEXT_TOKENS = 40_000
@@ -201,6 +209,27 @@ def _check_drafters(engine: Engine) -> Iterator[Finding]:
         yield Finding(
             f"vLLM {_said(engine.vllm)} has no drafters for Gemma 4; they came with 0.21.0 (vllm-project/vllm#41745)",
             "extra_args without --speculative-config, or vllm_image_base with vLLM 0.21.0 or newer",
+        )
+
+
+def _check_lora(engine: Engine) -> Iterator[Finding]:
+    model, arguments, release = engine.model, engine.arguments, engine.vllm
+    since, where = LORA_SINCE.get(model.architecture, ((0, 0), ""))
+    if model.latent and any(".q_a_proj." in part.tensor.name for part in model.components):
+        since, where = LORA_WITH_QUERY_RANK_SINCE, "deepseek_v2.py, fused_qkv_a_proj"
+    whole = arguments.enable_expert_parallel and model.experts
+    if whole and max(since, release) < LORA_WITH_EXPERTS_SINCE:
+        since, where = LORA_WITH_EXPERTS_SINCE, "fused_moe, with enable_expert_parallel"
+    if arguments.enable_lora and release < since:
+        yield Finding(
+            f"vLLM {_said(release)} takes no adapters for {model.architecture} ({where})",
+            f"vllm_image_base with vLLM {_said(since)}.0 or newer, or extra_args without --enable-lora",
+        )
+    if arguments.enable_lora and whole and arguments.fully_sharded_loras:
+        yield Finding(
+            "adapters of experts are not divided with fully_sharded_loras and enable_expert_parallel together (vLLM "
+            "lora/layers/fused_moe.py, _verify_ep_fs)",
+            "extra_args without --fully-sharded-loras",
         )
 
 
@@ -365,6 +394,7 @@ RULES: Sequence[Rule] = (
     _check_model_class,
     _check_pipeline,
     _check_drafters,
+    _check_lora,
     _check_max_model_len,
     _check_dtype,
     _check_capability,

@@ -36,7 +36,9 @@ SCALES = frozenset(
 )
 """Tensors that quantizers store beside a weight, under the name of its layer."""
 VALUES = ("weight", "weight_packed", "qweight")
-_SUFFIX = re.compile(rf"\.(?P<leaf>{'|'.join(VALUES)}|{'|'.join(sorted(SCALES))}|weight_shape|weight_g_idx|g_idx|bias)$")
+_SUFFIX = re.compile(
+    rf"\.(?P<leaf>{'|'.join(VALUES)}|{'|'.join(sorted(SCALES))}|weight_shape|weight_g_idx|g_idx|bias)$"
+)
 _NOT_LOADED = re.compile(r"(rotary_emb\.inv_freq|\.weight_shape|masked_bias)$|embed_(vision|audio)\.embedding\.")
 
 # Patterns for what is left of a name without the model's prefix, the layer and the leaf.
