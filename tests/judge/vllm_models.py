@@ -14,6 +14,8 @@ import importlib
 import json
 import logging
 import os
+import pkgutil
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -35,14 +37,12 @@ from vllm.config.lora import LoRAConfig
 from vllm.distributed import parallel_state
 from vllm.lora import model_manager
 from vllm.lora.layers import BaseLayerWithLoRA, FusedMoEWithLoRA
-from vllm.model_executor.layers import mla, rotary_embedding
+from vllm.model_executor.layers import mla, quantization, rotary_embedding
 from vllm.model_executor.layers.attention.attention import Attention
-from vllm.model_executor.layers.fused_moe.oracle.fp8 import Fp8MoeBackend
-from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
-from vllm.model_executor.layers.quantization import fp8, mxfp4
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.model_executor.models import registry
 from vllm.model_executor.models.interfaces import supports_lora
+from vllm.platforms import current_platform
 
 if int(vllm.__version__.split(".")[1]) >= 33:
     # As with CUDA; here it lacks Triton. It decides on which stages of a pipeline towers are.
@@ -63,21 +63,33 @@ for absent in ("", ".io", ".transforms", ".transforms.v2", ".transforms.v2.funct
     stand_in = mock.MagicMock(__spec__=ModuleSpec(f"torchvision{absent}", None), __path__=[])
     sys.modules.setdefault(f"torchvision{absent}", stand_in)
 
-# The CPU has no kernel for these formats, so vLLM is given those of a GPU of Ada's generation; none runs.
-for module, function in (
-    ("compressed_tensors.schemes.compressed_tensors_w8a16_fp8", "init_wfp8_a16_linear_kernel"),
-    ("compressed_tensors.compressed_tensors_moe.compressed_tensors_moe_w8a8_fp8", "select_fp8_moe_backend"),
-    ("compressed_tensors.compressed_tensors_moe", "select_fp8_moe_backend"),  # in one file up to 0.19
-    ("modelopt", "init_nvfp4_linear_kernel"),
-    ("modelopt", "select_nvfp4_linear_backend"),  # up to 0.21
-):
+GPU = SimpleNamespace(is_cpu=lambda: False, is_xpu=lambda: False, is_cuda=lambda: True)
+
+
+def use_gpu_kernels(module: Any) -> None:
+    """Gives a module the kernels of a GPU of Ada's generation, of which none runs; the CPU has few."""
+    for name, function in list(vars(module).items()):
+        if re.fullmatch(r"(init|choose|select)_\w+_linear_(kernel|backend)", name):
+            kernel = mock.MagicMock(__name__="judge")
+            setattr(module, name, lambda *_, kernel=kernel, **__: kernel)
+        if not re.fullmatch(r"select_\w+_moe_backend", name):
+            continue
+        for key, kind in function.__globals__.items():
+            of = key.lower().removesuffix("moebackend")
+            if of != key.lower() and of != "unquantized" and of in name.replace("_", ""):
+                wanted = "TRITON" if of in ("fp8", "int8") else "MARLIN"
+                chosen = getattr(kind, wanted, next(iter(kind)))
+                setattr(module, name, lambda *_, chosen=chosen, **__: (chosen, mock.MagicMock()))
+    if ".inc" in module.__name__:
+        module.current_platform = GPU
+
+
+type(current_platform).num_compute_units = classmethod(lambda *_: 1)
+for info in pkgutil.walk_packages(quantization.__path__, f"{quantization.__name__}."):
     try:
-        found = importlib.import_module(f"vllm.model_executor.layers.quantization.{module}")
+        use_gpu_kernels(importlib.import_module(info.name))
     except ImportError:
         continue
-    kernel = (Fp8MoeBackend.TRITON, mock.MagicMock()) if "moe" in module else mock.MagicMock()
-    if hasattr(found, function):
-        setattr(found, function, lambda *_, kernel=kernel, **__: kernel)
 
 
 class LatentAttention(torch.nn.Module):
@@ -112,10 +124,6 @@ for module in ("expert_map_manager", "layer"):  # since 0.28, and before
         found.determine_expert_map = on_cpu(found.determine_expert_map)
     except (AttributeError, ImportError):
         continue
-fp8.init_fp8_linear_kernel = lambda *_, **__: mock.MagicMock()
-fp8.select_fp8_moe_backend = lambda *_, **__: (Fp8MoeBackend.TRITON, mock.MagicMock())
-mxfp4.select_mxfp4_moe_backend = lambda *_, **__: (Mxfp4MoeBackend.MARLIN, mock.MagicMock())
-mxfp4.select_gpt_oss_mxfp4_moe_backend = mxfp4.select_mxfp4_moe_backend  # in 0.20 alone
 
 
 def wrap_experts(self: Any, base_layer: Any) -> None:
@@ -239,8 +247,10 @@ def answer(given: dict[str, Any]) -> dict[str, Any]:
     deleted = tuple(f".attn.{name}_{what}" for name in ("q", "k", "v", "prob") for what in ("scale", "zero_point"))
     # GPTQ's indices are replaced by empty tensors after loading, unless desc_act is set (marlin_make_empty_g_idx).
     ordered = (given["config"].get("quantization_config") or {}).get("desc_act")
-    deleted += () if ordered else (".g_idx",)
-    deleted += (".weight_shape",)  # of W4A16: two numbers for each layer, which the plan leaves out
+    deleted += () if ordered else ("g_idx", "g_idx_sort_indices")
+    deleted += ("weight_shape",)  # of W4A16: two numbers for each layer, which the plan leaves out
+    # Of experts in GPTQ, if the checkpoint has none (quantization/auto_gptq.py).
+    deleted += () if any(name.endswith("_bias") for name, *_ in given["headers"]) else (".w13_bias", ".w2_bias")
     parameters = {name: value for name, value in model.named_parameters() if not name.endswith(deleted)}
     # From 0.25 to 0.31 load_weights names a part of the experts' layer otherwise than the layer itself does.
     reported = {name.replace(".routed_experts.", ".") for name in model.judge_loaded or parameters}

@@ -9,7 +9,7 @@ from typing import Any
 import published
 import pytest
 from ansible.module_utils.vllm_edge.planning import feasibility
-from ansible.module_utils.vllm_edge.planning.contract import Arguments, Facts, Model, Quantization, Verdict
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Model, Quantization, Verdict
 from ansible.module_utils.vllm_edge.planning.memory.vllm_versions import behaviour
 from checkpoints import DEFAULT, L4, model
 
@@ -20,11 +20,10 @@ MINISTRAL, BAICHUAN, EXAONE = (
 )
 AWQ_TP4 = {"tensor_parallel_size": 4, "quantization": Quantization("awq", 4, 32)}
 MODELOPT_FP8 = {"quantization": Quantization("modelopt", 8)}
-_GROUP = {"weights": {"num_bits": 4, "type": "int"}, "input_activations": {"num_bits": 8, "type": "float"}}
-W4A8 = {
-    "quantization": Quantization("compressed-tensors", 4, 128),
-    "facts": Facts("", "", {}, (), {"config_groups": {"group_0": _GROUP}}),
-}
+W4A8, MXFP4, MXFP8 = (
+    {"quantization": Quantization("compressed-tensors", 4, 128, None, frozenset({scheme}))}
+    for scheme in ("W4A8 FP8", "MXFP4", "MXFP8")
+)
 LORA = {"enable_lora": True}
 EXPERTS = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
 
@@ -90,6 +89,10 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         ("31b-bf16", {"gpu": "NVIDIA A100-SXM4-40GB", "kv_cache": "fp8"}, "and NVIDIA A100-SXM4-40GB has 8.0"),
         ("31b-bf16", W4A8 | {"gpu": "NVIDIA L4"}, "scheme W4A8 FP8 of compressed-tensors needs compute capability 9.0"),
         ("31b-bf16", W4A8 | {"gpu": "NVIDIA H100 PCIe"}, ""),
+        ("31b-bf16", W4A8 | {"gpu": "NVIDIA B200"}, "for compute capability 9.0 only, and NVIDIA B200 has 10.0"),
+        ("31b-bf16", MXFP4 | {"gpu": "Tesla T4"}, "scheme MXFP4 of compressed-tensors needs compute capability 8.0"),
+        ("31b-bf16", MXFP8 | {"version": "0.19.0"}, "vLLM 0.19 does not know the scheme MXFP8"),
+        ("31b-bf16", MXFP8 | {"version": "0.20.0"}, ""),
         # FP4 units are for FP4: integers of 4 bits run through Marlin on Blackwell too.
         (GPT_OSS, AWQ_TP4 | {"gpu": "NVIDIA B200"}, "is 720, which Marlin"),
         ("26b-nvfp4", {"gpu": "NVIDIA B200", "version": "0.19.0", "tensor_parallel_size": 2}, ""),

@@ -153,6 +153,8 @@ class Quantization:
     """Number of weights that share one scale; None if there is one scale per channel or tensor."""
     kv_cache_dtype: str | None = None
     """What `kv_cache_dtype: auto` becomes according to the checkpoint (`fp8`); None if it does not say."""
+    schemes: frozenset[str] = frozenset()
+    """Of compressed-tensors, as quantization.SCHEMES names them."""
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ LEAST_CAPABILITY = (7, 5)
 MIN_CAPABILITIES: Mapping[str, tuple[tuple[int, int], str]] = {
     "modelopt": ((8, 9), "modelopt.py"),
     "modelopt_fp4": ((7, 5), "modelopt.py"),
+    "modelopt_mxfp8": ((8, 0), "modelopt.py"),
     "mxfp4": ((8, 0), "mxfp4.py"),
     "fp8": ((7, 5), "fp8.py"),
     "awq": ((7, 5), "auto_awq.py"),
@@ -67,8 +68,14 @@ MIN_CAPABILITIES: Mapping[str, tuple[tuple[int, int], str]] = {
 }
 """The compute capability that vLLM asks for by quantization, and the file: 0.33.0 modelopt.py:450 and :773,
 mxfp4.py:72, fp8.py:147, auto_awq.py:234, auto_gptq.py:183; the same from 0.19.0 on, except for the next."""
+SCHEME_CAPABILITIES = {"MXFP4": (8, 0), "W4A8 FP8": (9, 0)}
+"""Of schemes of compressed-tensors (`get_min_capability` in compressed_tensors/schemes, the same from 0.19.0 to
+0.33.0); the others need 7.5. FP8 below 8.9 and FP4 below 10.0 are multiplied in 16 bits through Marlin."""
+SCHEMES_SINCE = {"MXFP8": (0, 20)}
 MODELOPT_FP8_ON_AMPERE_SINCE = (0, 27)
 """0.26.0 modelopt.py:413 asks for 8.9, 0.27.0 modelopt.py:408 for 8.0."""
+MODELOPT_MXFP8_ON_AMPERE_SINCE = (0, 20)
+"""0.19.0 modelopt.py:1503 asks for 10.0."""
 LORA_SINCE: Mapping[str, tuple[tuple[int, int], str]] = {
     "Gemma4ForConditionalGeneration": ((0, 20), "gemma4_mm.py"),
     "LlavaNextForConditionalGeneration": ((0, 29), "llava_next.py"),
@@ -264,10 +271,12 @@ def _list_needs(engine: Engine) -> Iterator[tuple[str, tuple[int, int], str, str
     model, method, has = engine.model, engine.model.quantization.method, engine.gpu.compute_capability
     if method in MIN_CAPABILITIES:
         least, file = MIN_CAPABILITIES[method]
+        least = (10, 0) if method == "modelopt_mxfp8" and engine.vllm < MODELOPT_MXFP8_ON_AMPERE_SINCE else least
         least = (8, 0) if method == "modelopt" and engine.vllm >= MODELOPT_FP8_ON_AMPERE_SINCE else least
         source = f"vLLM model_executor/layers/quantization/{file}, get_min_capability"
         yield f"the quantization {method}", least, source, ""
-    for needs, scheme in _list_schemes(model):
+    for scheme in sorted(model.quantization.schemes):
+        needs = SCHEME_CAPABILITIES.get(scheme, LEAST_CAPABILITY)
         yield f"the scheme {scheme} of {method}", needs, "vLLM quantization/compressed_tensors/schemes", ""
     source = "vLLM platforms/cuda.py, check_if_supports_dtype"
     other_dtype_is_alike = engine.arguments.dtype == "auto" and model.family not in WITHOUT_FLOAT16
@@ -279,15 +288,22 @@ def _list_needs(engine: Engine) -> Iterator[tuple[str, tuple[int, int], str, str
         yield "an FP8 KV cache", (8, 9), "Triton has no fp8e4nv below it", f"kv_cache_dtype: {other}"
 
 
-def _list_schemes(model: Model) -> Iterator[tuple[tuple[int, int], str]]:
-    """Yield what schemes of compressed-tensors need, if that is more than all GPUs have (0.19.0 to 0.33.0)."""
-    groups = model.facts.quantization.get("config_groups")
-    for group in groups.values() if isinstance(groups, Mapping) else ():
-        weights, inputs = (group.get(key) or {} for key in ("weights", "input_activations"))
-        if weights.get("num_bits") == 4 and weights.get("type") == "int" and inputs.get("type") == "float":
-            yield (9, 0), "W4A8 FP8"
-        if weights.get("num_bits") == 4 and weights.get("type") == "float" and weights.get("group_size") == 32:
-            yield (8, 0), "MXFP4"
+def _check_schemes(engine: Engine) -> Iterator[Finding]:
+    has = engine.gpu.compute_capability
+    for scheme in sorted(engine.model.quantization.schemes):
+        since = SCHEMES_SINCE.get(scheme, engine.vllm)
+        if engine.vllm < since:
+            yield Finding(
+                f"vLLM {_said(engine.vllm)} does not know the scheme {scheme} of compressed-tensors "
+                f"(compressed_tensors/compressed_tensors.py)",
+                f"vllm_image_base with vLLM {_said(since)}.0 or newer",
+            )
+        if scheme == "W4A8 FP8" and has and has > SCHEME_CAPABILITIES[scheme] and not engine.model.experts:
+            yield Finding(
+                f"the scheme {scheme} of compressed-tensors has kernels for compute capability 9.0 only, and "
+                f"{engine.gpu.name} has {_said(has)} (vLLM compressed_tensors.py, _is_fp8_w4a8_sm90)",
+                "",
+            )
 
 
 def _check_dtype(engine: Engine) -> Iterator[Finding]:
@@ -398,6 +414,7 @@ RULES: Sequence[Rule] = (
     _check_max_model_len,
     _check_dtype,
     _check_capability,
+    _check_schemes,
     _check_divisibility,
     _check_marlin,
 )

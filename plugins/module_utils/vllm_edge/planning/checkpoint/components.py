@@ -123,7 +123,8 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool,
         )
     if kind == "embeddings":
         return _classify_embedding(tensor, path, tied)
-    if leaf in ("g_idx", "weight_g_idx") and model.facts.quantization.get("desc_act") is False:
+    said = model.facts.quantization
+    if leaf in ("g_idx", "weight_g_idx") and said.get("desc_act", said.get("quant_method") != "auto-round") is False:
         # Marlin replaces it by an empty tensor (quantization/utils/marlin_utils.py, marlin_make_empty_g_idx).
         return Component(tensor, kind, Sharding.NOT_LOADED, read_per_token=0.0)
     if sharding is not Sharding.REPLICATED and _is_whole(path, leaf, tensor):

@@ -189,9 +189,9 @@ def _compute_expert_padding(model: Model, arguments: Arguments, release: tuple[i
 
 
 def _is_w8a8(model: Model) -> bool:
-    # vLLM keeps the scales of the weights in float32, whatever the file has: compressed-tensors with 8 bits
+    # vLLM keeps the scales of the weights in float32, whatever the file has
     # (model_executor/layers/quantization/compressed_tensors/schemes/compressed_tensors_w8a8_*.py).
-    return model.quantization.method == "compressed-tensors" and model.quantization.weight_bits == 8
+    return not model.quantization.schemes.isdisjoint(("FP8", "W8A8 INT8"))
 
 
 def _compute_mxfp4_bytes(component: Component, model: Model, ranks: int) -> int:
