@@ -25,6 +25,7 @@ from .memory.vllm_versions import (
     WITHOUT_FLOAT16,
     Behaviour,
     behaviour,
+    count_whole_item_tokens,
     derive_limit,
     is_longer_allowed,
     list_supported,
@@ -251,6 +252,20 @@ def _check_max_model_len(engine: Engine) -> Iterator[Finding]:
         )
 
 
+def _check_batch(engine: Engine) -> Iterator[Finding]:
+    arguments, sequences = engine.arguments, engine.max_num_seqs
+    item = count_whole_item_tokens(engine.model, arguments, engine.release.version)
+    least, why = max(
+        (sequences, f"max_num_seqs {sequences:,} (vLLM config/scheduler.py, verify_max_model_len)"),
+        (item, f"the {item:,} tokens of a video, which has to be whole (vLLM v1/core/encoder_cache_manager.py)"),
+    )
+    if arguments.max_num_batched_tokens is not None and arguments.max_num_batched_tokens < least:
+        yield Finding(
+            f"max_num_batched_tokens {arguments.max_num_batched_tokens:,} is less than {why}",
+            f"max_num_batched_tokens: {least}",
+        )
+
+
 def _check_capability(engine: Engine) -> Iterator[Finding]:
     """Yield what the GPU cannot compute; if its compute capability is not known, what some GPUs cannot."""
     has, name = engine.gpu.compute_capability, engine.gpu.name
@@ -298,7 +313,7 @@ def _check_schemes(engine: Engine) -> Iterator[Finding]:
                 f"(compressed_tensors/compressed_tensors.py)",
                 f"vllm_image_base with vLLM {_said(since)}.0 or newer",
             )
-        if scheme == "W4A8 FP8" and has and has > SCHEME_CAPABILITIES[scheme] and not engine.model.experts:
+        if scheme == "W4A8 FP8" and has and has > SCHEME_CAPABILITIES[scheme]:
             yield Finding(
                 f"the scheme {scheme} of compressed-tensors has kernels for compute capability 9.0 only, and "
                 f"{engine.gpu.name} has {_said(has)} (vLLM compressed_tensors.py, _is_fp8_w4a8_sm90)",
@@ -412,6 +427,7 @@ RULES: Sequence[Rule] = (
     _check_drafters,
     _check_lora,
     _check_max_model_len,
+    _check_batch,
     _check_dtype,
     _check_capability,
     _check_schemes,
@@ -526,22 +542,20 @@ def check_threshold(percent: int) -> int:
     return percent
 
 
-def warn_of_plan(engines: Iterable[EnginePlan], gpus: Sequence[Gpu], experts: Iterable[str], percent: int) -> list[str]:
+def warn_of_plan(engines: Iterable[EnginePlan], gpus: Sequence[Gpu], experts: Sequence[str], percent: int) -> list[str]:
     """Return a sentence for GPUs on which the planned engines hold more than the threshold besides KV caches; GPUs that
     hold the same share one. An engine that does not start holds nothing.
 
     `experts` are the names of the engines whose model is a mixture of experts.
     """
-    held = dict.fromkeys(range(len(gpus)), 0)
-    names: dict[int, list[str]] = {slot: [] for slot in held}
+    held, mixtures, found = [0] * len(gpus), set(), []
     for engine in engines:
         for part in engine.gpus if engine.verdict in (Verdict.FITS, Verdict.CANNOT_SAY) else ():
             held[part.slot] += part.total_bytes - part.kv_cache_bytes
-            names[part.slot].append(engine.engine)
-    mixtures, found = set(experts), []
+            mixtures |= {part.slot} if engine.engine in experts else set()
     alike: dict[tuple[int, int, bool], list[int]] = {}
-    for slot, size in held.items():
-        alike.setdefault((size, gpus[slot].cuda_total_bytes, bool(mixtures & set(names[slot]))), []).append(slot)
+    for slot, size in enumerate(held):
+        alike.setdefault((size, gpus[slot].cuda_total_bytes, slot in mixtures), []).append(slot)
     for (size, total, mixture), slots in alike.items():
         verb = "will each hold" if len(slots) > 1 else "will hold"
         words = _describe(f"GPU {ranges(slots)}", size / MIB, total / MIB, percent, verb)
