@@ -63,6 +63,18 @@ for absent in ("", ".io", ".transforms", ".transforms.v2", ".transforms.v2.funct
     stand_in = mock.MagicMock(__spec__=ModuleSpec(f"torchvision{absent}", None), __path__=[])
     sys.modules.setdefault(f"torchvision{absent}", stand_in)
 
+
+class OfAnyName(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return mock.MagicMock()
+
+
+class Experts(metaclass=OfAnyName):
+    """In place of the class that computes experts."""
+
+
 GPU = SimpleNamespace(is_cpu=lambda: False, is_xpu=lambda: False, is_cuda=lambda: True)
 
 
@@ -79,7 +91,7 @@ def use_gpu_kernels(module: Any) -> None:
             if of != key.lower() and of != "unquantized" and of in name.replace("_", ""):
                 wanted = "TRITON" if of in ("fp8", "int8") else "MARLIN"
                 chosen = getattr(kind, wanted, next(iter(kind)))
-                setattr(module, name, lambda *_, chosen=chosen, **__: (chosen, mock.MagicMock()))
+                setattr(module, name, lambda *_, chosen=chosen, **__: (chosen, Experts))
     if ".inc" in module.__name__:
         module.current_platform = GPU
 

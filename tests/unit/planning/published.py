@@ -308,7 +308,7 @@ QUANTIZED: Mapping[str, Mapping[str, Any]] = {
         "producer": {"name": "modelopt", "version": "0.33.0"},
     },
     "Qwen2.5-7B-Instruct, MXFP8": {
-        **{"quant_method": "modelopt_mxfp8", "quant_algo": "MXFP8", "ignore": ["lm_head"]},
+        **{"quant_method": "modelopt", "quant_algo": "MXFP8", "ignore": ["lm_head"]},
         "producer": {"name": "modelopt", "version": "0.41.0"},
     },
     "Qwen2.5-7B-Instruct, NVFP4 of weights": _groups(4, "float", 16, "nvfp4-pack-quantized"),
@@ -685,7 +685,7 @@ def facts(repo: str, layers: int = 0) -> Facts:
 
 def questions() -> list[dict[str, Any]]:
     """What `tests/judge/vllm_models.py` is asked: each checkpoint on one GPU, on as many of two and four as its heads
-    allow, and each stage of a pipeline of two."""
+    allow, and each stage of a pipeline of two; not those of other quantizations of one checkpoint."""
     asked = []
     for repo, made in CONFIGS.items():
         few = cut(made)
@@ -693,7 +693,10 @@ def questions() -> list[dict[str, Any]]:
         heads, kv_heads = text["num_attention_heads"], text["num_key_value_heads"]
         most = max(size for size in (1, 2, 4) if heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0))
         found = {"name": repo, "config": few, "headers": list(headers(few)), "expert_parallel": False}
-        asked += [{**found, "tensor_parallel_size": 1, "pipeline_rank": stage} for stage in (None, 0, 1)]
+        asked += [
+            {**found, "tensor_parallel_size": 1, "pipeline_rank": stage}
+            for stage in ((None,) if ", " in repo else (None, 0, 1))
+        ]
         if most > 1:
             asked.append({**found, "tensor_parallel_size": most, "pipeline_rank": None})
         # llama4.py copies its experts by values of tensors then, which those of the judge do not have.

@@ -50,6 +50,10 @@ FUSED_EXPERTS = frozenset({"gpt_oss", "qwen3_vl_moe"})
 """Families whose adapters have gate and up of an expert as one (`is_3d_moe_weight`, model_executor/models/gpt_oss.py,
 qwen3_vl_moe.py, 0.19.0 to 0.33.0)."""
 LORA_ONCE_SINCE = (0, 22)
+GPTQ_EXPERT_ZEROS_WHOLE_SINCE = (0, 27)
+"""Earlier releases keep the zero points of GPTQ's experts in the model's dtype, of half the bytes (0.26.0
+quantization/auto_gptq.py:586, 0.27.0:590). Those of linear layers count too, although Marlin needs none of symmetric
+weights and frees them (kernels/linear/mixed_precision/marlin.py): 0.8 % of the weights; Machete keeps them."""
 LORA_KINDS = frozenset({"attention", "mlp", "router", "other"})
 PUNICA_BYTES_PER_TOKEN = 5 * 8 + 2 * 2 * 4
 """Indices of a batch's tokens into the adapters (0.33.0 lora/punica_wrapper/punica_base.py:133-147,
@@ -105,6 +109,9 @@ def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeig
                 size = size * -(-model.experts // arguments.tensor_parallel_size) // model.experts
             elif component.sharding is Sharding.EXPERTS:
                 size = math.ceil(size * _compute_expert_padding(model, arguments, release))
+            zeros = component.kind == "experts" and component.tensor.name.endswith(".qzeros")
+            if zeros and model.quantization.method == "gptq" and release < GPTQ_EXPERT_ZEROS_WHOLE_SINCE:
+                size //= 2
             held[component.kind] += size
             if _is_read(component, stage):
                 read += size * Fraction(component.read_per_token)
