@@ -24,6 +24,7 @@ W4A8, MXFP4, MXFP8 = (
     {"quantization": Quantization("compressed-tensors", 4, 128, None, frozenset({scheme}))}
     for scheme in ("W4A8 FP8", "MXFP4", "MXFP8")
 )
+OF_MODELOPT = {"quantization": Quantization("modelopt_mxfp8", 8, 32)}
 LORA = {"enable_lora": True}
 EXPERTS = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
 
@@ -96,6 +97,9 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         ("31b-bf16", MXFP4 | {"gpu": "Tesla T4"}, "scheme MXFP4 of compressed-tensors needs compute capability 8.0"),
         ("31b-bf16", MXFP8 | {"version": "0.19.0"}, "vLLM 0.19 does not know the scheme MXFP8"),
         ("31b-bf16", MXFP8 | {"version": "0.20.0"}, ""),
+        ("31b-bf16", OF_MODELOPT | {"version": "0.23.0"}, ""),
+        ("31b-bf16", OF_MODELOPT | {"version": "0.24.0"}, "vLLM 0.24 refuses MXFP8 of ModelOpt"),
+        ("31b-bf16", OF_MODELOPT | {"version": "0.19.0"}, "modelopt_mxfp8 needs compute capability 10.0"),
         # FP4 units are for FP4: integers of 4 bits run through Marlin on Blackwell too.
         (GPT_OSS, AWQ_TP4 | {"gpu": "NVIDIA B200"}, "is 720, which Marlin"),
         ("26b-nvfp4", {"gpu": "NVIDIA B200", "version": "0.19.0", "tensor_parallel_size": 2}, ""),

@@ -75,6 +75,7 @@ SCHEME_CAPABILITIES = {"MXFP4": (8, 0), "W4A8 FP8": (9, 0)}
 SCHEMES_SINCE = {"MXFP8": (0, 20)}
 MODELOPT_FP8_ON_AMPERE_SINCE = (0, 27)
 """0.26.0 modelopt.py:413 asks for 8.9, 0.27.0 modelopt.py:408 for 8.0."""
+MODELOPT_MXFP8_FAILS = (0, 24)
 MODELOPT_MXFP8_ON_AMPERE_SINCE = (0, 20)
 """0.19.0 modelopt.py:1503 asks for 10.0."""
 LORA_SINCE: Mapping[str, tuple[tuple[int, int], str]] = {
@@ -305,6 +306,12 @@ def _list_needs(engine: Engine) -> Iterator[tuple[str, tuple[int, int], str, str
 
 def _check_schemes(engine: Engine) -> Iterator[Finding]:
     has = engine.gpu.compute_capability
+    if engine.model.quantization.method == "modelopt_mxfp8" and engine.vllm == MODELOPT_MXFP8_FAILS:
+        yield Finding(
+            f"vLLM {_said(engine.vllm)} refuses MXFP8 of ModelOpt: 'Quantization method mxfp8 is an override' (vLLM "
+            f"config/model.py:1029, whose list of overrides lacks it)",
+            "vllm_image_base with vLLM 0.23.0, or with 0.25.0 or newer",
+        )
     for scheme in sorted(engine.model.quantization.schemes):
         since = SCHEMES_SINCE.get(scheme, engine.vllm)
         if engine.vllm < since:
@@ -519,7 +526,7 @@ def _is_speculative(engine: Engine) -> bool:
 
 
 def _is_fp4(model: Model) -> bool:
-    return model.quantization.method == "modelopt_fp4" or "nvfp4" in str(model.facts.quantization.get("format")).lower()
+    return model.quantization.method == "modelopt_fp4" or not model.quantization.schemes.isdisjoint(("NVFP4", "MXFP4"))
 
 
 def _said(numbers: tuple[int, int]) -> str:

@@ -118,7 +118,7 @@ def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeig
         held["rope_caches"] += _compute_rope_bytes(model, arguments, release)
         held["buffers"] += _compute_per_layer_embedding_buffer(model, arguments, version)
         held["buffers"] += _compute_latent_copies(model, arguments.tensor_parallel_size, len(layers))
-        if arguments.enable_lora:
+        if arguments.enable_lora and not model.generic:
             held["adapters"] = _compute_lora_bytes(loaded, stage, arguments, version)
         by_kind = {kind: size for kind, size in held.items() if size}
         ranks.append(RankWeights(len(ranks), sum(by_kind.values()), by_kind, round(read)))
