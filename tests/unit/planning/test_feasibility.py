@@ -9,7 +9,7 @@ from typing import Any
 import published
 import pytest
 from ansible.module_utils.vllm_edge.planning import feasibility
-from ansible.module_utils.vllm_edge.planning.contract import Arguments, Model, Quantization, Verdict
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Facts, Model, Quantization, Verdict
 from ansible.module_utils.vllm_edge.planning.memory.vllm_versions import behaviour
 from checkpoints import DEFAULT, L4, model
 
@@ -24,6 +24,7 @@ W4A8, MXFP4, MXFP8 = (
     {"quantization": Quantization("compressed-tensors", 4, 128, None, frozenset({scheme}))}
     for scheme in ("W4A8 FP8", "MXFP4", "MXFP8")
 )
+ORDERED = {"quantization": Quantization("gptq", 4, 32), "facts": Facts("", "", {}, (), {"desc_act": True})}
 OF_MODELOPT = {"quantization": Quantization("modelopt_mxfp8", 8, 32)}
 LORA = {"enable_lora": True}
 EXPERTS = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
@@ -97,6 +98,9 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         ("31b-bf16", MXFP4 | {"gpu": "Tesla T4"}, "scheme MXFP4 of compressed-tensors needs compute capability 8.0"),
         ("31b-bf16", MXFP8 | {"version": "0.19.0"}, "vLLM 0.19 does not know the scheme MXFP8"),
         ("31b-bf16", MXFP8 | {"version": "0.20.0"}, ""),
+        ("31b-bf16", ORDERED | {"version": "0.29.0"}, ""),
+        ("31b-bf16", ORDERED | {"version": "0.30.0"}, "takes no weights in groups that are ordered by activations"),
+        ("31b-bf16", ORDERED | {"version": "0.30.0", "quantization": Quantization("gptq", 4)}, ""),
         ("31b-bf16", OF_MODELOPT | {"version": "0.23.0"}, ""),
         ("31b-bf16", OF_MODELOPT | {"version": "0.24.0"}, "vLLM 0.24 refuses MXFP8 of ModelOpt"),
         ("31b-bf16", OF_MODELOPT | {"version": "0.19.0"}, "modelopt_mxfp8 needs compute capability 10.0"),

@@ -75,6 +75,7 @@ SCHEME_CAPABILITIES = {"MXFP4": (8, 0), "W4A8 FP8": (9, 0)}
 SCHEMES_SINCE = {"MXFP8": (0, 20)}
 MODELOPT_FP8_ON_AMPERE_SINCE = (0, 27)
 """0.26.0 modelopt.py:413 asks for 8.9, 0.27.0 modelopt.py:408 for 8.0."""
+ORDERED_UNTIL = (0, 30)
 MODELOPT_MXFP8_FAILS = (0, 24)
 MODELOPT_MXFP8_ON_AMPERE_SINCE = (0, 20)
 """0.19.0 modelopt.py:1503 asks for 10.0."""
@@ -305,14 +306,23 @@ def _list_needs(engine: Engine) -> Iterator[tuple[str, tuple[int, int], str, str
 
 
 def _check_schemes(engine: Engine) -> Iterator[Finding]:
-    has = engine.gpu.compute_capability
-    if engine.model.quantization.method == "modelopt_mxfp8" and engine.vllm == MODELOPT_MXFP8_FAILS:
+    has, said, found = engine.gpu.compute_capability, engine.model.facts.quantization, engine.model.quantization
+    groups = said["config_groups"].values() if found.schemes and "config_groups" in said else ()
+    orders = [(group.get("weights") or {}).get("actorder") for group in groups]
+    orders += ["group"] if found.method == "gptq" and found.group_size and said.get("desc_act") else []
+    if engine.vllm >= ORDERED_UNTIL and not {"group", "dynamic"}.isdisjoint(orders):
+        yield Finding(
+            f"vLLM {_said(engine.vllm)} takes no weights in groups that are ordered by activations (desc_act, "
+            f"actorder; vLLM quantization/utils/gptq_utils.py, compressed_tensors.py)",
+            f"vllm_image_base with vLLM before {_said(ORDERED_UNTIL)}.0",
+        )
+    if found.method == "modelopt_mxfp8" and engine.vllm == MODELOPT_MXFP8_FAILS:
         yield Finding(
             f"vLLM {_said(engine.vllm)} refuses MXFP8 of ModelOpt: 'Quantization method mxfp8 is an override' (vLLM "
             f"config/model.py:1029, whose list of overrides lacks it)",
             "vllm_image_base with vLLM 0.23.0, or with 0.25.0 or newer",
         )
-    for scheme in sorted(engine.model.quantization.schemes):
+    for scheme in sorted(found.schemes):
         since = SCHEMES_SINCE.get(scheme, engine.vllm)
         if engine.vllm < since:
             yield Finding(

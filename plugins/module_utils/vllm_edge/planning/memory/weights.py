@@ -306,7 +306,8 @@ def _count_names(path: str, stage: _Stage) -> int:
 
 
 def _read_sizes(component: Component, model: Model) -> tuple[int, int]:
-    """Return inputs and outputs of a linear layer, whose weight may be packed."""
+    """Return inputs and outputs of a linear layer, whose weight may be packed. With weights of several sizes, those of
+    more bits count as larger than they are."""
     rows, columns = component.tensor.shape
     bits = DTYPE_BITS[component.tensor.dtype]
     packed = bits // model.quantization.weight_bits if component.tensor.dtype in ("I32", "U8") else 1
