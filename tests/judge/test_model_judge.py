@@ -27,9 +27,13 @@ RECORD = PLANNING / "judged.json"
 FAILS = re.compile(
     r"AttributeError: 'Qwen3(Moe)?LLMForCausalLM' object has no attribute 'start_layer'"
     r"|^0\.19\.\S+ \S*Ministral"
+    "|Quantization method mxfp8 is an override"
 )
-"""Errors of vLLM itself: Qwen3-VL in a pipeline, up to 0.21, which the plan refuses. 0.19 knows Ministral 3 in
-Mistral's own format only; with config.json it takes the classes of transformers, which the judge cannot load."""
+"""Errors of vLLM itself: Qwen3-VL in a pipeline, up to 0.21, and MXFP8 in 0.24, which the plan refuses. 0.19 knows
+Ministral 3 in Mistral's own format only; with config.json it takes the classes of transformers, which the judge cannot
+load."""
+WITHOUT_LORA = re.compile(r"no LoRA|fused_qkv_a_proj must be a BaseLayer|together with fully_sharded_loras=True")
+"""What vLLM says where the plan refuses adapters (feasibility._check_lora)."""
 TIED = "mistralai/Mistral-Small-3.1-24B-Instruct-2503"
 """Up to 0.28 vLLM takes its head for the table of embeddings where transformers 5 says so, and the plan is larger."""
 
@@ -54,8 +58,13 @@ def test_vllm_loads_every_checkpoint(judged: dict[str, Any]) -> None:
     assert [each for error, each in failed if not FAILS.search(error)] == []
 
 
+def test_what_takes_no_adapters(judged: dict[str, Any]) -> None:
+    said = [size for each in judged["answers"] for size in each.get("lora_bytes", ()) if not isinstance(size, int)]
+    assert [error for error in said if not WITHOUT_LORA.search(error)] == []
+
+
 def test_the_plan_is_exact(judged: dict[str, Any]) -> None:
-    """Layers, bytes of parameters and of RoPE caches, by the rules of the release that answers."""
+    """Layers, bytes of parameters, RoPE caches and adapters, by the rules of the release that answers."""
     questions, wrong = published.questions(), {}
     for asked, told in zip(questions, judged["answers"], strict=True):
         if "error" not in told and (found := published.compare(asked, told, judged["version"])):

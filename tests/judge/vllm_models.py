@@ -14,6 +14,8 @@ import importlib
 import json
 import logging
 import os
+import pkgutil
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -25,20 +27,22 @@ from unittest import mock
 
 os.environ.update({"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"})
 # Releases up to 0.23 import it for a file format that nothing here has.
-for absent in ("gguf", "gguf.constants", "gguf.quants"):
+for absent in ("gguf", "gguf.constants", "gguf.quants", "diskcache"):
     sys.modules.setdefault(absent, mock.MagicMock(__spec__=ModuleSpec(absent, None), __path__=[]))
 
 import torch
 import vllm
 from vllm.config import CacheConfig, LoadConfig, ModelConfig, VllmConfig, set_current_vllm_config
+from vllm.config.lora import LoRAConfig
 from vllm.distributed import parallel_state
-from vllm.model_executor.layers import mla, rotary_embedding
+from vllm.lora import model_manager
+from vllm.lora.layers import BaseLayerWithLoRA, FusedMoEWithLoRA
+from vllm.model_executor.layers import mla, quantization, rotary_embedding
 from vllm.model_executor.layers.attention.attention import Attention
-from vllm.model_executor.layers.fused_moe.oracle.fp8 import Fp8MoeBackend
-from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
-from vllm.model_executor.layers.quantization import fp8, mxfp4
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.model_executor.models import registry
+from vllm.model_executor.models.interfaces import supports_lora
+from vllm.platforms import current_platform
 
 if int(vllm.__version__.split(".")[1]) >= 33:
     # As with CUDA; here it lacks Triton. It decides on which stages of a pipeline towers are.
@@ -59,21 +63,45 @@ for absent in ("", ".io", ".transforms", ".transforms.v2", ".transforms.v2.funct
     stand_in = mock.MagicMock(__spec__=ModuleSpec(f"torchvision{absent}", None), __path__=[])
     sys.modules.setdefault(f"torchvision{absent}", stand_in)
 
-# The CPU has no kernel for these formats, so vLLM is given those of a GPU of Ada's generation; none runs.
-for module, function in (
-    ("compressed_tensors.schemes.compressed_tensors_w8a16_fp8", "init_wfp8_a16_linear_kernel"),
-    ("compressed_tensors.compressed_tensors_moe.compressed_tensors_moe_w8a8_fp8", "select_fp8_moe_backend"),
-    ("compressed_tensors.compressed_tensors_moe", "select_fp8_moe_backend"),  # in one file up to 0.19
-    ("modelopt", "init_nvfp4_linear_kernel"),
-    ("modelopt", "select_nvfp4_linear_backend"),  # up to 0.21
-):
+
+class OfAnyName(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return mock.MagicMock()
+
+
+class Experts(metaclass=OfAnyName):
+    """In place of the class that computes experts."""
+
+
+GPU = SimpleNamespace(is_cpu=lambda: False, is_xpu=lambda: False, is_cuda=lambda: True)
+
+
+def use_gpu_kernels(module: Any) -> None:
+    """Gives a module the kernels of a GPU of Ada's generation, of which none runs; the CPU has few."""
+    for name, function in list(vars(module).items()):
+        if re.fullmatch(r"(init|choose|select)_\w+_linear_(kernel|backend)", name):
+            kernel = mock.MagicMock(__name__="judge")
+            setattr(module, name, lambda *_, kernel=kernel, **__: kernel)
+        if not re.fullmatch(r"select_\w+_moe_backend", name):
+            continue
+        for key, kind in function.__globals__.items():
+            of = key.lower().removesuffix("moebackend")
+            if of != key.lower() and of != "unquantized" and of in name.replace("_", ""):
+                wanted = "TRITON" if of in ("fp8", "int8") else "MARLIN"
+                chosen = getattr(kind, wanted, next(iter(kind)))
+                setattr(module, name, lambda *_, chosen=chosen, **__: (chosen, Experts))
+    if ".inc" in module.__name__:
+        module.current_platform = GPU
+
+
+type(current_platform).num_compute_units = classmethod(lambda *_: 1)
+for info in pkgutil.walk_packages(quantization.__path__, f"{quantization.__name__}."):
     try:
-        found = importlib.import_module(f"vllm.model_executor.layers.quantization.{module}")
+        use_gpu_kernels(importlib.import_module(info.name))
     except ImportError:
         continue
-    kernel = (Fp8MoeBackend.TRITON, mock.MagicMock()) if "moe" in module else mock.MagicMock()
-    if hasattr(found, function):
-        setattr(found, function, lambda *_, kernel=kernel, **__: kernel)
 
 
 class LatentAttention(torch.nn.Module):
@@ -108,10 +136,48 @@ for module in ("expert_map_manager", "layer"):  # since 0.28, and before
         found.determine_expert_map = on_cpu(found.determine_expert_map)
     except (AttributeError, ImportError):
         continue
-fp8.init_fp8_linear_kernel = lambda *_, **__: mock.MagicMock()
-fp8.select_fp8_moe_backend = lambda *_, **__: (Fp8MoeBackend.TRITON, mock.MagicMock())
-mxfp4.select_mxfp4_moe_backend = lambda *_, **__: (Mxfp4MoeBackend.MARLIN, mock.MagicMock())
-mxfp4.select_gpt_oss_mxfp4_moe_backend = mxfp4.select_mxfp4_moe_backend  # in 0.20 alone
+
+
+def wrap_experts(self: Any, base_layer: Any) -> None:
+    """What FusedMoEWithLoRA's constructor keeps, without a kernel, of which the CPU has none."""
+    torch.nn.Module.__init__(self)
+    self.base_layer, self.moe_config = base_layer, base_layer.moe_config
+    if not isinstance(getattr(type(self), "_shared_experts", None), property):
+        self._shared_experts = getattr(base_layer, "_shared_experts", None)
+    self.tp_size = base_layer.moe_config.moe_parallel_config.tp_size
+    self.device, self._w13_slices = torch.device("meta"), 2
+    self.enable_moe_shared_loras = False
+
+
+FusedMoEWithLoRA.__init__ = wrap_experts
+FusedMoEWithLoRA.set_mapping = lambda *_: None
+model_manager.get_punica_wrapper = lambda *_, **__: mock.MagicMock()
+
+
+def count_lora(model: Any, engine: VllmConfig) -> list[int | str]:
+    """The bytes of two adapters of rank 16 beside the model, as they are and with fully_sharded_loras; or an error."""
+    config, found = engine.model_config, []
+    try:
+        for sharded in (False, True):
+            lora = LoRAConfig(max_lora_rank=16, max_loras=2, fully_sharded_loras=sharded)
+            lora.verify_with_model_config(config)
+            with set_current_vllm_config(engine), torch.device("meta"):
+                if not sharded:
+                    assert supports_lora(model), "no LoRA"
+                    given = (model, 8, 64, 0, lora, torch.device("meta"), engine)
+                    manager = model_manager.LoRAModelManager(*given)
+                for module in manager.modules.values():
+                    module.create_lora_weights(2, lora, config.hf_config)
+            held: dict[int, Any] = {}
+            for module in model.modules():
+                for name, value in vars(module).items() if isinstance(module, BaseLayerWithLoRA) else ():
+                    # Lists are of parts of others.
+                    if name.endswith(("lora_a_stacked", "lora_b_stacked")) and not isinstance(value, list):
+                        held |= {id(each): each for each in (value if isinstance(value, tuple) else (value,))}
+            found.append(size_of(held.values()))
+    except Exception as error:  # What vLLM raises is the answer.
+        found.append(f"{type(error).__name__}: {str(error)[:160]}")
+    return found
 
 
 def group(size: int, rank: int = 0) -> Any:
@@ -122,8 +188,8 @@ def group(size: int, rank: int = 0) -> Any:
     return SimpleNamespace(world_size=size, **names, **ranks, **ends)
 
 
-def build(given: dict[str, Any], directory: str) -> tuple[Any, ModelConfig]:
-    """The model on the meta device, and its configuration, as rank 0 of all ranks of tensor parallelism."""
+def build(given: dict[str, Any], directory: str) -> tuple[Any, VllmConfig]:
+    """The model on the meta device, and the configuration, as rank 0 of all ranks of tensor parallelism."""
     size = given["tensor_parallel_size"]
     for name in ("_TP", "_EP", "_WORLD"):
         setattr(parallel_state, name, group(size))
@@ -164,7 +230,7 @@ def build(given: dict[str, Any], directory: str) -> tuple[Any, ModelConfig]:
     finally:
         torch.set_default_dtype(torch.float32)
     model.judge_loaded = loaded
-    return model, config
+    return model, engine
 
 
 def size_of(tensors: Any) -> int:
@@ -174,7 +240,7 @@ def size_of(tensors: Any) -> int:
 def answer(given: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         try:
-            model, config = build(given, directory)
+            model, engine = build(given, directory)
         except Exception as error:  # What vLLM raises is the answer.
             return {"error": f"{type(error).__name__}: {str(error)[:600]}"}
     layers = {}
@@ -195,8 +261,10 @@ def answer(given: dict[str, Any]) -> dict[str, Any]:
     deleted = tuple(f".attn.{name}_{what}" for name in ("q", "k", "v", "prob") for what in ("scale", "zero_point"))
     # GPTQ's indices are replaced by empty tensors after loading, unless desc_act is set (marlin_make_empty_g_idx).
     ordered = (given["config"].get("quantization_config") or {}).get("desc_act")
-    deleted += () if ordered else (".g_idx",)
-    deleted += (".weight_shape",)  # of W4A16: two numbers for each layer, which the plan leaves out
+    deleted += () if ordered else ("g_idx", "g_idx_sort_indices")
+    deleted += ("weight_shape",)  # of W4A16: two numbers for each layer, which the plan leaves out
+    # Of experts in GPTQ, if the checkpoint has none (quantization/auto_gptq.py).
+    deleted += () if any(name.endswith("_bias") for name, *_ in given["headers"]) else (".w13_bias", ".w2_bias")
     parameters = {name: value for name, value in model.named_parameters() if not name.endswith(deleted)}
     # From 0.25 to 0.31 load_weights names a part of the experts' layer otherwise than the layer itself does.
     reported = {name.replace(".routed_experts.", ".") for name in model.judge_loaded or parameters}
@@ -205,7 +273,8 @@ def answer(given: dict[str, Any]) -> dict[str, Any]:
         "parameters_bytes": size_of(parameters.values()),
         "rope_bytes": size_of(caches),
         "not_loaded": sorted({name.replace(".routed_experts.", ".") for name in parameters} - reported)[:5],
-        "max_model_len": config.max_model_len,
+        "max_model_len": engine.model_config.max_model_len,
+        "lora_bytes": count_lora(model, engine),
     }
 
 

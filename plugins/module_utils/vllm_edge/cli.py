@@ -379,7 +379,7 @@ command(
         "--data-parallel-size, --enable-expert-parallel, --max-num-seqs, --max-num-batched-tokens, --dtype, "
         "--kv-cache-dtype, --block-size, --gpu-memory-utilization, --kv-cache-memory-bytes, --enforce-eager, "
         "--language-model-only (also --text-only), --limit-mm-per-prompt, --no-async-scheduling; of others that change "
-        "the memory, such as --enable-lora or --speculative-config, the plan says that it does not count them."
+        "the memory, such as --cpu-offload-gb or --speculative-config, the plan says that it does not count them."
     ),
 )(_run_planner)
 command(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts
@@ -360,34 +361,56 @@ def _compressed(form: str, weights: dict[str, Any], **group: Any) -> dict[str, A
     return {**common, "config_groups": {"group_0": group}, "quantization_status": "compressed"}
 
 
-def _by_channel(kind: str, form: str) -> dict[str, Any]:
-    """8 bits for each weight, a scale for each channel, activations scaled for each token."""
-    weights = {"num_bits": 8, "type": kind, "symmetric": True, "strategy": "channel", "dynamic": False}
-    return _compressed(form, weights, input_activations={**weights, "strategy": "token", "dynamic": True})
+def _eight(kind: str, form: str, strategy: str = "channel", static: bool = False) -> dict[str, Any]:
+    """8 bits for each weight, activations scaled for each token unless they are static."""
+    weights = {"num_bits": 8, "type": kind, "symmetric": True, "strategy": strategy, "dynamic": False}
+    blocks = {"block_structure": [128, 128]} if strategy == "block" else {}
+    inputs = {**weights, "strategy": "tensor" if static else "token", "dynamic": not static}
+    if strategy == "block":
+        inputs |= {"strategy": "group", "group_size": 128}
+    return _compressed(form, weights | blocks, input_activations=inputs)
+
+
+def _groups(bits: int, kind: str, size: int, form: str, symmetric: bool = True, **group: Any) -> dict[str, Any]:
+    strategy = "tensor_group" if form.startswith("nvfp4") else "group"
+    weights = {"num_bits": bits, "type": kind, "symmetric": symmetric, "strategy": strategy, "group_size": size}
+    return _compressed(form, weights | ({"scale_dtype": "torch.uint8"} if form.startswith("mx") else {}), **group)
 
 
 FOUR_BITS = {"bits": 4, "group_size": 128}
+AUTO_ROUND = {**FOUR_BITS, "quant_method": "auto-round", "sym": True, "data_type": "int"}
+"""As auto_round of Intel writes it (the checkpoints of vLLM's own tests/quantization/test_auto_round.py)."""
 QUANTIZED: Mapping[str, Mapping[str, Any]] = {
     "Qwen/Qwen2.5-7B-Instruct-AWQ": {**FOUR_BITS, "quant_method": "awq", "zero_point": True, "version": "gemm"},
     "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4": {**FOUR_BITS, "quant_method": "gptq", "desc_act": False, "sym": True},
-    "Qwen2.5-7B-Instruct, W4A16 in groups": _compressed(
-        "pack-quantized",
-        {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128},
-    ),
+    "Qwen2.5-7B-Instruct, W4A16 in groups": _groups(4, "int", 128, "pack-quantized"),
+    "Qwen2.5-7B-Instruct, W4A16 with zero points": _groups(4, "int", 128, "pack-quantized", symmetric=False),
+    "Qwen2.5-7B-Instruct, W8A16 in groups": _groups(8, "int", 128, "pack-quantized"),
     "Qwen2.5-7B-Instruct, NVFP4": {
         **{"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]},
         "producer": {"name": "modelopt", "version": "0.33.0"},
     },
-    "Qwen2.5-7B-Instruct, FP8 by channel": _by_channel("float", "float-quantized"),
-    "Qwen2.5-7B-Instruct, INT8 by channel": _by_channel("int", "int-quantized"),
+    "Qwen2.5-7B-Instruct, MXFP8": {
+        **{"quant_method": "modelopt", "quant_algo": "MXFP8", "ignore": ["lm_head"]},
+        "producer": {"name": "modelopt", "version": "0.41.0"},
+    },
+    "Qwen2.5-7B-Instruct, NVFP4 of weights": _groups(4, "float", 16, "nvfp4-pack-quantized"),
+    "Qwen2.5-7B-Instruct, MXFP4": _groups(4, "float", 32, "mxfp4-pack-quantized"),
+    "Qwen2.5-7B-Instruct, FP8 by channel": _eight("float", "float-quantized"),
+    "Qwen2.5-7B-Instruct, FP8 by tensor": _eight("float", "float-quantized", "tensor", static=True),
+    "Qwen2.5-7B-Instruct, FP8 in blocks": _eight("float", "float-quantized", "block"),
+    "Qwen2.5-7B-Instruct, INT8 by channel": _eight("int", "int-quantized"),
+    "Qwen2.5-7B-Instruct, auto-round": {**AUTO_ROUND, "packing_format": "auto_round:auto_gptq"},
+    "Qwen2.5-7B-Instruct, auto-round as AWQ": {**AUTO_ROUND, "packing_format": "auto_round:auto_awq"},
 }
 """quantization_config of Qwen2.5 7B as quantizers write it; those without an owner stand for checkpoints of
 llm-compressor and ModelOpt."""
 CONFIGS = {**CONFIGS, **{repo: {**_QWEN_7B, "quantization_config": how} for repo, how in QUANTIZED.items()}}
-CONFIGS["Qwen2-57B-A14B-Instruct, FP8 by channel"] = {
-    **CONFIGS["Qwen/Qwen2-57B-A14B-Instruct"],
-    "quantization_config": QUANTIZED["Qwen2.5-7B-Instruct, FP8 by channel"],
-}
+for name in ("FP8 by channel", "W4A16 in groups", "NVFP4", "INT8 by channel", "MXFP4", "auto-round"):
+    CONFIGS[f"Qwen2-57B-A14B-Instruct, {name}"] = {
+        **CONFIGS["Qwen/Qwen2-57B-A14B-Instruct"],
+        "quantization_config": QUANTIZED[f"Qwen2.5-7B-Instruct, {name}"],
+    }
 
 PARAMETERS: Mapping[str, int] = {
     "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
@@ -467,27 +490,48 @@ def _quantize(how: Mapping[str, Any] | None, name: str, dtype: str, shape: tuple
         yield name, dtype, shape
         return
     base, (rows, columns) = name.removesuffix(".weight"), shape
-    if how["quant_method"] == "modelopt":
-        yield name, "U8", (rows, columns // 2)
-        yield f"{name}_scale", "F8_E4M3", (rows, columns // 16)
-        yield f"{name}_scale_2", "F32", ()
-        yield f"{base}.input_scale", "F32", ()
-        return
-    if how["quant_method"] == "compressed-tensors" and how["format"] == "pack-quantized":
-        yield f"{name}_packed", "I32", (rows, columns // 8)
-        yield f"{name}_scale", "BF16", (rows, columns // 128)
-        yield f"{name}_shape", "I64", (2,)
-        return
-    if how["quant_method"] == "compressed-tensors":
-        yield name, "F8_E4M3" if how["format"] == "float-quantized" else "I8", shape
-        yield f"{base}.weight_scale", "BF16", (rows, 1)
-        return
-    awq = how["quant_method"] == "awq"
-    yield f"{base}.qweight", "I32", (columns, rows // 8) if awq else (columns // 8, rows)
-    yield f"{base}.qzeros", "I32", (columns // 128, rows // 8)
-    yield f"{base}.scales", "F16", (columns // 128, rows)
-    if not awq:
-        yield f"{base}.g_idx", "I32", (columns,)
+    for leaf, kind, size in _store(how, rows, columns):
+        yield f"{base}.{leaf}", kind, size
+
+
+def _store(how: Mapping[str, Any], rows: int, columns: int) -> Iterator[Header]:
+    """The tensors of a linear layer, without its name."""
+    method, form = how["quant_method"], str(how.get("format"))
+    if method in ("awq", "gptq", "auto-round"):
+        awq, packed = method == "awq" or "awq" in how.get("packing_format", ""), 32 // how["bits"]
+        yield "qweight", "I32", (columns, rows // packed) if awq else (columns // packed, rows)
+        yield "qzeros", "I32", (columns // 128, rows // packed)
+        yield "scales", "F16", (columns // 128, rows)
+        if method == "gptq":
+            yield "g_idx", "I32", (columns,)
+    elif how.get("quant_algo") == "MXFP8":
+        yield "weight", "F8_E4M3", (rows, columns)
+        yield "weight_scale", "U8", (rows, columns // 32)
+    elif method == "modelopt":
+        yield "weight", "U8", (rows, columns // 2)
+        yield "weight_scale", "F8_E4M3", (rows, columns // 16)
+        yield from (("weight_scale_2", "F32", ()), ("input_scale", "F32", ()))
+    elif form == "pack-quantized":
+        weights = how["config_groups"]["group_0"]["weights"]
+        packed = 32 // weights["num_bits"]
+        yield "weight_packed", "I32", (rows, columns // packed)
+        yield "weight_scale", "BF16", (rows, columns // 128)
+        if not weights["symmetric"]:
+            yield "weight_zero_point", "I32", (rows // packed, columns // 128)
+        yield "weight_shape", "I64", (2,)
+    elif form.endswith("fp4-pack-quantized"):
+        nvfp4 = form.startswith("nvfp4")
+        yield "weight_packed", "U8", (rows, columns // 2)
+        yield "weight_scale", "F8_E4M3" if nvfp4 else "U8", (rows, columns // (16 if nvfp4 else 32))
+        if nvfp4:
+            yield "weight_global_scale", "F32", (1,)
+    else:
+        strategy = how["config_groups"]["group_0"]["weights"]["strategy"]
+        scales = {"channel": (rows, 1), "tensor": (1,), "block": (-(-rows // 128), -(-columns // 128))}
+        yield "weight", "F8_E4M3" if form == "float-quantized" else "I8", (rows, columns)
+        yield "weight_scale", "BF16", scales[strategy]
+        if strategy == "tensor":
+            yield "input_scale", "BF16", (1,)
 
 
 def _linear(text: Mapping[str, Any], name: str, rows: int, columns: int) -> Iterator[tuple[Any, ...]]:
@@ -758,7 +802,7 @@ def facts(repo: str, layers: int = 0) -> Facts:
 
 def questions() -> list[dict[str, Any]]:
     """What `tests/judge/vllm_models.py` is asked: each checkpoint on one GPU, on as many of two and four as its heads
-    allow, and each stage of a pipeline of two."""
+    allow, and each stage of a pipeline of two; not those of other quantizations of one checkpoint."""
     asked = []
     for repo, made in CONFIGS.items():
         few = cut(made)
@@ -766,7 +810,10 @@ def questions() -> list[dict[str, Any]]:
         heads, kv_heads = text["num_attention_heads"], text["num_key_value_heads"]
         most = max(size for size in (1, 2, 4) if heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0))
         found = {"name": repo, "config": few, "headers": list(headers(few)), "expert_parallel": False}
-        asked += [{**found, "tensor_parallel_size": 1, "pipeline_rank": stage} for stage in (None, 0, 1)]
+        asked += [
+            {**found, "tensor_parallel_size": 1, "pipeline_rank": stage}
+            for stage in ((None,) if ", " in repo else (None, 0, 1))
+        ]
         if most > 1:
             asked.append({**found, "tensor_parallel_size": most, "pipeline_rank": None})
         # llama4.py copies its experts by values of tensors then, which those of the judge do not have.
@@ -789,7 +836,14 @@ def compare(asked: Mapping[str, Any], told: Mapping[str, Any], version: str) -> 
     rope = rank.by_kind["rope_caches"]
     # Copies of latent attention are made after loading.
     loaded = rank.bytes - rope - rank.by_kind.get("buffers", 0)
+    adapters = []
+    said_of_adapters = told["lora_bytes"][: 1 if asked["expert_parallel"] else 2]
+    for sharded, said in zip((False, True), said_of_adapters, strict=False):
+        lora = replace(arguments, enable_lora=True, max_loras=2, fully_sharded_loras=sharded, max_num_batched_tokens=1)
+        held = weights.per_rank(found, lora, version)[stage or 0].by_kind["adapters"] - weights.PUNICA_BYTES_PER_TOKEN
+        adapters.append(held if isinstance(said, int) else said)
     compared = {
+        "adapters": (adapters, said_of_adapters),
         "layers": (
             [[max(1, x.kv_heads // size), x.head_size, x.window_tokens] for x in found.layers if x.index in here],
             told["layers"],
@@ -808,6 +862,6 @@ def first_layers(repo: str) -> Model:
 def render(judged: Mapping[str, Any]) -> str:
     """judged.json: one line for each answer."""
     keys = ("name", "tensor_parallel_size", "pipeline_rank", "expert_parallel")
-    keys += ("layers", "parameters_bytes", "rope_bytes")
+    keys += ("layers", "parameters_bytes", "rope_bytes", "lora_bytes")
     lines = [json.dumps({key: each.get(key) for key in keys}) for each in judged["answers"]]
     return f'{{"version": "{judged["version"]}", "answers": [\n' + ",\n".join(lines) + "\n]}\n"

@@ -20,11 +20,13 @@ MINISTRAL, BAICHUAN, EXAONE = (
 )
 AWQ_TP4 = {"tensor_parallel_size": 4, "quantization": Quantization("awq", 4, 32)}
 MODELOPT_FP8 = {"quantization": Quantization("modelopt", 8)}
-_GROUP = {"weights": {"num_bits": 4, "type": "int"}, "input_activations": {"num_bits": 8, "type": "float"}}
-W4A8 = {
-    "quantization": Quantization("compressed-tensors", 4, 128),
-    "facts": Facts("", "", {}, (), {"config_groups": {"group_0": _GROUP}}),
-}
+W4A8, MXFP4, MXFP8 = (
+    {"quantization": Quantization("compressed-tensors", 4, 128, None, frozenset({scheme}))}
+    for scheme in ("W4A8 FP8", "MXFP4", "MXFP8")
+)
+ORDERED = {"quantization": Quantization("gptq", 4, 32), "facts": Facts("", "", {}, (), {"desc_act": True})}
+OF_MODELOPT = {"quantization": Quantization("modelopt_mxfp8", 8, 32)}
+LORA = {"enable_lora": True}
 EXPERTS = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
 
 
@@ -92,6 +94,16 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         ("31b-bf16", {"gpu": "NVIDIA A100-SXM4-40GB", "kv_cache": "fp8"}, "and NVIDIA A100-SXM4-40GB has 8.0"),
         ("31b-bf16", W4A8 | {"gpu": "NVIDIA L4"}, "scheme W4A8 FP8 of compressed-tensors needs compute capability 9.0"),
         ("31b-bf16", W4A8 | {"gpu": "NVIDIA H100 PCIe"}, ""),
+        ("31b-bf16", W4A8 | {"gpu": "NVIDIA B200"}, "for compute capability 9.0 only, and NVIDIA B200 has 10.0"),
+        ("31b-bf16", MXFP4 | {"gpu": "Tesla T4"}, "scheme MXFP4 of compressed-tensors needs compute capability 8.0"),
+        ("31b-bf16", MXFP8 | {"version": "0.19.0"}, "vLLM 0.19 does not know the scheme MXFP8"),
+        ("31b-bf16", MXFP8 | {"version": "0.20.0"}, ""),
+        ("31b-bf16", ORDERED | {"version": "0.29.0"}, ""),
+        ("31b-bf16", ORDERED | {"version": "0.30.0"}, "takes no weights in groups that are ordered by activations"),
+        ("31b-bf16", ORDERED | {"version": "0.30.0", "quantization": Quantization("gptq", 4)}, ""),
+        ("31b-bf16", OF_MODELOPT | {"version": "0.23.0"}, ""),
+        ("31b-bf16", OF_MODELOPT | {"version": "0.24.0"}, "vLLM 0.24 refuses MXFP8 of ModelOpt"),
+        ("31b-bf16", OF_MODELOPT | {"version": "0.19.0"}, "modelopt_mxfp8 needs compute capability 10.0"),
         # FP4 units are for FP4: integers of 4 bits run through Marlin on Blackwell too.
         (GPT_OSS, AWQ_TP4 | {"gpu": "NVIDIA B200"}, "is 720, which Marlin"),
         ("26b-nvfp4", {"gpu": "NVIDIA B200", "version": "0.19.0", "tensor_parallel_size": 2}, ""),
@@ -110,6 +122,12 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         ("31b-bf16", EXAONE | {"version": "0.26.0"}, ""),
         ("31b-bf16", EXAONE | {"version": "0.27.0"}, "the release that has it is 0.32.0"),
         ("31b-bf16", EXAONE | {"version": "0.32.0"}, ""),
+        ("31b-bf16", LORA | {"version": "0.19.0"}, "takes no adapters for Gemma4ForConditionalGeneration (gemma4_mm"),
+        ("31b-bf16", LORA | {"version": "0.20.0"}, ""),
+        ("moonshotai/Kimi-K2-Instruct", LORA | {"version": "0.19.0"}, "takes no adapters for DeepseekV3ForCausalLM"),
+        ("Qwen/Qwen3-30B-A3B", LORA | EXPERTS | {"version": "0.20.0"}, "with enable_expert_parallel"),
+        ("Qwen/Qwen3-30B-A3B", LORA | EXPERTS | {"version": "0.21.0"}, ""),
+        ("Qwen/Qwen3-30B-A3B", LORA | EXPERTS | {"fully_sharded_loras": True}, "_verify_ep_fs"),
     ],
 )
 def test_what_memory_does_not_decide(name: str, more: dict[str, Any], said: str) -> None:

@@ -237,8 +237,8 @@ def test_replicas_and_what_is_not_counted(capsys: pytest.CaptureFixture[str]) ->
     mixture = ("plan", "google/gemma-4-26B-A4B-it", "--gpu", "H100", "--count", "2", "-ep", "--max-num-seqs", "16")
     assert run(capsys, *mixture, "--data-parallel-size=1")[0] == 0
     assert "the experts, which vLLM shares out" in " ".join(run(capsys, *mixture, "-dp", "2")[1].split())
-    status, printed = run(capsys, *E2B, "--enable-lora")
-    assert status == 2 and "Leave out '--enable-lora'" in " ".join(printed.split())
+    status, printed = run(capsys, *E2B, "--enable-dbo")
+    assert status == 2 and "Leave out '--enable-dbo'" in " ".join(printed.split())
 
 
 def test_a_release_that_nobody_examined_stands_in_the_first_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,7 +146,7 @@ ENGINES = """\
 61534271581 Qwen/Qwen2.5-1.5B-Instruct 0.20.0 GB10:121.69 .04 4096 2.89 .56 20992 enforce_eager=true block_size=64
 65828810424 Qwen/Qwen2.5-1.5B-Instruct 0.26.0 15.6 .9 - - 10.55 395264
 69421856836 Qwen/Qwen2.5-0.5B-Instruct 0.26.0 15.55 .9 32768 .93 11.94 1043072 max_num_batched_tokens=32768
-70469032009 Qwen/Qwen3-4B 0.27.1 4090:23.52 .92 - - 13.56 98752 --enable-lora
+70469032009 Qwen/Qwen3-4B 0.27.1 4090:23.52 .92 - 7.63 13.56 98752 --enable-lora
 63193250234 Qwen3-Coder-30B-AWQ 0.26.0 4090:23.52 .8 65536 7.95 10.22 223168 tensor_parallel_size=2 max_num_seqs=4
 56950350122 Qwen2.5-32B-GPTQ 0.22.0 23.9 .88 4096 - - - kv_cache_dtype=fp8 dtype=bfloat16
 myoceane.fr openai/gpt-oss-20b 0.19.0 A100:79.25 .65 131072 13.72 36.56 -
@@ -246,13 +246,15 @@ def test_kv_cache_of_public_engines_as_their_users_plan_it() -> None:
 
 
 def test_verdicts_are_those_of_the_logs() -> None:
-    """The last one needs 2.0 GiB of KV cache, and started with 3.0 in a share of 21.95, graphs of 0.81 beside it."""
+    """The third ended while it captured graphs. The last one needs 2.0 GiB of KV cache, and started with 3.0 in a share
+    of 21.95, graphs of 0.81 beside it."""
     lines = {line.split()[0]: line for line in ENGINES.splitlines()}
     assert _plan(lines["57905766703:one"]).verdict is Verdict.NO_KV
     video = _plan(lines["55021192520"])
     assert video.verdict is Verdict.NO_KV
     assert float(video.reason.split()[-4]) == pytest.approx(14.28, rel=0.05)  # of a video of 114,688 tokens
     assert _plan(lines["67529778690"]).verdict is Verdict.KV_BELOW_MAX_MODEL_LEN
+    assert _plan(lines["70469032009"]).verdict is Verdict.OOM_WARMUP
     started = _plan(lines["69451098589:.70"])
     assert started.verdict is Verdict.FITS
     assert started.gpus[0].total_bytes / GIB > 21.95 + 0.81

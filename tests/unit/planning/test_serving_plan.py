@@ -149,7 +149,7 @@ PLANNED = {
 }
 """As it was measured on the reference host."""
 UNMODELED = {
-    "serving_engines": {"e2b": {**E2B, "served_names": ["a"], "extra_args": ["--enable-lora"]}},
+    "serving_engines": {"e2b": {**E2B, "served_names": ["a"], "extra_args": ["--enable-dbo"]}},
     "serving_profiles": {"e2b-only": {"engines": ["e2b"]}},
     "serving_roles": ["a"],
     **dict.fromkeys(("serving_profile", "plan_profile"), "e2b-only"),
@@ -174,7 +174,7 @@ PLANS: dict[str, tuple[dict[str, Any], list[str]]] = {
         UNMODELED,
         [
             "The plan cannot say whether e2b-only starts with vLLM 0.32.0. e2b: cannot_say.",
-            "does not count '--enable-lora', which needs more memory",
+            "does not count '--enable-dbo', which needs more memory",
         ],
     ),
     "uncounted_anyway": (UNMODELED | OVERRIDE, []),

@@ -18,7 +18,7 @@ from checkpoints import DEFAULT, GIB, L4, MIB, engine, model, plan, plan_of
     [
         ["--quantization", "fp8"],
         ["-q=bitsandbytes"],
-        ["--enable-lora"],
+        ["--enable-tower-connector-lora"],
         ["--cpu-offload-gb=4"],
         ["--offload_group_size", "2"],
         ["--speculative-config", '{"model": "x", "num_speculative_tokens": 2}'],
@@ -46,7 +46,7 @@ def test_the_plan_never_says_that_it_fits(words: list[str]) -> None:
     ("wanted", "verdict"),
     [
         # More memory makes it only worse; less may help; another model may be anything.
-        (engine("31b-bf16", extra_args=["--enable-lora"]), Verdict.OOM_WEIGHTS),
+        (engine("31b-bf16", extra_args=["--enable-dbo"]), Verdict.OOM_WEIGHTS),
         (engine("31b-bf16", extra_args=["--quantization=fp8"]), Verdict.CANNOT_SAY),
         (engine("31b-bf16", extra_args=["--cpu-offload-gb=50"]), Verdict.CANNOT_SAY),
         (engine("31b-bf16", 3, extra_args=["--quantization=fp8"]), Verdict.UNSUPPORTED_SHAPE),
@@ -57,6 +57,9 @@ def test_the_plan_never_says_that_it_fits(words: list[str]) -> None:
         (engine("31b-bf16", extra_args=["--runner=pooling"]), Verdict.OOM_WEIGHTS),
         (engine("e2b", gpu_memory_utilization=0.999, extra_args=["--quantization=fp8"]), Verdict.NOT_FREE),
         (engine("e2b", extra_args=["--optimization-level", "0"]), Verdict.CANNOT_SAY),
+        # Adapters are counted.
+        (engine("e2b", extra_args=["--enable-lora", "--max-loras=4"]), Verdict.FITS),
+        (engine("e2b", extra_args=["--enable-lora", "--max-loras=8", "--max-lora-rank", "512"]), Verdict.OOM_WEIGHTS),
         # These change nothing.
         (engine("e2b", extra_args=["--runner", "generate", "--optimization-level=2"]), Verdict.FITS),
         (engine("e2b", extra_args=["--cpu-offload-gb", "0"]), Verdict.FITS),
@@ -75,7 +78,7 @@ def test_what_it_may_change(wanted: dict[str, Any], verdict: Verdict) -> None:
 def test_a_measurement_counts_it() -> None:
     """Except what changes the KV cache, of which nothing is measured."""
     seen = {"engine": {"weights_bytes": 12 * GIB, "overhead_bytes": GIB, "graphs_bytes": GIB}}
-    for word, verdict in {"--enable-lora": Verdict.FITS, "--speculative-config={}x": Verdict.CANNOT_SAY}.items():
+    for word, verdict in {"--enable-dbo": Verdict.FITS, "--speculative-config={}x": Verdict.CANNOT_SAY}.items():
         assert plan_of(engine("e2b", extra_args=[word]), DEFAULT, observations=seen).verdict is verdict
 
 
@@ -95,7 +98,7 @@ def test_what_pools_has_no_tokens_per_second(pooling: bool, words: list[str], ge
 
 
 def test_the_verdict_of_a_profile_is_the_worst() -> None:
-    unsure = engine("e2b", gpus=[1], extra_args=["--enable-lora"])
+    unsure = engine("e2b", gpus=[1], extra_args=["--enable-dbo"])
     sure = engine("e2b", gpus=[2]) | {"name": "sure"}
     assert plan(unsure, sure, version=DEFAULT).verdict is Verdict.CANNOT_SAY
     assert plan(unsure, engine("31b-bf16") | {"name": "large"}, version=DEFAULT).verdict is Verdict.OOM_WEIGHTS

@@ -153,6 +153,8 @@ class Quantization:
     """Number of weights that share one scale; None if there is one scale per channel or tensor."""
     kv_cache_dtype: str | None = None
     """What `kv_cache_dtype: auto` becomes according to the checkpoint (`fp8`); None if it does not say."""
+    schemes: frozenset[str] = frozenset()
+    """Of compressed-tensors, as quantization.SCHEMES names them."""
 
 
 @dataclass(frozen=True)
@@ -247,6 +249,12 @@ class Arguments:
     language_model_only: bool = False
     async_scheduling: bool | None = None
     dtype: str = "auto"
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
+    lora_dtype: str = "auto"
+    fully_sharded_loras: bool = False
+    specialize_active_lora: bool = False
     default_max_num_seqs: int | None = None
     """vLLM's default on the engine's GPU, no option; None for a GPU below 70 GiB. The next field too."""
     default_max_num_batched_tokens: int | None = None

@@ -64,6 +64,7 @@ LEAST_CAPABILITY = (7, 5)
 MIN_CAPABILITIES: Mapping[str, tuple[tuple[int, int], str]] = {
     "modelopt": ((8, 9), "modelopt.py"),
     "modelopt_fp4": ((7, 5), "modelopt.py"),
+    "modelopt_mxfp8": ((8, 0), "modelopt.py"),
     "mxfp4": ((8, 0), "mxfp4.py"),
     "fp8": ((7, 5), "fp8.py"),
     "awq": ((7, 5), "auto_awq.py"),
@@ -72,8 +73,24 @@ MIN_CAPABILITIES: Mapping[str, tuple[tuple[int, int], str]] = {
 }
 """The compute capability that vLLM asks for by quantization, and the file: 0.33.0 modelopt.py:450 and :773,
 mxfp4.py:72, fp8.py:147, auto_awq.py:234, auto_gptq.py:183; the same from 0.19.0 on, except for the next."""
+SCHEME_CAPABILITIES = {"MXFP4": (8, 0), "W4A8 FP8": (9, 0)}
+"""Of schemes of compressed-tensors (`get_min_capability` in compressed_tensors/schemes, the same from 0.19.0 to
+0.33.0); the others need 7.5. FP8 below 8.9 and FP4 below 10.0 are multiplied in 16 bits through Marlin."""
+SCHEMES_SINCE = {"MXFP8": (0, 20)}
 MODELOPT_FP8_ON_AMPERE_SINCE = (0, 27)
 """0.26.0 modelopt.py:413 asks for 8.9, 0.27.0 modelopt.py:408 for 8.0."""
+ORDERED_UNTIL = (0, 30)
+MODELOPT_MXFP8_FAILS = (0, 24)
+MODELOPT_MXFP8_ON_AMPERE_SINCE = (0, 20)
+"""0.19.0 modelopt.py:1503 asks for 10.0."""
+LORA_SINCE: Mapping[str, tuple[tuple[int, int], str]] = {
+    "Gemma4ForConditionalGeneration": ((0, 20), "gemma4_mm.py"),
+    "LlavaNextForConditionalGeneration": ((0, 29), "llava_next.py"),
+}
+"""The first release whose class of the architecture takes adapters (SupportsLoRA); the other ones do from 0.19 on."""
+LORA_WITH_EXPERTS_SINCE, LORA_WITH_QUERY_RANK_SINCE = (0, 21), (0, 20)
+"""Adapters with expert parallelism (0.20.0 lora/layers/fused_moe.py:35), and of DeepSeek whose queries are compressed:
+0.19.0 ends with `Module ... fused_qkv_a_proj must be a BaseLayerWithLoRA instance` (lora/model_manager.py)."""
 STATE_CAPABILITY = "the GPU's compute capability (gpu_compute_capability, --compute-capability)"
 FEW_ENOUGH_REQUESTS = 2.0
 LONG_CONTEXT_TOKENS = 40_000
@@ -209,6 +226,27 @@ def _check_drafters(engine: Engine) -> Iterator[Finding]:
         )
 
 
+def _check_lora(engine: Engine) -> Iterator[Finding]:
+    model, arguments, release = engine.model, engine.arguments, engine.vllm
+    since, where = LORA_SINCE.get(model.architecture, ((0, 0), ""))
+    if model.latent and any(".q_a_proj." in part.tensor.name for part in model.components):
+        since, where = LORA_WITH_QUERY_RANK_SINCE, "deepseek_v2.py, fused_qkv_a_proj"
+    whole = arguments.enable_expert_parallel and model.experts
+    if whole and max(since, release) < LORA_WITH_EXPERTS_SINCE:
+        since, where = LORA_WITH_EXPERTS_SINCE, "fused_moe, with enable_expert_parallel"
+    if arguments.enable_lora and release < since:
+        yield Finding(
+            f"vLLM {_said(release)} takes no adapters for {model.architecture} ({where})",
+            f"vllm_image_base with vLLM {_said(since)}.0 or newer, or extra_args without --enable-lora",
+        )
+    if arguments.enable_lora and whole and arguments.fully_sharded_loras:
+        yield Finding(
+            "adapters of experts are not divided with fully_sharded_loras and enable_expert_parallel together (vLLM "
+            "lora/layers/fused_moe.py, _verify_ep_fs)",
+            "extra_args without --fully-sharded-loras",
+        )
+
+
 def _check_max_model_len(engine: Engine) -> Iterator[Finding]:
     limit, wanted = derive_limit(engine.model, engine.vllm), engine.arguments.max_model_len or 0
     if wanted > limit and not is_longer_allowed(engine.environment):
@@ -254,21 +292,15 @@ def _list_needs(engine: Engine) -> Iterator[tuple[str, tuple[int, int], str, str
     model, method, has = engine.model, engine.model.quantization.method, engine.gpu.compute_capability
     if method in MIN_CAPABILITIES:
         least, file = MIN_CAPABILITIES[method]
+        least = (10, 0) if method == "modelopt_mxfp8" and engine.vllm < MODELOPT_MXFP8_ON_AMPERE_SINCE else least
         least = (8, 0) if method == "modelopt" and engine.vllm >= MODELOPT_FP8_ON_AMPERE_SINCE else least
         source = f"vLLM model_executor/layers/quantization/{file}, get_min_capability"
         yield f"the quantization {method}", least, source, ""
     if model.latent and model.latent.index_bytes:
         yield "attention with an indexer", (9, 0), "vLLM platforms/cuda.py, FLASHMLA_SPARSE", ""
-    # Schemes of compressed-tensors that need more than all GPUs have (0.19.0 to 0.33.0).
-    groups = model.facts.quantization.get("config_groups")
-    for group in groups.values() if isinstance(groups, Mapping) else ():
-        weights, inputs = (group.get(key) or {} for key in ("weights", "input_activations"))
-        kind = weights.get("num_bits"), weights.get("type")
-        source = "vLLM quantization/compressed_tensors/schemes"
-        if kind == (4, "int") and inputs.get("type") == "float":
-            yield f"the scheme W4A8 FP8 of {method}", (9, 0), source, ""
-        if kind == (4, "float") and weights.get("group_size") == 32:
-            yield f"the scheme MXFP4 of {method}", (8, 0), source, ""
+    for scheme in sorted(model.quantization.schemes):
+        needs = SCHEME_CAPABILITIES.get(scheme, LEAST_CAPABILITY)
+        yield f"the scheme {scheme} of {method}", needs, "vLLM quantization/compressed_tensors/schemes", ""
     source = "vLLM platforms/cuda.py, check_if_supports_dtype"
     other_dtype_is_alike = engine.arguments.dtype == "auto" and model.family not in WITHOUT_FLOAT16
     if model.dtype == "bfloat16" and not (has is None and other_dtype_is_alike):
@@ -292,6 +324,39 @@ def _check_indexer(engine: Engine) -> Iterator[Finding]:
         )
     if has[0] == 9 and engine.arguments.kv_cache_dtype == "fp8_e4m3":
         yield Finding("attention with an indexer has no KV cache of dtype fp8_e4m3 on Hopper", "kv_cache_dtype: fp8")
+
+
+def _check_schemes(engine: Engine) -> Iterator[Finding]:
+    has, said, found = engine.gpu.compute_capability, engine.model.facts.quantization, engine.model.quantization
+    groups = said["config_groups"].values() if found.schemes and "config_groups" in said else ()
+    orders = [(group.get("weights") or {}).get("actorder") for group in groups]
+    orders += ["group"] if found.method == "gptq" and found.group_size and said.get("desc_act") else []
+    if engine.vllm >= ORDERED_UNTIL and not {"group", "dynamic"}.isdisjoint(orders):
+        yield Finding(
+            f"vLLM {_said(engine.vllm)} takes no weights in groups that are ordered by activations (desc_act, "
+            f"actorder; vLLM quantization/utils/gptq_utils.py, compressed_tensors.py)",
+            f"vllm_image_base with vLLM before {_said(ORDERED_UNTIL)}.0",
+        )
+    if found.method == "modelopt_mxfp8" and engine.vllm == MODELOPT_MXFP8_FAILS:
+        yield Finding(
+            f"vLLM {_said(engine.vllm)} refuses MXFP8 of ModelOpt: 'Quantization method mxfp8 is an override' (vLLM "
+            f"config/model.py:1029, whose list of overrides lacks it)",
+            "vllm_image_base with vLLM 0.23.0, or with 0.25.0 or newer",
+        )
+    for scheme in sorted(found.schemes):
+        since = SCHEMES_SINCE.get(scheme, engine.vllm)
+        if engine.vllm < since:
+            yield Finding(
+                f"vLLM {_said(engine.vllm)} does not know the scheme {scheme} of compressed-tensors "
+                f"(compressed_tensors/compressed_tensors.py)",
+                f"vllm_image_base with vLLM {_said(since)}.0 or newer",
+            )
+        if scheme == "W4A8 FP8" and has and has > SCHEME_CAPABILITIES[scheme]:
+            yield Finding(
+                f"the scheme {scheme} of compressed-tensors has kernels for compute capability 9.0 only, and "
+                f"{engine.gpu.name} has {_said(has)} (vLLM compressed_tensors.py, _is_fp8_w4a8_sm90)",
+                "",
+            )
 
 
 def _check_dtype(engine: Engine) -> Iterator[Finding]:
@@ -398,11 +463,13 @@ RULES: Sequence[Rule] = (
     _check_model_class,
     _check_pipeline,
     _check_drafters,
+    _check_lora,
     _check_max_model_len,
     _check_batch,
     _check_dtype,
     _check_capability,
     _check_indexer,
+    _check_schemes,
     _check_divisibility,
     _check_marlin,
 )
@@ -498,7 +565,7 @@ def _is_speculative(engine: Engine) -> bool:
 
 
 def _is_fp4(model: Model) -> bool:
-    return model.quantization.method == "modelopt_fp4" or "nvfp4" in str(model.facts.quantization.get("format")).lower()
+    return model.quantization.method == "modelopt_fp4" or not model.quantization.schemes.isdisjoint(("NVFP4", "MXFP4"))
 
 
 def _said(numbers: tuple[int, int]) -> str:

@@ -50,7 +50,14 @@ _CONFIG = Unmodeled(Effect.MODEL, "values of config.json", loads=True)
 TASK = Unmodeled(Effect.MODEL, "the task, so that there may be no KV cache")
 
 _ARGUMENTS: Mapping[str, Unmodeled] = {
-    "--enable-lora": Unmodeled(Effect.MORE, "the adapters' weights, on every GPU", _LOADED | _GRAPHS),
+    **dict.fromkeys(
+        ("--enable-lora", "--enable-tower-connector-lora"),
+        Unmodeled(Effect.MORE, "the adapters' weights, on every GPU", _LOADED | _GRAPHS),
+    ),
+    **dict.fromkeys(
+        ("--lora-target-modules", "--enable-mixed-moe-lora-format", "--enable-moe-shared-loras"),
+        Unmodeled(Effect.OTHER, "which layers have buffers for adapters", _LOADED, loads=True),
+    ),
     **dict.fromkeys(
         ("--speculative-config", "--spec-method", "--spec-model", "--spec-tokens"),
         Unmodeled(Effect.MORE, "weights and KV cache of the drafter, and larger batches"),
@@ -132,6 +139,8 @@ def find_unmodeled(model: Model, extra_args: Sequence[str], environment: Mapping
             continue
         if name == "--mm-processor-kwargs" and _is_counted(model, argument):
             continue
+        if name == "--enable-lora" and not model.generic:
+            continue  # memory/weights.py counts it
         if name == "--data-parallel-size" and not model.experts:
             continue  # each replica is an engine of its own
         if name in _ARGUMENTS:
@@ -162,7 +171,9 @@ def _is_own_quantization(model: Model, value: str) -> bool:
     """Return whether `--quantization` only names what the checkpoint is: `awq_marlin` is `awq` with another kernel."""
     own = model.quantization.method.replace("-", "_")
     said = value.replace("-", "_").removeprefix("auto_").removesuffix("_marlin")
-    return own != "none" and (said == own or (said == "modelopt" and own == "modelopt_fp4"))
+    if model.facts.quantization.get("quant_method") == "auto-round":
+        return said in ("round", "inc")
+    return own != "none" and (said == own or (said == "modelopt" and own.startswith("modelopt_")))
 
 
 def judge(outcome: Outcome, found: Iterable[Unmodeled], engine: Engine) -> Outcome:

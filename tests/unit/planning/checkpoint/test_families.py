@@ -209,6 +209,8 @@ def test_float32_is_computed_in_bfloat16() -> None:
 
 WEIGHTS = {"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}}
 DYNAMIC = {"num_bits": 8, "type": "float", "dynamic": True}
+CT, FP8 = "compressed-tensors", frozenset({"FP8"})
+AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 128}
 PRODUCED, NVFP4 = {"producer": {"name": "modelopt"}}, {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 
 
@@ -217,8 +219,11 @@ PRODUCED, NVFP4 = {"producer": {"name": "modelopt"}}, {"quant_method": "modelopt
     [
         (recorded(GEMMA).quantization, Quantization("none", 16)),
         (recorded("nvidia/Gemma-4-31B-IT-NVFP4").quantization, Quantization("modelopt_fp4", 4, 16, "fp8")),
-        (recorded("google/gemma-4-31B-it-qat-w4a16-ct").quantization, Quantization("compressed-tensors", 4, 32)),
-        (recorded("RedHatAI/gemma-4-31B-it-FP8-dynamic").quantization, Quantization("compressed-tensors", 8)),
+        (
+            recorded("google/gemma-4-31B-it-qat-w4a16-ct").quantization,
+            Quantization(CT, 4, 32, None, frozenset({"W4A16"})),
+        ),
+        (recorded("RedHatAI/gemma-4-31B-it-FP8-dynamic").quantization, Quantization(CT, 8, schemes=FP8)),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, Quantization("modelopt", 8)),
         (
             {**PRODUCED, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}},
@@ -227,14 +232,18 @@ PRODUCED, NVFP4 = {"producer": {"name": "modelopt"}}, {"quant_method": "modelopt
         ({**PRODUCED, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}, Quantization("modelopt_fp4", 4, 16)),
         ({**NVFP4, "kv_cache_scheme": DYNAMIC}, Quantization("modelopt_fp4", 4, 16)),
         (
-            {"quant_method": "compressed-tensors", **WEIGHTS, "kv_cache_scheme": {"num_bits": 8}},
-            Quantization("compressed-tensors", 8, None, "fp8"),
+            {"quant_method": "compressed-tensors", **WEIGHTS, "kv_cache_scheme": {"num_bits": 8, "type": "float"}},
+            Quantization(CT, 8, None, "fp8", FP8),
         ),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, Quantization("fp8", 8, 128)),
         ({"quant_method": "fp8", "activation_scheme": "dynamic"}, Quantization("fp8", 8)),
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, Quantization("awq", 4, 128)),
         ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, Quantization("awq", 4, 64)),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, Quantization("gptq", 8)),
+        ({"quant_method": "awq_marlin", "bits": 4, "group_size": 64}, Quantization("awq", 4, 64)),
+        ({"quant_method": "modelopt_mxfp8", "quant_algo": "MXFP8"}, Quantization("modelopt_mxfp8", 8, 32)),
+        ({**AUTO_ROUND, "sym": True, "extra_config": {"lm_head": {"bits": 16}}}, Quantization("gptq", 4, 128)),
+        ({**AUTO_ROUND, "sym": False, "packing_format": "auto_round:auto_awq"}, Quantization("awq", 4, 128)),
     ],
     ids=str,
 )
@@ -242,12 +251,62 @@ def test_quantization_as_it_is_written(config: Mapping[str, Any], expected: Quan
     assert with_quantization(QWEN, config) == expected
 
 
-def test_another_quantization_is_refused() -> None:
-    without_sizes = [{"quant_method": name} for name in ("bitsandbytes", "compressed-tensors", "awq")]
-    for config in ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, {"load_in_4bit": True}, *without_sizes):
-        said = config.get("quant_method", "without quant_method")
-        with pytest.raises(FactsError, match=f"does not know the quantization '{said}.*; it knows"):
-            with_quantization(QWEN, config)
+def _groups(weights: str, inputs: str = "", form: str = "pack-quantized", **more: Any) -> dict[str, Any]:
+    """compressed-tensors; `weights` are bits, type and strategy, and `inputs` bits and type."""
+    given = zip(("num_bits", "type", "strategy", "group_size"), weights.split(), strict=False)
+    group: dict[str, Any] = {"weights": {key: int(value) if value.isdecimal() else value for key, value in given}}
+    if inputs:
+        group["input_activations"] = {"num_bits": int(inputs.split()[0]), "type": inputs.split()[1]}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}, **more}
+
+
+@pytest.mark.parametrize(
+    ("config", "scheme"),
+    [
+        (_groups("4 int group 128"), "W4A16"),
+        (_groups("8 int channel"), "W8A16"),
+        (_groups("8 int channel", "8 int", "int-quantized"), "W8A8 INT8"),
+        (_groups("8 float block", "8 float", "float-quantized"), "FP8"),
+        (_groups("8 float tensor", "", "naive-quantized"), "FP8"),
+        (_groups("4 float tensor_group 16", "4 float", "nvfp4-pack-quantized"), "NVFP4"),
+        (_groups("4 float tensor_group 16", "", "nvfp4-pack-quantized"), "NVFP4"),
+        (_groups("4 float group 32", "", "mxfp4-pack-quantized"), "MXFP4"),
+        (_groups("8 float group 32", "8 float", "mxfp8-quantized"), "MXFP8"),
+        (_groups("4 int group 128", "8 float"), "W4A8 FP8"),
+    ],
+    ids=str,
+)
+def test_schemes_of_compressed_tensors(config: Mapping[str, Any], scheme: str) -> None:
+    assert with_quantization(QWEN, config).schemes == {scheme}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        *(({"quant_method": name}, name) for name in ("bitsandbytes", "quark", "torchao", "fbgemm_fp8", "fp_quant")),
+        ({"load_in_4bit": True}, "without quant_method"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "modelopt W4A8_AWQ"),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "modelopt MIXED_PRECISION"),
+        ({"quant_method": "awq"}, "awq of None bits"),
+        ({"quant_method": "gptq", "bits": 3}, "gptq of 3 bits"),
+        ({"quant_method": "gptq", "bits": 4, "sym": False}, "gptq of 4 bits, asymmetric"),
+        ({**AUTO_ROUND, "bits": 2}, "auto-round of 2 bits"),
+        ({**AUTO_ROUND, "data_type": "mx_fp"}, "auto-round of 4 bits, mx_fp"),
+        ({**AUTO_ROUND, "packing_format": "auto_round:llm_compressor"}, "auto-round of 4 bits, int, auto_round:llm"),
+        ({**AUTO_ROUND, "extra_config": {".*mlp.*": {"bits": 2}}}, "auto-round of 4 bits"),
+        ({"quant_method": "compressed-tensors"}, "compressed-tensors without weights"),
+        (_groups("3 int group 128"), "compressed-tensors W3A16 of int by group in pack-quantized"),
+        (_groups("4 int group 128", "8 int"), "compressed-tensors W4A8 of int by group in pack-quantized"),
+        (_groups("4 float group 32", "8 float", "mxfp4-pack-quantized"), "compressed-tensors W4A8 of float"),
+        (_groups("8 int channel", sparsity_config={"targets": ["Linear"]}), "compressed-tensors with sparsity_config"),
+        (_groups("8 int channel", transform_config={"config_groups": {}}), "compressed-tensors with transform_config"),
+        (_groups("8 int channel", kv_cache_scheme={"num_bits": 8, "type": "int"}), "with kv_cache_scheme int8"),
+    ],
+    ids=str,
+)
+def test_another_quantization_is_refused(config: Mapping[str, Any], said: str) -> None:
+    with pytest.raises(FactsError, match=f"does not know the quantization '.*{said}.*; it knows"):
+        with_quantization(QWEN, config)
 
 
 # -- tensors

@@ -43,6 +43,16 @@ def test_graphs(wanted: Mapping[str, Any], gib: float, allowed: float) -> None:
     assert overhead.graphs(model(wanted["model"]), eager, 256, 2048, all_seen=True).value == 0
 
 
+def test_graphs_of_batches_with_adapters_come_on_top() -> None:
+    """Of one number of adapters; with specialize_active_lora of 1, 2, 4, 5 of them."""
+    found = [
+        overhead.graphs(model("e2b"), Arguments(**given), 256, 2048, all_seen=True).value / MIB
+        for given in ({}, {"enable_lora": True}, {"enable_lora": True, "specialize_active_lora": True, "max_loras": 4})
+    ]
+    once = (found[1] - found[0]) / overhead.GRAPH_BYTES_WITH_LORA.value
+    assert 0.5 * found[0] < once < found[0] and found[2] - found[0] == pytest.approx(4 * (found[1] - found[0]))
+
+
 def test_the_sampler_grows_with_rows_and_vocabulary() -> None:
     chosen = model("31b-bf16")
     assert overhead.activations(chosen, Arguments(), 0).value / GIB == pytest.approx(0.27)

@@ -35,8 +35,10 @@ SCALES = frozenset(
     }
 )
 """Tensors that quantizers store beside a weight, under the name of its layer."""
-_VALUES = "weight|weight_packed|qweight"
-_SUFFIX = re.compile(rf"\.(?P<leaf>{_VALUES}|{'|'.join(sorted(SCALES))}|weight_shape|weight_g_idx|g_idx|bias)$")
+VALUES = ("weight", "weight_packed", "qweight")
+_SUFFIX = re.compile(
+    rf"\.(?P<leaf>{'|'.join(VALUES)}|{'|'.join(sorted(SCALES))}|weight_shape|weight_g_idx|g_idx|bias)$"
+)
 _NOT_LOADED = re.compile(r"(rotary_emb\.inv_freq|\.weight_shape|masked_bias)$|embed_(vision|audio)\.embedding\.")
 
 # Patterns for what is left of a name without the model's prefix, the layer and the leaf.
@@ -65,7 +67,7 @@ _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
         (r"(^|\.|_)(layer)?norm(_\d)?$|layer_scalar$", "norms", Sharding.REPLICATED),
     )
 )
-_ROW_PARALLEL = re.compile(r"(o|down|out)_proj$|fc2$|experts\.\*\.w2$")
+ROW_PARALLEL = re.compile(r"(o|down|out)_proj$|fc2$|experts\.\*\.w2$")
 
 
 def build_components(
@@ -125,7 +127,8 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool,
         )
     if kind == "embeddings":
         return _classify_embedding(tensor, path, tied)
-    if leaf in ("g_idx", "weight_g_idx") and model.facts.quantization.get("desc_act") is False:
+    said = model.facts.quantization
+    if leaf in ("g_idx", "weight_g_idx") and said.get("desc_act", said.get("quant_method") != "auto-round") is False:
         # Marlin replaces it by an empty tensor (quantization/utils/marlin_utils.py, marlin_make_empty_g_idx).
         return Component(tensor, kind, Sharding.NOT_LOADED, read_per_token=0.0)
     if sharding is not Sharding.REPLICATED and _is_whole(path, leaf, tensor):
@@ -178,9 +181,9 @@ def _is_whole(path: str, leaf: str, tensor: Tensor) -> bool:
     if not tensor.shape or tensor.shape == (1,):
         return True
     if leaf in ("g_idx", "weight_g_idx"):
-        return not _ROW_PARALLEL.search(path)
+        return not ROW_PARALLEL.search(path)
     per_channel = leaf == "bias" or (leaf in SCALES and (len(tensor.shape) == 1 or tensor.shape[1] == 1))
-    return per_channel and bool(_ROW_PARALLEL.search(path))
+    return per_channel and bool(ROW_PARALLEL.search(path))
 
 
 _TOWER_LINEAR = re.compile(

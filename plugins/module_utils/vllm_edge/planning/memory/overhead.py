@@ -110,6 +110,13 @@ GRAPH_BYTES_PER_LAYER_TENSOR_PARALLEL = Uncertain(
     "fitted: 1.47 GiB in the reference's log of 31B NVFP4 over 2 GPUs with 256 sequences: 51 + 35 sizes, 60 layers, "
     "less the pool",
 )
+GRAPH_BYTES_WITH_LORA = Uncertain(
+    1.5,
+    1.0,
+    2.0,
+    "an assumption: a graph with adapters has two to three kernels more for each linear layer, at most twice as many "
+    "in all. A public log of Qwen3-4B with adapters has 1.28 GiB (0.27.1, RTX 4090), of which this gives 1.26",
+)
 GRAPH_ESTIMATE_RATIO = Uncertain(
     1.16,
     1.11,
@@ -385,10 +392,24 @@ def graphs(
     per_layer = GRAPH_BYTES_PER_LAYER_TENSOR_PARALLEL if arguments.tensor_parallel_size > 1 else GRAPH_BYTES_PER_LAYER
     pool = GRAPH_POOL_BYTES_PER_TOKEN_AND_HIDDEN * (max(sizes, default=0) * model.hidden_size)
     found = _widen(model, pool) + per_layer * (captured * layers)
+    if lora_cases := _count_lora_cases(arguments):
+        more, once = GRAPH_BYTES_WITH_LORA, per_layer * (captured * layers * lora_cases)
+        found += Uncertain(once.value * more.value, once.low * more.low, once.high * more.high)
     if all_seen or ranks > 1:
         return found
     seen = GRAPHS_SEEN_ALONE
     return Uncertain(found.value * seen.value, found.low * seen.low, found.high * seen.high)
+
+
+def _count_lora_cases(arguments: Arguments) -> int:
+    """Return for how many numbers of adapters graphs are captured besides those without any: one, or with
+    specialize_active_lora the powers of 2 up to max_loras + 1 and that (get_captured_lora_counts, 0.33.0
+    lora/utils.py:49; cudagraph_specialize_lora is on, config/compilation.py; the second runner of 0.22 and 0.23 has
+    graphs with adapters only)."""
+    most = arguments.max_loras + 1
+    if not arguments.enable_lora or not arguments.specialize_active_lora:
+        return int(arguments.enable_lora)
+    return sum(1 for count in range(1, most + 1) if count & (count - 1) == 0 or count == most)
 
 
 def _widen(model: Model, figure: Uncertain) -> Uncertain:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ..checkpoint.components import SCALES
+from ..checkpoint.components import ROW_PARALLEL, SCALES, VALUES, split_name
 from ..checkpoint.headers import DTYPE_BITS
 from ..contract import Arguments, Component, Model, RankWeights, Sharding
 from .kv_cache import pipeline_stages
@@ -44,6 +45,24 @@ pruned (`mrope_positions_factor`, qwen3_vl.py), and no engine of a plan does tha
 MXFP4_TILE = (128, 256)
 """Multiples of the intermediate size on a rank and of the hidden size, to which Marlin pads experts in MXFP4. Of the
 kernels for CUDA it pads most: on Hopper Triton's pads the first to 64 and the second not at all."""
+
+EMBEDDINGS_WITH_LORA = frozenset(
+    {"ernie4_5", "exaone4", "granite", "llama3", "llama4", "mixtral", "phi3", "qwen3", "qwen3_moe", "qwen3_vl_moe"}
+)
+"""Families of which an adapter may change the table of embeddings and the head (`embedding_modules` of the model's
+class, the same from 0.19.0 to 0.33.0)."""
+FUSED_EXPERTS = frozenset({"gpt_oss", "qwen3_vl_moe"})
+"""Families whose adapters have gate and up of an expert as one (`is_3d_moe_weight`, model_executor/models/gpt_oss.py,
+qwen3_vl_moe.py, 0.19.0 to 0.33.0)."""
+LORA_ONCE_SINCE = (0, 22)
+GPTQ_EXPERT_ZEROS_WHOLE_SINCE = (0, 27)
+"""Earlier releases keep the zero points of GPTQ's experts in the model's dtype, of half the bytes (0.26.0
+quantization/auto_gptq.py:586, 0.27.0:590). Those of linear layers count too, although Marlin needs none of symmetric
+weights and frees them (kernels/linear/mixed_precision/marlin.py): 0.8 % of the weights; Machete keeps them."""
+LORA_KINDS = frozenset({"attention", "mlp", "router", "other"})
+PUNICA_BYTES_PER_TOKEN = 5 * 8 + 2 * 2 * 4
+"""Indices of a batch's tokens into the adapters (0.33.0 lora/punica_wrapper/punica_base.py:133-147,
+lora/ops/triton_ops/lora_kernel_metadata.py:53-59)."""
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _COPIED = tuple(f".kv_b_proj.{leaf}" for leaf in ("weight", "weight_packed", "qweight"))
@@ -95,6 +114,9 @@ def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeig
                 size = size * -(-model.experts // arguments.tensor_parallel_size) // model.experts
             elif component.sharding is Sharding.EXPERTS:
                 size = math.ceil(size * _compute_expert_padding(model, arguments, release))
+            zeros = component.kind == "experts" and component.tensor.name.endswith(".qzeros")
+            if zeros and model.quantization.method == "gptq" and release < GPTQ_EXPERT_ZEROS_WHOLE_SINCE:
+                size //= 2
             held[component.kind] += size
             if _is_read(component, stage):
                 read += size * Fraction(component.read_per_token)
@@ -102,6 +124,8 @@ def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeig
         held["buffers"] += _compute_per_layer_embedding_buffer(model, arguments, version)
         held["buffers"] += _compute_deepstack_buffers(model, arguments, version)
         held["buffers"] += _compute_latent_copies(model, arguments.tensor_parallel_size, len(layers))
+        if arguments.enable_lora and not model.generic:
+            held["adapters"] = _compute_lora_bytes(loaded, stage, arguments, version)
         by_kind = {kind: size for kind, size in held.items() if size}
         ranks.append(RankWeights(len(ranks), sum(by_kind.values()), by_kind, round(read)))
     return tuple(ranks)
@@ -181,23 +205,30 @@ def _compute_expert_padding(model: Model, arguments: Arguments, release: tuple[i
 
 
 def _is_w8a8(model: Model) -> bool:
-    # vLLM keeps the scales of the weights in float32, whatever the file has: compressed-tensors with 8 bits
+    # vLLM keeps the scales of the weights in float32, whatever the file has
     # (model_executor/layers/quantization/compressed_tensors/schemes/compressed_tensors_w8a8_*.py).
-    return model.quantization.method == "compressed-tensors" and model.quantization.weight_bits == 8
+    return not model.quantization.schemes.isdisjoint(("FP8", "W8A8 INT8"))
 
 
 def _compute_mxfp4_bytes(component: Component, model: Model, ranks: int) -> int:
     """Return the bytes of a tensor of gpt-oss's experts: each rank's part is padded to the tiles of the kernel
     (mxfp4_round_up_hidden_size_and_intermediate_size, vllm/model_executor/layers/fused_moe/oracle/mxfp4.py)."""
-    inner, hidden = MXFP4_TILE
-    inner = -(-(model.expert_intermediate_size // ranks) // inner) * inner
-    hidden = -(-model.hidden_size // hidden) * hidden
+    inner, hidden = _read_expert_sizes(model, ranks)
     first = "gate_up_proj" in component.tensor.name
     rows, columns = (2 * inner, hidden) if first else (hidden, inner)
     if component.tensor.name.endswith("_bias"):
         return model.experts * rows * 2
     per_byte = 32 if component.tensor.name.endswith("_scales") else 2
     return model.experts * rows * columns // per_byte
+
+
+def _read_expert_sizes(model: Model, ranks: int) -> tuple[int, int]:
+    """Return the intermediate size of an expert on a rank and its hidden size, in MXFP4 with the padding."""
+    sizes = model.expert_intermediate_size // ranks, model.hidden_size
+    if model.quantization.method != "mxfp4":
+        return sizes
+    inner, hidden = (-(-size // tile) * tile for size, tile in zip(sizes, MXFP4_TILE, strict=True))
+    return inner, hidden
 
 
 def _compute_rope_bytes(model: Model, arguments: Arguments, release: tuple[int, int]) -> int:
@@ -242,3 +273,71 @@ def _compute_latent_copies(model: Model, ranks: int, layers: int) -> int:
         return 0
     heads = model.query_heads // ranks
     return layers * heads * model.latent.head_size * model.latent.rank * DTYPE_BYTES.get(model.dtype, 2)
+
+
+def _compute_lora_bytes(loaded: Sequence[Component], stage: _Stage, arguments: Arguments, version: str) -> int:
+    """Return the bytes of the buffers for adapters, which vLLM takes at its start: A and B of max_lora_rank for every
+    linear layer of the language model, max_loras times, whatever an adapter has of them.
+
+    Source: create_lora_weights, lora/layers/*.py of 0.19.0 to 0.33.0. A of a column-parallel layer is whole on each
+    rank, unless fully_sharded_loras, and so is B of a row-parallel one.
+    """
+    model, ranks, rank = stage.model, arguments.tensor_parallel_size, arguments.max_lora_rank
+    rest = ranks if arguments.fully_sharded_loras else 1
+    elements = 0
+    for component in loaded:
+        path, leaf = split_name(component.tensor.name)
+        if component.kind not in LORA_KINDS or leaf not in VALUES or len(component.tensor.shape) != 2:
+            continue
+        inputs, outputs = _read_sizes(component, model)
+        # Phi stores Q, K and V, and gate and up, as one, and so do its adapters; GLM's do not.
+        slices = 2 if path.endswith("gate_up_proj") and model.family != "phi3" else 1
+        if component.sharding is Sharding.REPLICATED:
+            size = inputs * slices + outputs
+        elif ROW_PARALLEL.search(path):
+            size = inputs // ranks + outputs // rest
+        else:
+            heads = component.kv_heads or ranks
+            copied = model.family == "phi3" and re.search(r"self_attn\.[kv]_proj$", path)
+            size = (0 if copied else inputs * slices // rest) + outputs * max(1, heads // ranks) // heads
+        elements += _count(component, stage) * size * _count_names(path, stage)
+    layers = {layer for part in loaded if part.kind == "experts" for layer in part.tensor.layers or ()}
+    elements += len(layers & {*stage.layers}) * _count_expert_sizes(model, arguments, rest)
+    if model.family in EMBEDDINGS_WITH_LORA:
+        every = model.embeddings_on_every_stage
+        tables = (stage.first or every or (stage.tied and stage.last)) + (stage.last or every)
+        elements += tables * (model.vocabulary + model.hidden_size)
+    dtype = model.dtype if arguments.lora_dtype == "auto" else arguments.lora_dtype
+    indices = PUNICA_BYTES_PER_TOKEN * max_num_batched_tokens(model, arguments, version)
+    return arguments.max_loras * rank * elements * DTYPE_BYTES.get(dtype, 2) + indices
+
+
+def _count_names(path: str, stage: _Stage) -> int:
+    """Return by how many names the model's class has a layer, each of which gets buffers up to 0.21 (the table
+    wrapped_by_id of 0.22.0 lora/model_manager.py makes it one)."""
+    if stage.release >= LORA_ONCE_SINCE:
+        return 1
+    if stage.model.latent and path.startswith("self_attn."):
+        return 3 if path.endswith("kv_b_proj") else 2
+    router = path == "mlp.gate" and (stage.model.latent or stage.model.family in ("qwen3_moe", "qwen3_vl_moe"))
+    return 2 if router and stage.release == (0, 21) else 1
+
+
+def _read_sizes(component: Component, model: Model) -> tuple[int, int]:
+    """Return inputs and outputs of a linear layer, whose weight may be packed. With weights of several sizes, those of
+    more bits count as larger than they are."""
+    rows, columns = component.tensor.shape
+    bits = DTYPE_BITS[component.tensor.dtype]
+    packed = bits // model.quantization.weight_bits if component.tensor.dtype in ("I32", "U8") else 1
+    if component.tensor.name.endswith(".qweight"):
+        return (rows, columns * packed) if model.quantization.method == "awq" else (rows * packed, columns)
+    return columns * packed, rows
+
+
+def _count_expert_sizes(model: Model, arguments: Arguments, rest: int) -> int:
+    """Return the inputs and outputs of the experts of a layer on a rank, as `_compute_lora_bytes` adds them up."""
+    ranks = 1 if arguments.enable_expert_parallel else arguments.tensor_parallel_size
+    experts = -(-model.experts // (arguments.tensor_parallel_size // ranks))
+    inner, hidden = _read_expert_sizes(model, ranks)
+    slices = 1 if model.family in FUSED_EXPERTS else 2
+    return experts * (slices * hidden // rest + 3 * inner + hidden // rest)
