@@ -37,7 +37,10 @@ SCALES = frozenset(
 """Tensors that quantizers store beside a weight, under the name of its layer."""
 _VALUES = "weight|weight_packed|qweight"
 _SUFFIX = re.compile(rf"\.(?P<leaf>{_VALUES}|{'|'.join(sorted(SCALES))}|weight_shape|weight_g_idx|g_idx|bias)$")
-_NOT_LOADED = re.compile(r"(rotary_emb\.inv_freq|\.weight_shape|masked_bias)$|embed_(vision|audio)\.embedding\.")
+_NOT_LOADED = re.compile(
+    r"(rotary_emb\.inv_freq|\.weight_shape|masked_bias)$|embed_(vision|audio)\.embedding\.|^(model\.)?mtp\."
+)
+"""The layers of `mtp` are for speculative decoding (qwen3_next.py, qwen3_5.py)."""
 
 # Patterns for what is left of a name without the model's prefix, the layer and the leaf.
 _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
@@ -47,6 +50,7 @@ _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
         (r"self_attn\.[kv]_proj$", "attention", Sharding.KV_HEADS),
         (r"self_attn\.([qo]_proj|sinks|(q|kv)_b_proj)$", "attention", Sharding.SHARDED),
         (r"self_attn\.(q_a_proj|kv_a_proj_with_mqa)$", "attention", Sharding.REPLICATED),
+        (r"linear_attn\.(in_proj_(qkvz|qkv|z|ba|b|a)|conv1d|A_log|dt_bias|out_proj)$", "attention", Sharding.SHARDED),
         (r"self_attn\.[kv]_(proj\.[kv]_)?scale$|self_attn\.q_scale$", "other", Sharding.REPLICATED),
         (r"(mlp|feed_forward)\.(shared_experts?\.)?(gate|up|down|gate_up)_proj$", "mlp", Sharding.SHARDED),
         (
@@ -132,6 +136,8 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool,
     if kind == "router":
         wide = model.router_float32 or path.endswith("e_score_correction_bias")
         return Component(tensor, kind, sharding, float32=wide)
+    if path.startswith("linear_attn."):
+        return _classify_linear(model, tensor, path, kind, sharding)
     if path in ("self_attn.q_norm", "self_attn.k_norm") and tensor.layers:
         # Of all heads together (MiniMax), not of each.
         layer = model.layers[tensor.layers[0]]
@@ -141,6 +147,13 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool,
     if sharding is Sharding.KV_HEADS:
         heads = model.layers[tensor.layers[0]].kv_heads if tensor.layers else None
     return Component(tensor, kind, sharding, heads)
+
+
+def _classify_linear(model: Model, tensor: Tensor, path: str, kind: str, sharding: Sharding) -> Component:
+    """Return what a tensor of linear attention is; rules of qwen_gdn_linear_attn.py."""
+    if path.endswith(("in_proj_b", "in_proj_a")) and model.quantization.method in ("awq", "gptq"):
+        sharding = Sharding.REPLICATED
+    return Component(tensor, kind, sharding, float32=path.endswith("A_log"))
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -31,8 +31,8 @@ SHARED_LAYERS_WITHOUT_KV = (0, 30)
 TOWERS_ON_FIRST_STAGE = (0, 33)
 """From this release on vLLM's second model runner builds towers on the first stage only (0.33.0
 model_executor/models/interfaces.py:392)."""
-MROPE_FAMILIES, MROPE_ROWS_ONCE = frozenset({"qwen3_vl_moe"}), (0, 32)
-"""Up to 0.31 the RoPE cache of Qwen3-VL's text model has four times the positions (`MRotaryEmbedding`,
+MROPE_FAMILIES, MROPE_ROWS_ONCE = frozenset({"qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}), (0, 32)
+"""Up to 0.31 the RoPE cache of the text model of Qwen3-VL and Qwen3.5 has four times the positions (`MRotaryEmbedding`,
 model_executor/layers/rotary_embedding/mrope.py); since 0.32 only if videos are pruned (`mrope_positions_factor`,
 qwen3_vl.py), and no engine of a plan does that."""
 
@@ -119,9 +119,12 @@ def _is_on(component: Component, stage: _Stage) -> bool:
     if component.kind == "towers":
         # LLaVA's row between the rows of an image belongs to the model itself.
         return stage.towers and (stage.first or not stage.tower_once or component.tensor.name == "image_newline")
+    table = component.kind == "embeddings" and not _is_head(component)
     if stage.model.embeddings_on_every_stage:
-        return True
-    if component.kind == "embeddings" and not _is_head(component):
+        # qwen3_5.py builds head and last norm where they are used, qwen3_next.py the norm only.
+        head = stage.model.family == "qwen3_next" and _is_head(component)
+        return table or head or stage.last or not stage.model.hybrid
+    if table:
         return stage.first or (stage.tied and stage.last)
     return stage.last
 
