@@ -31,7 +31,8 @@ class Verdict(StrEnum):
     """Less memory is free on the GPU than the engine requests at its start."""
     OOM_WEIGHTS = "oom_weights"
     NO_KV = "no_kv"
-    """The weights fit, but leave no memory for the KV cache."""
+    """The weights fit, but leave no memory for the KV cache, or with linear attention too little for the states of
+    max_num_seqs sequences."""
     KV_BELOW_MAX_MODEL_LEN = "kv_below_max_model_len"
     """The KV cache cannot hold one request of max_model_len tokens."""
     OOM_WARMUP = "oom_warmup"

@@ -140,6 +140,8 @@ def arguments_of(engine: Mapping[str, Any]) -> Arguments:
             chosen[key] = (
                 not argument.name.startswith("--no-") if is_switch else _read_value(place, key, kinds[key], value)
             )
+        if argument.name == "--disable-prefix-caching":  # since 0.33.0
+            chosen["enable_prefix_caching"] = False
         if key in list_first_runner_options() and not argument.name.startswith("--no-"):
             keep.add(key)
     for key, variable in SWITCHES.items():

@@ -341,7 +341,7 @@ def _align_block(
     if release.batch_holds_block and caches_prefixes(arguments, release) and block > batch:
         raise UnsupportedKvCache(
             f"with prefix caching a block of {block:,} tokens, as large as the state of linear attention, has to fit "
-            f"into max_num_batched_tokens {batch:,}"
+            f"into max_num_batched_tokens {batch:,}; raise that, or add --no-enable-prefix-caching"
         )
     return block, block * token_bytes
 
