@@ -341,6 +341,30 @@ QUANTIZED: Mapping[str, Mapping[str, Any]] = {
 """quantization_config of Qwen2.5 7B as quantizers write it; those without an owner stand for checkpoints of
 llm-compressor and ModelOpt."""
 CONFIGS = {**CONFIGS, **{repo: {**_QWEN_7B, "quantization_config": how} for repo, how in QUANTIZED.items()}}
+_KEPT = [f"model.layers.{index}.linear_attn.in_proj_ba" for index in range(48)]
+_KEPT += [f"model.language_model.layers.{index}.linear_attn.in_proj_{part}" for index in range(64) for part in "ab"]
+_KEPT += [
+    f"model.visual.blocks.{index}.{part}"
+    for index in range(27)
+    for part in ("attn.qkv", "attn.proj", "mlp.linear_fc1", "mlp.linear_fc2")
+]
+_KEPT += ["lm_head", "model.visual.merger.linear_fc1", "model.visual.merger.linear_fc2"]
+_WITHOUT_LINEAR: Mapping[str, Mapping[str, Any]] = {
+    "Qwen/Qwen2.5-7B-Instruct-AWQ": {"modules_to_not_convert": ["linear_attn", "visual"]},
+    "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4": {"dynamic": {"-:.*linear_attn.*": {}, "-:.*visual.*": {}}},
+    "Qwen2.5-7B-Instruct, NVFP4": {"ignore": ["lm_head", "*linear_attn*", "*visual*"]},
+}
+"""Quantizations with what they leave out of a hybrid."""
+for _repo in ("Qwen/Qwen3.6-27B", "Qwen/Qwen3-Next-80B-A3B-Instruct"):
+    CONFIGS[f"{_repo}-FP8"] = {
+        **CONFIGS[_repo],
+        "quantization_config": {**FP8_BLOCKS, "modules_to_not_convert": _KEPT},
+    }
+for _name, _without in _WITHOUT_LINEAR.items():
+    CONFIGS[f"Qwen3.5-4B, {QUANTIZED[_name]['quant_method']}"] = {
+        **CONFIGS["Qwen/Qwen3.5-4B"],
+        "quantization_config": {**QUANTIZED[_name], **_without},
+    }
 CONFIGS["Qwen2-57B-A14B-Instruct, FP8 by channel"] = {
     **CONFIGS["Qwen/Qwen2-57B-A14B-Instruct"],
     "quantization_config": QUANTIZED["Qwen2.5-7B-Instruct, FP8 by channel"],
@@ -386,6 +410,7 @@ def headers(made: Mapping[str, Any]) -> Iterator[Header]:
     before, head = ("model.", "") if "text_config" not in made else ("language_model.model.", "language_model.")
     if qwen and "text_config" in made:
         before, head = "model.language_model.", ""
+    text = {**text, "quantization_config": made.get("quantization_config", {})}
     yield f"{before}embed_tokens.weight", "BF16", (text["vocab_size"], hidden)
     yield f"{before}norm.weight", "BF16", (hidden,)
     if not text.get("tie_word_embeddings", text["model_type"] == "gemma2"):
@@ -420,7 +445,9 @@ def headers(made: Mapping[str, Any]) -> Iterator[Header]:
 
 def _quantize(how: Mapping[str, Any] | None, name: str, dtype: str, shape: tuple[int, ...]) -> Iterator[Header]:
     """A linear weight as the quantizers of QUANTIZED store it; everything else as it is."""
-    if how not in QUANTIZED.values() or not name.endswith("_proj.weight") or how is None:
+    listed = [*(how or {}).get("modules_to_not_convert", ()), *(how or {}).get("dynamic", ())]
+    kept = any(word.strip("-:.*") in name for word in [*listed, *(how or {}).get("ignore", ())])
+    if how is None or how.get("quant_method") in ("fp8", "mxfp4") or kept or not name.endswith("_proj.weight"):
         yield name, dtype, shape
         return
     base, (rows, columns) = name.removesuffix(".weight"), shape
@@ -490,8 +517,9 @@ def _linear_attention(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     if text["model_type"] == "qwen3_next":
         projections = {"qkvz": 2 * (keys + values), "ba": 2 * heads}
     for part, rows in projections.items():
-        yield f"linear_attn.in_proj_{part}.weight", (rows, hidden)
-    yield "linear_attn.out_proj.weight", (hidden, values)
+        plain = {**text, "quantization_config": {}} if part in ("a", "b", "ba") else text
+        yield from _linear(plain, f"linear_attn.in_proj_{part}", rows, hidden)
+    yield from _linear(text, "linear_attn.out_proj", hidden, values)
     yield "linear_attn.conv1d.weight", (2 * keys + values, 1, text["linear_conv_kernel_dim"])
     yield "linear_attn.A_log", "F32" if "mamba_ssm_dtype" in text else "BF16", (heads,)
     yield "linear_attn.dt_bias", (heads,)

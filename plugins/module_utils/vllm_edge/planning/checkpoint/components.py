@@ -136,8 +136,8 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool,
     if kind == "router":
         wide = model.router_float32 or path.endswith("e_score_correction_bias")
         return Component(tensor, kind, sharding, float32=wide)
-    if path.startswith("linear_attn."):
-        return _classify_linear(model, tensor, path, kind, sharding)
+    if path.endswith("linear_attn.A_log"):
+        return Component(tensor, kind, sharding, float32=True)
     if path in ("self_attn.q_norm", "self_attn.k_norm") and tensor.layers:
         # Of all heads together (MiniMax), not of each.
         layer = model.layers[tensor.layers[0]]
@@ -147,13 +147,6 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool,
     if sharding is Sharding.KV_HEADS:
         heads = model.layers[tensor.layers[0]].kv_heads if tensor.layers else None
     return Component(tensor, kind, sharding, heads)
-
-
-def _classify_linear(model: Model, tensor: Tensor, path: str, kind: str, sharding: Sharding) -> Component:
-    """Return what a tensor of linear attention is; rules of qwen_gdn_linear_attn.py."""
-    if path.endswith(("in_proj_b", "in_proj_a")) and model.quantization.method in ("awq", "gptq"):
-        sharding = Sharding.REPLICATED
-    return Component(tensor, kind, sharding, float32=path.endswith("A_log"))
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -141,7 +141,6 @@ CHANGES = (
     ),
     Change((0, 26), {"first_runner_options": "-logprobs_mode"}, "config/vllm.py:2127"),
     Change((0, 26), {"second_runner_copies_logits": False}, "v1/worker/gpu/sample/sampler.py (apply_sampling_params)"),
-    Change((0, 26), {"prefix_caching": True}, "config/model.py (is_prefix_caching_supported)"),
     Change((0, 27), {"batch_holds_block": False}, "config/vllm.py (validate_block_size)"),
     Change((0, 27), {"second_runner": "KimiK3ForConditionalGeneration"}, "config/vllm.py:69"),
     Change((0, 27), {"text_only_needs_no_item": True}, "config/model.py:813"),
@@ -151,6 +150,7 @@ CHANGES = (
         {"first_runner_options": "-ec_transfer_config -enable_return_routed_experts"},
         "config/vllm.py:2369",
     ),
+    Change((0, 28), {"prefix_caching": True}, "engine/arg_utils.py:2650"),
     Change((0, 28), {"largest_gpu_tokens": 16384}, "engine/arg_utils.py:2582"),
     Change(
         (0, 29),

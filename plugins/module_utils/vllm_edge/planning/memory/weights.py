@@ -31,6 +31,7 @@ SHARED_LAYERS_WITHOUT_KV = (0, 30)
 TOWERS_ON_FIRST_STAGE = (0, 33)
 """From this release on vLLM's second model runner builds towers on the first stage only (0.33.0
 model_executor/models/interfaces.py:392)."""
+GATES_WHOLE_SINCE = (0, 22)
 MROPE_FAMILIES, MROPE_ROWS_ONCE = frozenset({"qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}), (0, 32)
 """Up to 0.31 the RoPE cache of the text model of Qwen3-VL and Qwen3.5 has four times the positions (`MRotaryEmbedding`,
 model_executor/layers/rotary_embedding/mrope.py); since 0.32 only if videos are pruned (`mrope_positions_factor`,
@@ -82,7 +83,7 @@ def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeig
         read = Fraction(0)
         for component in loaded:
             whole = component.kind == "experts" and arguments.enable_expert_parallel
-            ranks_of_tensor = 1 if whole else arguments.tensor_parallel_size
+            ranks_of_tensor = 1 if whole or _is_whole_gate(component, stage) else arguments.tensor_parallel_size
             size = _count(component, stage) * _compute_bytes_on_rank(component, model, ranks_of_tensor)
             if whole:
                 # Whole experts with all their scales; the first ranks have those that remain (`determine_expert_map`,
@@ -127,6 +128,13 @@ def _is_on(component: Component, stage: _Stage) -> bool:
     if table:
         return stage.first or (stage.tied and stage.last)
     return stage.last
+
+
+def _is_whole_gate(component: Component, stage: _Stage) -> bool:
+    """Return whether each rank has all of a gate of linear attention: Marlin takes no part so small (maybe_disable_tp,
+    0.22.0 model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py:616)."""
+    marlin = stage.release >= GATES_WHOLE_SINCE and stage.model.quantization.method in ("awq", "gptq")
+    return marlin and re.search(r"\.in_proj_[ab]\.", component.tensor.name) is not None
 
 
 def _is_read(component: Component, stage: _Stage) -> bool:
