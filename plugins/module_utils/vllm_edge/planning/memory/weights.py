@@ -209,7 +209,7 @@ def _compute_rope_bytes(model: Model, arguments: Arguments, release: tuple[int, 
     operators are on unless vLLM compiles, config/vllm.py).
     """
     elements = [size * rows for size, rows in model.rope_caches]
-    if model.family in MROPE_FAMILIES and release < MROPE_ROWS_ONCE:
+    if model.multimodal and model.family in MROPE_FAMILIES and release < MROPE_ROWS_ONCE:
         elements[0] *= 4
     width = 4 if model.rope_float32 or (model.latent and arguments.enforce_eager) else DTYPE_BYTES.get(model.dtype, 2)
     return width * sum(elements)
