@@ -445,9 +445,11 @@ def headers(made: Mapping[str, Any]) -> Iterator[Header]:
 
 def _quantize(how: Mapping[str, Any] | None, name: str, dtype: str, shape: tuple[int, ...]) -> Iterator[Header]:
     """A linear weight as the quantizers of QUANTIZED store it; everything else as it is."""
-    listed = [*(how or {}).get("modules_to_not_convert", ()), *(how or {}).get("dynamic", ())]
-    kept = any(word.strip("-:.*") in name for word in [*listed, *(how or {}).get("ignore", ())])
-    if how is None or how.get("quant_method") in ("fp8", "mxfp4") or kept or not name.endswith("_proj.weight"):
+    if how is None or how["quant_method"] in ("fp8", "mxfp4") or not name.endswith("_proj.weight"):
+        yield name, dtype, shape
+        return
+    listed = (*how.get("modules_to_not_convert", ()), *how.get("dynamic", ()), *how.get("ignore", ()))
+    if any(word.strip("-:.*") in name for word in listed):
         yield name, dtype, shape
         return
     base, (rows, columns) = name.removesuffix(".weight"), shape

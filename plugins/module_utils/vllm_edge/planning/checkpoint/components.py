@@ -37,10 +37,7 @@ SCALES = frozenset(
 """Tensors that quantizers store beside a weight, under the name of its layer."""
 _VALUES = "weight|weight_packed|qweight"
 _SUFFIX = re.compile(rf"\.(?P<leaf>{_VALUES}|{'|'.join(sorted(SCALES))}|weight_shape|weight_g_idx|g_idx|bias)$")
-_NOT_LOADED = re.compile(
-    r"(rotary_emb\.inv_freq|\.weight_shape|masked_bias)$|embed_(vision|audio)\.embedding\.|^(model\.)?mtp\."
-)
-"""The layers of `mtp` are for speculative decoding (qwen3_next.py, qwen3_5.py)."""
+_NOT_LOADED = re.compile(r"(rotary_emb\.inv_freq|\.weight_shape|masked_bias)$|embed_(vision|audio)\.embedding\.")
 
 # Patterns for what is left of a name without the model's prefix, the layer and the leaf.
 _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
@@ -109,7 +106,8 @@ def _split_by_kv_heads(model: Model, tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool, unknown: Sharding | None) -> Component:
-    if _NOT_LOADED.search(tensor.name):
+    # Hybrids leave out `mtp`, which is for speculative decoding (qwen3_next.py, qwen3_5.py).
+    if _NOT_LOADED.search(tensor.name) or (model.hybrid and tensor.name.startswith("mtp.")):
         return Component(tensor, "other", Sharding.NOT_LOADED, read_per_token=0.0)
     if any(tower in tensor.name.split(".") for tower in _TOWERS):
         sharding = _shard_tower(tensor) if towers is Sharding.SHARDED else towers
