@@ -255,7 +255,7 @@ def _parse_engine(
     kv_cache_dtype = resolve_dtype(model, arguments, release.version)
     block_size = choose_block_size(model, kv_cache_dtype, capability)
     # 0.33.0 model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py:148, with the CUDA 13 of vLLM's images.
-    flashinfer = capability is not None and capability[0] in (9, 10, 12)
+    flashinfer = capability is None or capability[0] in (9, 10, 12)
     arguments = replace(arguments, default_block_size=block_size, flashinfer_states=flashinfer)
     return Engine(
         name,
