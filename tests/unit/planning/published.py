@@ -365,6 +365,23 @@ for _name, _without in _WITHOUT_LINEAR.items():
         **CONFIGS["Qwen/Qwen3.5-4B"],
         "quantization_config": {**QUANTIZED[_name], **_without},
     }
+# As "nvidia/Qwen3.6-35B-A3B-NVFP4": attention in FP8, MLPs in NVFP4.
+_MIXED = {
+    f"model.language_model.layers.{index}.{part}": {"quant_algo": algorithm}
+    for index in range(32)
+    for part, algorithm in {
+        **dict.fromkeys((f"linear_attn.{part}" for part in ("in_proj_qkv", "in_proj_z", "out_proj")), "FP8"),
+        **dict.fromkeys((f"self_attn.{part}_proj" for part in "qkvo"), "FP8"),
+        **dict.fromkeys((f"mlp.{part}_proj" for part in ("gate", "up", "down")), "NVFP4"),
+    }.items()
+}
+CONFIGS["Qwen3.5-4B, FP8 and NVFP4"] = {
+    **CONFIGS["Qwen/Qwen3.5-4B"],
+    "quantization_config": {
+        **{"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": _MIXED},
+        **{"ignore": [], "producer": {"name": "modelopt", "version": "0.44.0"}},
+    },
+}
 CONFIGS["Qwen2-57B-A14B-Instruct, FP8 by channel"] = {
     **CONFIGS["Qwen/Qwen2-57B-A14B-Instruct"],
     "quantization_config": QUANTIZED["Qwen2.5-7B-Instruct, FP8 by channel"],
@@ -445,6 +462,12 @@ def headers(made: Mapping[str, Any]) -> Iterator[Header]:
 
 def _quantize(how: Mapping[str, Any] | None, name: str, dtype: str, shape: tuple[int, ...]) -> Iterator[Header]:
     """A linear weight as the quantizers of QUANTIZED store it; everything else as it is."""
+    layers = (how or {}).get("quantized_layers", {})
+    if name.removesuffix(".weight") in layers and layers[name.removesuffix(".weight")]["quant_algo"] == "FP8":
+        yield name, "F8_E4M3", shape
+        yield f"{name}_scale", "F32", ()
+        yield f"{name.removesuffix('weight')}input_scale", "F32", ()
+        return
     if how is None or how["quant_method"] in ("fp8", "mxfp4") or not name.endswith("_proj.weight"):
         yield name, dtype, shape
         return

@@ -165,7 +165,7 @@ class Component:
 @dataclass(frozen=True)
 class Quantization:
     method: str
-    """As vLLM names it: `none`, `modelopt_fp4`, `modelopt`, `compressed-tensors`, `fp8`, `awq`, `gptq`."""
+    """As vLLM names it: `none`, `modelopt_fp4`, `modelopt`, `compressed-tensors`, `fp8`, `awq`, `gptq`, ..."""
     weight_bits: int
     group_size: int | None = None
     """Number of weights that share one scale; None if there is one scale per channel or tensor."""
