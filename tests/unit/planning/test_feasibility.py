@@ -60,6 +60,9 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
 @pytest.mark.parametrize(
     ("name", "more", "said"),
     [
+        ("31b-bf16", {"max_num_batched_tokens": 512, "max_num_seqs": 1024}, "less than the 2,496 tokens of a video"),
+        ("31b-bf16", {"max_num_batched_tokens": 512, "without_videos": True}, ""),
+        ("e4b", {"max_num_batched_tokens": 512, "max_num_seqs": 1024}, "512 is less than max_num_seqs 1,024"),
         ("31b-bf16", {"version": "0.20.2", "pipeline_parallel_size": 2}, "#40786"),
         ("31b-bf16", {"version": "0.21.0", "pipeline_parallel_size": 2}, ""),
         ("31b-bf16", {"version": "0.20.2", "extra_args": ("--speculative-config={}",)}, "#41745"),

@@ -255,6 +255,8 @@ class Arguments:
     default_max_num_seqs: int | None = None
     """vLLM's default on the engine's GPU, no option; None for a GPU below 70 GiB. The next field too."""
     default_max_num_batched_tokens: int | None = None
+    without_videos: bool = False
+    """Whether limit_mm_per_prompt has 0 for them, no option."""
     first_runner_options: frozenset[str] = frozenset()
     """The keys of its options that some release runs in its first model runner only."""
     second_runner: bool | None = None

@@ -26,6 +26,7 @@ from .memory.vllm_versions import (
     WITHOUT_FLOAT16,
     Behaviour,
     behaviour,
+    count_whole_item_tokens,
     derive_limit,
     is_longer_allowed,
     list_supported,
@@ -238,6 +239,20 @@ def _check_max_model_len(engine: Engine) -> Iterator[Finding]:
         )
 
 
+def _check_batch(engine: Engine) -> Iterator[Finding]:
+    arguments, sequences = engine.arguments, engine.max_num_seqs
+    item = count_whole_item_tokens(engine.model, arguments, engine.release.version)
+    least, why = max(
+        (sequences, f"max_num_seqs {sequences:,} (vLLM config/scheduler.py, verify_max_model_len)"),
+        (item, f"the {item:,} tokens of a video, which has to be whole (vLLM v1/core/encoder_cache_manager.py)"),
+    )
+    if arguments.max_num_batched_tokens is not None and arguments.max_num_batched_tokens < least:
+        yield Finding(
+            f"max_num_batched_tokens {arguments.max_num_batched_tokens:,} is less than {why}",
+            f"max_num_batched_tokens: {least}",
+        )
+
+
 def _check_capability(engine: Engine) -> Iterator[Finding]:
     """Yield what the GPU cannot compute; if its compute capability is not known, what some GPUs cannot."""
     has, name = engine.gpu.compute_capability, engine.gpu.name
@@ -263,8 +278,16 @@ def _list_needs(engine: Engine) -> Iterator[tuple[str, tuple[int, int], str, str
         least = (8, 0) if method == "modelopt" and engine.vllm >= MODELOPT_FP8_ON_AMPERE_SINCE else least
         source = f"vLLM model_executor/layers/quantization/{file}, get_min_capability"
         yield f"the quantization {method}", least, source, ""
-    for needs, scheme in _list_schemes(model):
-        yield f"the scheme {scheme} of {method}", needs, "vLLM quantization/compressed_tensors/schemes", ""
+    # Schemes of compressed-tensors that need more than all GPUs have (0.19.0 to 0.33.0).
+    groups = model.facts.quantization.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights, inputs = (group.get(key) or {} for key in ("weights", "input_activations"))
+        kind = weights.get("num_bits"), weights.get("type")
+        source = "vLLM quantization/compressed_tensors/schemes"
+        if kind == (4, "int") and inputs.get("type") == "float":
+            yield f"the scheme W4A8 FP8 of {method}", (9, 0), source, ""
+        if kind == (4, "float") and weights.get("group_size") == 32:
+            yield f"the scheme MXFP4 of {method}", (8, 0), source, ""
     source = "vLLM platforms/cuda.py, check_if_supports_dtype"
     other_dtype_is_alike = engine.arguments.dtype == "auto" and model.family not in WITHOUT_FLOAT16
     if model.dtype == "bfloat16" and not (has is None and other_dtype_is_alike):
@@ -273,17 +296,6 @@ def _list_needs(engine: Engine) -> Iterator[tuple[str, tuple[int, int], str, str
         # vLLM has no KV cache named float32: that is `auto`, unless the checkpoint makes FP8 of it.
         other = model.dtype if model.dtype != "float32" else "auto"
         yield "an FP8 KV cache", (8, 9), "Triton has no fp8e4nv below it", f"kv_cache_dtype: {other}"
-
-
-def _list_schemes(model: Model) -> Iterator[tuple[tuple[int, int], str]]:
-    """Yield what schemes of compressed-tensors need, if that is more than all GPUs have (0.19.0 to 0.33.0)."""
-    groups = model.facts.quantization.get("config_groups")
-    for group in groups.values() if isinstance(groups, Mapping) else ():
-        weights, inputs = (group.get(key) or {} for key in ("weights", "input_activations"))
-        if weights.get("num_bits") == 4 and weights.get("type") == "int" and inputs.get("type") == "float":
-            yield (9, 0), "W4A8 FP8"
-        if weights.get("num_bits") == 4 and weights.get("type") == "float" and weights.get("group_size") == 32:
-            yield (8, 0), "MXFP4"
 
 
 def _check_dtype(engine: Engine) -> Iterator[Finding]:
@@ -392,6 +404,7 @@ RULES: Sequence[Rule] = (
     _check_pipeline,
     _check_drafters,
     _check_max_model_len,
+    _check_batch,
     _check_dtype,
     _check_capability,
     _check_divisibility,
@@ -508,22 +521,20 @@ def check_threshold(percent: int) -> int:
     return percent
 
 
-def warn_of_plan(engines: Iterable[EnginePlan], gpus: Sequence[Gpu], experts: Iterable[str], percent: int) -> list[str]:
+def warn_of_plan(engines: Iterable[EnginePlan], gpus: Sequence[Gpu], experts: Sequence[str], percent: int) -> list[str]:
     """Return a sentence for GPUs on which the planned engines hold more than the threshold besides KV caches; GPUs that
     hold the same share one. An engine that does not start holds nothing.
 
     `experts` are the names of the engines whose model is a mixture of experts.
     """
-    held = dict.fromkeys(range(len(gpus)), 0)
-    names: dict[int, list[str]] = {slot: [] for slot in held}
+    held, mixtures, found = [0] * len(gpus), set(), []
     for engine in engines:
         for part in engine.gpus if engine.verdict in (Verdict.FITS, Verdict.CANNOT_SAY) else ():
             held[part.slot] += part.total_bytes - part.kv_cache_bytes
-            names[part.slot].append(engine.engine)
-    mixtures, found = set(experts), []
+            mixtures |= {part.slot} if engine.engine in experts else set()
     alike: dict[tuple[int, int, bool], list[int]] = {}
-    for slot, size in held.items():
-        alike.setdefault((size, gpus[slot].cuda_total_bytes, bool(mixtures & set(names[slot]))), []).append(slot)
+    for slot, size in enumerate(held):
+        alike.setdefault((size, gpus[slot].cuda_total_bytes, slot in mixtures), []).append(slot)
     for (size, total, mixture), slots in alike.items():
         verb = "will each hold" if len(slots) > 1 else "will hold"
         words = _describe(f"GPU {ranges(slots)}", size / MIB, total / MIB, percent, verb)
