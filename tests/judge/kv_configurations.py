@@ -7,6 +7,7 @@ which those shapes do not. Available bytes lie around what one request needs, an
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import sys
@@ -21,6 +22,7 @@ from ansible.module_utils.vllm_edge.planning.memory import kv_cache
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "planning"))
 
 import checkpoints
+import published
 from kv_models import full, model, needed, sliding
 
 SEED = 20261121
@@ -29,6 +31,7 @@ V3_2 = Latent(512, 64, 256, 132)
 WINDOWS = (128, 512, 1000, 1024, 4096)
 LENGTHS = (1, 17, 1000, 4096, 8192, 16384, 32768, 100000)
 BATCHES = (256, 2048, 2496, 8192)
+HYBRIDS = ("Qwen/Qwen3.5-0.8B", "Qwen/Qwen3.5-4B", "Qwen/Qwen3.6-27B", "Qwen/Qwen3.6-35B-A3B")
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,15 @@ class Configuration:
                 "latent": layer.attention is Attention.LATENT,
                 "index_bytes": self.model.latent.index_bytes if self.model.latent else 0,
                 "own_cache": layer.shares_with is None,
+                "state": layer.state is not None,
             }
             for layer in self.model.layers
         ]
         names = ("tensor_parallel_size", "pipeline_parallel_size", "kv_cache_dtype", "max_model_len", "block_size")
+        names += ("enable_prefix_caching", "mamba_ssm_cache_dtype", "flashinfer_states")
         return {
             "layers": layers,
+            "linear": self.model.facts.config.get("text_config") or {},
             **{name: getattr(self.arguments, name) for name in names},
             **({"kv_cache_dtype": kv_cache.DS_MLA} if self.arguments.ds_mla else {}),
             "max_num_batched_tokens": self.arguments.max_num_batched_tokens,
@@ -68,15 +74,13 @@ class Configuration:
 
 def configurations() -> tuple[Configuration, ...]:
     generator = random.Random(SEED)
-    return tuple(
-        configuration
+    others = (
+        (family, replace(model(layers, maximum=maximum), latent=V3_2 if family == "DeepSeek V3.2" else None))
         for family, layers, maximum in shapes(generator)
-        for configuration in _around(
-            generator,
-            family,
-            replace(model(layers, maximum=maximum), latent=V3_2 if family == "DeepSeek V3.2" else None),
-        )
     )
+    hybrids = (("Qwen3.5", published.families.interpret(published.facts(repo))) for repo in HYBRIDS)
+    made = itertools.chain(others, hybrids)
+    return tuple(configuration for family, each in made for configuration in _around(generator, family, each))
 
 
 def shapes(generator: random.Random) -> Iterator[tuple[str, list[DecoderLayer], int]]:
@@ -146,7 +150,7 @@ def differences(configuration: Configuration, told: Mapping[str, Any], version: 
         ours = kv_cache.capacity(made, arguments, configuration.available_bytes, version)
         groups = kv_cache.groups(made, arguments, version)
     except kv_cache.UnsupportedKvCache as error:
-        return [] if "error" in told else [f"refused: {error}, nothing"]
+        return [] if {"error", "refused"} & told.keys() else [f"refused: {error}, nothing"]
     if "error" in told:
         return [f"refused: nothing, {told['error']}"]
     if "refused" in told:
@@ -227,6 +231,13 @@ def _around(generator: random.Random, family: str, made: Model) -> Iterator[Conf
         )
         if made.latent and arguments.kv_cache_dtype == "fp8":
             arguments = replace(arguments, ds_mla=generator.choice((False, True)))
+        if made.hybrid:
+            arguments = replace(
+                arguments,
+                enable_prefix_caching=generator.choice((True, False)),
+                mamba_ssm_cache_dtype=generator.choice(("auto", "auto", "float16")),
+                flashinfer_states=generator.choice((True, False)),
+            )
         try:
             much = kv_cache.capacity(made, arguments, 2**40, "0.33.0")
             # The release keeps one block back.

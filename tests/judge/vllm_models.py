@@ -115,6 +115,22 @@ class LatentAttention(torch.nn.Module):
 
 
 mla.MLAAttention = LatentAttention
+# The norm of linear attention is made on the device of the platform.
+current_platform.current_device = lambda: "meta"
+try:
+    from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as gdn
+
+    if int(vllm.__version__.split(".")[1]) == 22:  # whose AWQ has a class of its own for a CPU
+        gdn.AWQMarlinConfig = importlib.import_module(f"{quantization.__name__}.cpu_wna16").CPUAWQConfig
+    on_any = gdn.QwenGatedDeltaNetAttention.maybe_disable_tp
+
+    def on_cuda(*given: Any) -> Any:
+        with mock.patch.object(type(current_platform), "is_cuda", lambda _: True):
+            return on_any(*given)
+
+    gdn.QwenGatedDeltaNetAttention.maybe_disable_tp = on_cuda
+except ImportError:
+    pass  # since 0.22
 # Activation functions that older releases look up when they build a layer, and that the CPU build does not have.
 for name in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "gelu_quick"):
     if not hasattr(torch.ops._C, name):

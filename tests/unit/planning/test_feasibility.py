@@ -9,7 +9,7 @@ from typing import Any
 import published
 import pytest
 from ansible.module_utils.vllm_edge.planning import feasibility
-from ansible.module_utils.vllm_edge.planning.contract import Arguments, Facts, Model, Quantization, Verdict
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Facts, Model, Quantization, Tensor, Verdict
 from ansible.module_utils.vllm_edge.planning.memory.vllm_versions import behaviour
 from checkpoints import DEFAULT, L4, model
 
@@ -28,6 +28,10 @@ ORDERED = {"quantization": Quantization("gptq", 4, 32), "facts": Facts("", "", {
 OF_MODELOPT = {"quantization": Quantization("modelopt_mxfp8", 8, 32)}
 LORA = {"enable_lora": True}
 EXPERTS = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+
+
+MIXED, HEAD = "Qwen3.5-4B, FP8 and NVFP4", Facts("", "", {}, (Tensor("lm_head.weight_scale", "F8_E4M3", (64, 4)),))
+W4A16 = Facts("", "", {}, (), {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"})
 
 
 def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any) -> feasibility.Engine:
@@ -72,6 +76,12 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         # 2112 is 33 x 64: what Marlin takes in FP4, and would not in integers.
         ("26b-nvfp4", {"version": "0.19.0"}, ""),
         ("31b-bf16", {"tensor_parallel_size": 3}, "query heads 32 is not divisible"),
+        (MIXED, {"version": "0.23.0", "gpu": "NVIDIA A10"}, "modelopt_mixed needs compute capability 8.9"),
+        (MIXED, {"version": "0.24.0", "gpu": "NVIDIA A10"}, ""),
+        (MIXED, {"version": "0.22.0", "facts": HEAD}, "a quantized lm_head, which came with 0.23.0"),
+        (MIXED, {"version": "0.23.0", "facts": HEAD}, ""),
+        ("Qwen3.5-4B, modelopt", {"version": "0.20.0", "facts": W4A16}, "W4A16_NVFP4, which came with 0.21.0"),
+        ("Qwen3.5-4B, modelopt", {"version": "0.21.0", "facts": W4A16}, ""),
         (
             "26b-nvfp4",
             {"version": "0.19.0", "tensor_parallel_size": 2},

@@ -66,6 +66,10 @@ MODELS: dict[str, Any] = {
     "Qwen/Qwen3-VL-2B-Instruct": published.qwen3_vl(
         (28, 2048, 6144, 16, 8, 151936, 262144), published.SMALL_QWEN_TOWER, True
     ),
+    # Sizes of Qwen3_5TextConfig in transformers 5.16, whose defaults they are.
+    "Qwen/Qwen3.5-9B": published.qwen_hybrid((32, 4096, 12288, 16, 4, 248320, 262144), 32, False, (27, 1152, 4304, 16)),
+    # Unconfirmed: hidden and intermediate size, and the tower; only its KV cache is compared.
+    "Qwen3.5-2B": published.qwen_hybrid((24, 2048, 6144, 8, 2, 248320, 262144), 16, True, (24, 1024, 4096, 16)),
     "openai/gpt-oss-120b": published.gpt_oss(36, 128),
     "meta-llama/Meta-Llama-3-8B-Instruct": published.config(
         "LlamaForCausalLM", "llama", (32, 4096, 14336, 32, 8, 128256, 8192), tie_word_embeddings=False
@@ -176,15 +180,26 @@ max_num_batched_tokens=8192 enforce_eager=true --mm-processor-kwargs.max_pixels 
 60263045551 Qwen/Qwen3-VL-2B-Instruct 0.20.2 5070Ti:15.92 .9 2048 4.24 8.13 76144 max_num_seqs=1 enforce_eager=true
 67529778690 openai/gpt-oss-20b 0.19.1 4090:23.52 .9 131072 13.72 2.44 - max_num_batched_tokens=4096 \
 kv_cache_memory_bytes=2619930050
+55770092662 Qwen/Qwen3.5-4B 0.22.0 44.39 .5 1024 - 11.11 141107
+56036894944 Qwen/Qwen3.5-4B 0.22.0 47.1 .5 1024 8.61 12.85 163225 max_num_seqs=128
+69494016274 Qwen/Qwen3.5-4B 0.29.0 L4:22.03 .92 32768 - 9.1 267842
+51781852921 Qwen/Qwen3.5-9B 0.19.0 L40S:44.39 .9 - 17.66 20.27 165792 max_num_batched_tokens=8192
+68884393612 Qwen/Qwen3.5-9B 0.27.1 23.5 .94 24576 17.66 1.74 53084 max_num_seqs=8
+54064687355 Qwen3.5-2B 0.19.1 94.0 .9 8192 - 75.09 1640160
+61544841280 Qwen/Qwen3.6-27B 0.24.0 200.0 .7 262144 - 47.84 1505068 kv_cache_dtype=fp8 \
+max_num_batched_tokens=8192 --enable-prefix-caching
+61652519493 Qwen/Qwen3.6-27B 0.28.0 200.0 .95 196608 - 7.33 227886 kv_cache_dtype=fp8 max_num_seqs=1
+52377383460 Qwen/Qwen3.6-35B-A3B 0.20.0 94.0 .9 65536 - 2.95 75456 kv_cache_dtype=fp8 max_num_seqs=1 \
+max_num_batched_tokens=8192 --enable-prefix-caching
 """
 """Log, model, release, GPU as far as it is known and GiB of CUDA, share, max_model_len, GiB that were loaded, GiB and
 tokens of the KV cache, other arguments. Logs are numbered as an index of public files on GitHub has them; # is an issue
 of vLLM. The A40's GiB are those of an L40S.
 
-Of 47 that were found first these 14 are not here: hybrids and others that are refused (55770092662, 69494016274,
-61544841280, club-3090#142, 54064687355, 55685126685, 69102865712, 54092400981), DeepSeek V4 (#44376, 63344308021), and
-four that do not say enough, or contradict themselves (#21348, #17462, 62120644965, 56408971406 at full length). The six
-before 67529778690 were found later; vLLM refused 55021192520.
+Of four hybrids the weights are another checkpoint's, in 4 bits, on a larger GPU; one ran a build after 0.26. Of 47 that
+were found first these 10 are not here: others that are refused (club-3090#142, 55685126685, 69102865712, 54092400981),
+DeepSeek V4 (#44376, 63344308021), and four that do not say enough, or contradict themselves (#21348, #17462,
+62120644965, 56408971406 at full length). The six before 67529778690 were found later; vLLM refused 55021192520.
 """
 DIFFERENT = {
     "61534271581": "not judged: another program took and gave memory of the same pool while vLLM profiled",
@@ -255,6 +270,10 @@ def test_verdicts_are_those_of_the_logs() -> None:
     assert float(video.reason.split()[-4]) == pytest.approx(14.28, rel=0.05)  # of a video of 114,688 tokens
     assert _plan(lines["67529778690"]).verdict is Verdict.KV_BELOW_MAX_MODEL_LEN
     assert _plan(lines["70469032009"]).verdict is Verdict.OOM_WARMUP
+    # The start before failed: max_num_seqs (256) exceeds available Mamba cache blocks (108).
+    refused = _plan(lines["68884393612"].replace("max_num_seqs=8", "max_num_seqs=256"), 1.742)
+    assert refused.verdict is Verdict.NO_KV and "max_num_seqs 256 is more than the 108 blocks" in refused.reason
+    assert {"max_num_seqs: 64", "enforce_eager: true"} <= {fix.change for fix in refused.fixes}
     started = _plan(lines["69451098589:.70"])
     assert started.verdict is Verdict.FITS
     assert started.gpus[0].total_bytes / GIB > 21.95 + 0.81

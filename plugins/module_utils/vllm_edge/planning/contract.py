@@ -31,7 +31,8 @@ class Verdict(StrEnum):
     """Less memory is free on the GPU than the engine requests at its start."""
     OOM_WEIGHTS = "oom_weights"
     NO_KV = "no_kv"
-    """The weights fit, but leave no memory for the KV cache."""
+    """The weights fit, but leave no memory for the KV cache, or with linear attention too little for the states of
+    max_num_seqs sequences."""
     KV_BELOW_MAX_MODEL_LEN = "kv_below_max_model_len"
     """The KV cache cannot hold one request of max_model_len tokens."""
     OOM_WARMUP = "oom_warmup"
@@ -94,6 +95,21 @@ class Attention(StrEnum):
     """Within chunks of a fixed number of tokens (Llama 4)."""
     LATENT = "latent_attention"
     """MLA (DeepSeek): the cache has one vector for each token, the same on every rank. config.json has no such name."""
+    LINEAR = "linear_attention"
+    """The cache has a state of fixed size for each request, whatever its length (Qwen3.5)."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a layer with linear attention keeps of a request, in elements."""
+
+    convolution: int
+    """Of one row of the convolution's input; vLLM keeps `rows` of them in the model's dtype."""
+    rows: int
+    recurrent: int
+    """Of all heads; ranks of tensor parallelism share them, and the row above, evenly."""
+    dtype: str | None
+    """Of the recurrent part; None if it is the model's."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +126,8 @@ class DecoderLayer:
     """The window of sliding attention, or the chunk of chunked attention."""
     shares_with: int | None = None
     """The layer whose KV cache this layer reads; it has none of its own then."""
+    state: State | None = None
+    """For linear attention only, which has no KV heads."""
 
 
 class Sharding(StrEnum):
@@ -147,7 +165,7 @@ class Component:
 @dataclass(frozen=True)
 class Quantization:
     method: str
-    """As vLLM names it: `none`, `modelopt_fp4`, `modelopt`, `compressed-tensors`, `fp8`, `awq`, `gptq`."""
+    """As vLLM names it: `none`, `modelopt_fp4`, `modelopt`, `compressed-tensors`, `fp8`, `awq`, `gptq`, ..."""
     weight_bits: int
     group_size: int | None = None
     """Number of weights that share one scale; None if there is one scale per channel or tensor."""
@@ -230,6 +248,11 @@ class Model:
     encoder: Encoder | None = None
     """If it has Qwen's tower."""
 
+    @property
+    def hybrid(self) -> bool:
+        """Whether some layers have linear attention."""
+        return any(layer.state for layer in self.layers)
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -248,6 +271,9 @@ class Arguments:
     enable_expert_parallel: bool = False
     language_model_only: bool = False
     async_scheduling: bool | None = None
+    enable_prefix_caching: bool | None = None
+    mamba_cache_dtype: str = "auto"
+    mamba_ssm_cache_dtype: str = "auto"
     dtype: str = "auto"
     enable_lora: bool = False
     max_loras: int = 1
@@ -272,6 +298,8 @@ class Arguments:
     """Whether the attention backend of the GPU keeps the KV cache in DeepSeek's own FP8 format, no option."""
     default_block_size: int | None = None
     """Tokens of a block that the attention backend of the GPU wants, no option; None for vLLM's default."""
+    flashinfer_states: bool = False
+    """Whether vLLM takes FlashInfer's kernel for linear attention on the GPU, no option."""
 
 
 @dataclass(frozen=True)

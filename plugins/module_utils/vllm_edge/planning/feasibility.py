@@ -16,6 +16,7 @@ from ..engine.config import EngineConfig
 from ..engine.state import EngineState
 from .checkpoint.model_classes import ADDED, GONE
 from .checkpoint.model_facts import ranges
+from .checkpoint.quantization import list_modelopt_algorithms
 from .contract import Arguments, EnginePlan, Gpu, Model, Verdict
 from .memory.overhead import MIB, count_encoder_tokens, encode
 from .memory.vllm_versions import (
@@ -64,6 +65,7 @@ LEAST_CAPABILITY = (7, 5)
 MIN_CAPABILITIES: Mapping[str, tuple[tuple[int, int], str]] = {
     "modelopt": ((8, 9), "modelopt.py"),
     "modelopt_fp4": ((7, 5), "modelopt.py"),
+    "modelopt_mixed": ((8, 9), "modelopt.py"),
     "modelopt_mxfp8": ((8, 0), "modelopt.py"),
     "mxfp4": ((8, 0), "mxfp4.py"),
     "fp8": ((7, 5), "fp8.py"),
@@ -91,6 +93,9 @@ LORA_SINCE: Mapping[str, tuple[tuple[int, int], str]] = {
 LORA_WITH_EXPERTS_SINCE, LORA_WITH_QUERY_RANK_SINCE = (0, 21), (0, 20)
 """Adapters with expert parallelism (0.20.0 lora/layers/fused_moe.py:35), and of DeepSeek whose queries are compressed:
 0.19.0 ends with `Module ... fused_qkv_a_proj must be a BaseLayerWithLoRA instance` (lora/model_manager.py)."""
+MODELOPT_MIXED_ON_TURING_SINCE = (0, 24)
+W4A16_NVFP4_SINCE, W4A16_NVFP4_MIXED_SINCE, MIXED_HEAD_SINCE = (0, 21), (0, 22), (0, 23)
+"""Of ModelOpt: QUANT_ALGOS, and get_quant_method of ModelOptMixedPrecisionConfig (modelopt.py)."""
 STATE_CAPABILITY = "the GPU's compute capability (gpu_compute_capability, --compute-capability)"
 FEW_ENOUGH_REQUESTS = 2.0
 LONG_CONTEXT_TOKENS = 40_000
@@ -201,6 +206,24 @@ def _check_model_class(engine: Engine) -> Iterator[Finding]:
     )
 
 
+def _check_modelopt(engine: Engine) -> Iterator[Finding]:
+    method, facts = engine.model.quantization.method, engine.model.facts
+    if not method.startswith("modelopt_"):
+        return
+    mixed, needs = method == "modelopt_mixed", []
+    if "W4A16_NVFP4" in list_modelopt_algorithms(facts.quantization):
+        needs.append((W4A16_NVFP4_MIXED_SINCE if mixed else W4A16_NVFP4_SINCE, "W4A16_NVFP4"))
+    if mixed and any("lm_head.weight_scale" in tensor.name for tensor in facts.tensors):
+        needs.append((MIXED_HEAD_SINCE, "MIXED_PRECISION with a quantized lm_head"))
+    for since, what in needs:
+        if engine.vllm < since:
+            yield Finding(
+                f"vLLM {_said(engine.vllm)} does not know ModelOpt's {what}, which came with {_said(since)}.0 (vLLM "
+                f"model_executor/layers/quantization/modelopt.py)",
+                f"vllm_image_base with vLLM {_said(since)}.0 or newer",
+            )
+
+
 def _check_pipeline(engine: Engine) -> Iterator[Finding]:
     stages, family = engine.arguments.pipeline_parallel_size, engine.model.family
     if family in ("qwen3_vl", "qwen3_vl_moe") and stages > 1 and engine.vllm < QWEN3_VL_PIPELINE_SINCE:
@@ -293,6 +316,8 @@ def _list_needs(engine: Engine) -> Iterator[tuple[str, tuple[int, int], str, str
     if method in MIN_CAPABILITIES:
         least, file = MIN_CAPABILITIES[method]
         least = (10, 0) if method == "modelopt_mxfp8" and engine.vllm < MODELOPT_MXFP8_ON_AMPERE_SINCE else least
+        if method == "modelopt_mixed" and engine.vllm >= MODELOPT_MIXED_ON_TURING_SINCE:
+            least = (7, 5)
         least = (8, 0) if method == "modelopt" and engine.vllm >= MODELOPT_FP8_ON_AMPERE_SINCE else least
         source = f"vLLM model_executor/layers/quantization/{file}, get_min_capability"
         yield f"the quantization {method}", least, source, ""
@@ -461,6 +486,7 @@ def _build_misfit(engine: Engine, reason: str, where: str) -> Finding:
 
 RULES: Sequence[Rule] = (
     _check_model_class,
+    _check_modelopt,
     _check_pipeline,
     _check_drafters,
     _check_lora,
@@ -565,7 +591,9 @@ def _is_speculative(engine: Engine) -> bool:
 
 
 def _is_fp4(model: Model) -> bool:
-    return model.quantization.method == "modelopt_fp4" or not model.quantization.schemes.isdisjoint(("NVFP4", "MXFP4"))
+    return (model.quantization.method.startswith("modelopt_") and model.quantization.weight_bits == 4) or (
+        not model.quantization.schemes.isdisjoint(("NVFP4", "MXFP4"))
+    )
 
 
 def _said(numbers: tuple[int, int]) -> str:

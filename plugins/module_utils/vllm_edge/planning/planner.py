@@ -143,6 +143,8 @@ def arguments_of(engine: Mapping[str, Any]) -> Arguments:
             chosen[key] = (
                 not argument.name.startswith("--no-") if is_switch else _read_value(place, key, kinds[key], value)
             )
+        if argument.name == "--disable-prefix-caching":  # since 0.33.0
+            chosen["enable_prefix_caching"] = False
         if key in list_first_runner_options() and not argument.name.startswith("--no-"):
             keep.add(key)
     for key, variable in SWITCHES.items():
@@ -165,7 +167,7 @@ _SCALED = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")
 
 def _is_option(name: str) -> bool:
     """Return whether a field of Arguments is an option of vLLM that may stand in an engine."""
-    derived = ("ds_mla", "first_runner_options", "max_pixels", "without")
+    derived = ("ds_mla", "first_runner_options", "flashinfer_states", "max_pixels", "without")
     return not name.startswith("default_") and name not in derived and name not in SWITCHES
 
 
@@ -280,8 +282,10 @@ def resolve(model: Model, arguments: Arguments, gpus: Sequence[Gpu], version: st
     capability = find_weakest(gpus).compute_capability
     model = replace(model, dtype=resolve_model_dtype(model, arguments.dtype, capability))
     dtype = resolve_dtype(model, arguments, version)
+    # 0.33.0 model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py:148, with the CUDA 13 of vLLM's images.
+    flashinfer = capability is None or capability[0] in (9, 10, 12)
     block_size, ds_mla = choose_block_size(model, dtype, capability), keeps_ds_mla(model, dtype, capability)
-    arguments = replace(arguments, default_block_size=block_size, ds_mla=ds_mla)
+    arguments = replace(arguments, default_block_size=block_size, ds_mla=ds_mla, flashinfer_states=flashinfer)
     return model, arguments, resolve_dtype(model, arguments, version)
 
 

@@ -66,14 +66,21 @@ def test_an_architecture_without_bounds_is_refused_by_name(architectures: list[s
 
 
 def test_a_weight_that_is_not_known_is_refused() -> None:
-    with pytest.raises(FactsError, match=r"indexer\.weight \[64, 64\] is not a weight that the planner knows"):
-        with_tensor(QWEN, "model.layers.*.self_attn.indexer.weight", "BF16", (64, 64), (0, 1))
+    with pytest.raises(FactsError, match=r"compressor\.weight \[64, 64\] is not a weight that the planner knows"):
+        with_tensor(QWEN, "model.layers.*.self_attn.compressor.weight", "BF16", (64, 64), (0, 1))
 
 
-def test_latent_attention_in_a_family_without_it_is_refused() -> None:
-    """Mistral Small 4 has the architecture of Mistral Small 3."""
-    with pytest.raises(UnknownArchitecture, match=r"MistralForCausalLM with latent attention \(MLA: model\.layers"):
-        with_tensor(MISTRAL, "model.layers.*.self_attn.kv_a_proj_with_mqa.weight", "BF16", (320, 4096), range(32))
+@pytest.mark.parametrize(
+    ("part", "what"),
+    [
+        ("self_attn.kv_a_proj_with_mqa", r"latent attention \(MLA\)"),  # Mistral Small 4, which says it is Small 3
+        ("self_attn.indexer.wk", "an indexer"),
+        ("linear_attn.out_proj", "linear attention"),
+    ],
+)
+def test_attention_of_another_family_is_refused(part: str, what: str) -> None:
+    with pytest.raises(UnknownArchitecture, match=rf"MistralForCausalLM with {what}: model\.layers\.\*\.{part}"):
+        with_tensor(MISTRAL, f"model.layers.*.{part}.weight", "BF16", (320, 4096), range(32))
 
 
 # -- layers
@@ -211,6 +218,13 @@ WEIGHTS = {"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "flo
 DYNAMIC = {"num_bits": 8, "type": "float", "dynamic": True}
 CT, FP8 = "compressed-tensors", frozenset({"FP8"})
 AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 128}
+
+
+def _mix(*algorithms: str) -> dict[str, Any]:
+    layers = {f"layer{index}": {"quant_algo": name} for index, name in enumerate(algorithms)}
+    return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+
+
 PRODUCED, NVFP4 = {"producer": {"name": "modelopt"}}, {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 
 
@@ -231,6 +245,9 @@ PRODUCED, NVFP4 = {"producer": {"name": "modelopt"}}, {"quant_method": "modelopt
         ),
         ({**PRODUCED, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}, Quantization("modelopt_fp4", 4, 16)),
         ({**NVFP4, "kv_cache_scheme": DYNAMIC}, Quantization("modelopt_fp4", 4, 16)),
+        ({**NVFP4, "quant_algo": "W4A16_NVFP4"}, Quantization("modelopt_fp4", 4, 16)),
+        (_mix("FP8", "NVFP4"), Quantization("modelopt_mixed", 4, 16)),
+        (_mix("FP8"), Quantization("modelopt_mixed", 8)),
         (
             {"quant_method": "compressed-tensors", **WEIGHTS, "kv_cache_scheme": {"num_bits": 8, "type": "float"}},
             Quantization(CT, 8, None, "fp8", FP8),
@@ -286,7 +303,8 @@ def test_schemes_of_compressed_tensors(config: Mapping[str, Any], scheme: str) -
         *(({"quant_method": name}, name) for name in ("bitsandbytes", "quark", "torchao", "fbgemm_fp8", "fp_quant")),
         ({"load_in_4bit": True}, "without quant_method"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "modelopt W4A8_AWQ"),
-        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "modelopt MIXED_PRECISION"),
+        (_mix("NVFP4", "W4A8_AWQ"), "modelopt MIXED_PRECISION of NVFP4, W4A8_AWQ"),
+        (_mix(), "modelopt MIXED_PRECISION of MIXED_PRECISION"),
         ({"quant_method": "awq"}, "awq of None bits"),
         ({"quant_method": "gptq", "bits": 3}, "gptq of 3 bits"),
         ({"quant_method": "gptq", "bits": 4, "sym": False}, "gptq of 4 bits, asymmetric"),

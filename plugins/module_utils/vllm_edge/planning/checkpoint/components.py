@@ -53,6 +53,7 @@ _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
             "attention",
             Sharding.REPLICATED,
         ),
+        (r"linear_attn\.(in_proj_(qkvz|qkv|z|ba|b|a)|conv1d|A_log|dt_bias|out_proj)$", "attention", Sharding.SHARDED),
         (r"self_attn\.[kv]_(proj\.[kv]_)?scale$|self_attn\.q_scale$", "other", Sharding.REPLICATED),
         (r"(mlp|feed_forward)\.(shared_experts?\.)?(gate|up|down|gate_up)_proj$", "mlp", Sharding.SHARDED),
         (
@@ -111,7 +112,8 @@ def _split_by_kv_heads(model: Model, tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool, unknown: Sharding | None) -> Component:
-    if _NOT_LOADED.search(tensor.name):
+    # Hybrids leave out `mtp`, which is for speculative decoding (qwen3_next.py, qwen3_5.py).
+    if _NOT_LOADED.search(tensor.name) or (model.hybrid and tensor.name.startswith("mtp.")):
         return Component(tensor, "other", Sharding.NOT_LOADED, read_per_token=0.0)
     if any(tower in tensor.name.split(".") for tower in _TOWERS):
         sharding = _shard_tower(tensor, model.hidden_size) if towers is Sharding.SHARDED else towers
@@ -125,7 +127,7 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool,
             f"{model.facts.repo}: {tensor.name} {list(tensor.shape)} is not a weight that the planner knows of a "
             f"{model.architecture}, so it cannot say how the weight is distributed over the GPUs."
         )
-    if kind == "embeddings":
+    if kind == "embeddings" and tensor.shape not in ((), (1,)):
         return _classify_embedding(tensor, path, tied)
     said = model.facts.quantization
     if leaf in ("g_idx", "weight_g_idx") and said.get("desc_act", said.get("quant_method") != "auto-round") is False:
@@ -139,7 +141,9 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool,
     if kind == "router":
         wide = model.router_float32 or path.endswith("e_score_correction_bias")
         return Component(tensor, kind, sharding, float32=wide)
-    if path == "self_attn.indexer.k_norm":
+    if path.endswith("linear_attn.in_proj_qkv") and tensor.shape in ((), (1,)):
+        tensor = replace(tensor, count=3)  # vLLM has a scale for each of Q, K and V.
+    if path.endswith(("self_attn.indexer.k_norm", "linear_attn.A_log")):
         return Component(tensor, kind, sharding, float32=True)
     if path in ("self_attn.q_norm", "self_attn.k_norm") and tensor.layers:
         # Of all heads together (MiniMax), not of each.

@@ -24,6 +24,7 @@ from ..contract import (
     Latent,
     Model,
     Sharding,
+    State,
     UnknownArchitecture,
 )
 from .components import build_components, copy_k_to_v, cut_encoder, drop_draft_layers
@@ -86,7 +87,7 @@ class _Family:
     tower_ropes: tuple[tuple[int, int], ...] = ()
     """Rotary dimension and rows of the RoPE caches of the tower."""
     qwen_tower: bool = False
-    """Whether it has the tower of qwen2_5_vl.py or qwen3_vl.py."""
+    """Whether it has the tower of qwen2_5_vl.py or qwen3_vl.py (also in qwen3_5.py)."""
     expert_size: str = "moe_intermediate_size"
     """The key of an expert's intermediate size. If it is intermediate_size, no layer has a dense MLP."""
     router_float32: bool = False
@@ -208,6 +209,34 @@ def _read_latent(config: _Config) -> Latent:
     return Latent(config["kv_lora_rank"], config["qk_rope_head_dim"], head_size, index)
 
 
+def _build_hybrid_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Return the layers of Qwen3-Next and Qwen3.5: linear attention, except for each fourth."""
+    interval, linear = config["full_attention_interval"], Attention.LINEAR
+    types = config.get("layer_types") or [
+        linear if (index + 1) % interval else Attention.FULL for index in config.layers
+    ]
+    if len(types) != len(config.layers) or set(types) != {Attention.FULL, linear}:
+        raise FactsError(
+            f"{config.repo}: layer_types in config.json has {len(types)} entries {sorted(set(types))} for "
+            f"{len(config.layers)} layers; the planner knows {Attention.FULL} and {linear}, each in some of them."
+        )
+    keys = config["linear_key_head_dim"] * config["linear_num_key_heads"]
+    values = config["linear_value_head_dim"] * config["linear_num_value_heads"]
+    # QwenGatedDeltaNetAttention (layers/mamba/gdn/qwen_gdn_linear_attn.py).
+    state = State(
+        2 * keys + values,
+        config["linear_conv_kernel_dim"] - 1,
+        values * config["linear_key_head_dim"],
+        config.get("mamba_ssm_dtype"),
+    )
+    return tuple(
+        DecoderLayer(index, Attention.LINEAR, 0, 0, state=state)
+        if kind == linear
+        else DecoderLayer(index, Attention.FULL, config.kv_heads, config.head_size)
+        for index, kind in enumerate(types)
+    )
+
+
 def _build_generic_layers(config: _Config) -> tuple[DecoderLayer, ...]:
     """Return layers with full attention, whose KV cache is at least as large as that of any other attention."""
     size = widen_for_groups(config.get("layer_types"), _read_window(config), config.head_size)
@@ -319,6 +348,16 @@ _QWEN3 = {"head_dim": 128, "use_sliding_window": False, "max_window_layers": 28}
 _QWEN2_MOE = {"use_sliding_window": False, "decoder_sparse_step": 1, "shared_expert_intermediate_size": 5632}
 _QWEN3_MOE = {"use_sliding_window": False, "decoder_sparse_step": 1}
 
+_HYBRID = {
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "partial_rotary_factor": 0.25,
+}
 _DEEPSEEK = {"vocab_size": 102400, "moe_layer_freq": 1, "first_k_dense_replace": 0}
 
 FAMILIES: Mapping[str, _Family] = {
@@ -383,6 +422,25 @@ FAMILIES: Mapping[str, _Family] = {
     "DeepseekV3ForCausalLM": _Family("deepseek", _build_latent_layers, _DEEPSEEK),
     "DeepseekV32ForCausalLM": _Family(
         "deepseek_v32", _build_indexed_layers, _DEEPSEEK | {"index_topk": 2048, "index_head_dim": 128}
+    ),
+    "Qwen3NextForCausalLM": _Family(
+        "qwen3_next", _build_hybrid_layers, _HYBRID | {"decoder_sparse_step": 1}, every_stage=True
+    ),
+    # Qwen3.5, 3.6 and 3.8; qwen3_5.py has no dense layers among those with experts.
+    "Qwen3_5ForCausalLM": _Family("qwen3_5", _build_hybrid_layers, _HYBRID, every_stage=True),
+    "Qwen3_5MoeForCausalLM": _Family(
+        "qwen3_5_moe", _build_hybrid_layers, _HYBRID | {"decoder_sparse_step": 1}, every_stage=True
+    ),
+    "Qwen3_5ForConditionalGeneration": _Family(
+        "qwen3_5", _build_hybrid_layers, _HYBRID, Sharding.SHARDED, every_stage=True, qwen_tower=True
+    ),
+    "Qwen3_5MoeForConditionalGeneration": _Family(
+        "qwen3_5_moe",
+        _build_hybrid_layers,
+        _HYBRID | {"decoder_sparse_step": 1},
+        Sharding.SHARDED,
+        every_stage=True,
+        qwen_tower=True,
     ),
     "GptOssForCausalLM": _Family(
         "gpt_oss",
@@ -457,8 +515,10 @@ def _interpret(facts: Facts) -> Model:
         facts = replace(facts, tensors=tuple(drop_draft_layers(facts.tensors, len(layers))))
     experts, per_token, expert_size = _read_experts(config, family)
     encoder = _read_encoder(facts) if family.qwen_tower else None
-    # Qwen's tower has 16 heads in all published sizes, and rotates half of each.
-    tower_ropes = ((encoder.hidden_size // 16 // 2, 8192),) if encoder else family.tower_ropes
+    tower_ropes = family.tower_ropes
+    if encoder:
+        # Qwen's tower rotates half of each of 16 heads; that of Qwen3.5-0.8B has 12.
+        tower_ropes = ((encoder.hidden_size // (12 if encoder.hidden_size == 768 else 16) // 2, 8192),)
     model = Model(
         facts=facts,
         architecture=architecture,
@@ -599,7 +659,7 @@ def _list_rope_caches(config: _Config, layers: tuple[DecoderLayer, ...], ropes: 
     # Gemma uses another base for sliding layers than for full ones, even if config.json does not say so.
     split = split or (ropes > 1 and len({layer.attention for layer in layers}) > 1)
     caches: dict[tuple[str, int], tuple[int, int]] = {}
-    for layer in layers:
+    for layer in (layer for layer in layers if not layer.state):
         kind = layer.attention if split else Attention.FULL
         size = config["qk_rope_head_dim"] if layer.attention is Attention.LATENT else layer.head_size
         parameters = given.get(kind, given if not any(key in given for key in Attention) else {})
@@ -665,14 +725,20 @@ def _check(model: Model) -> None:
         raise FactsError(
             f"{repo}: config.json says {len(model.layers)} layers, the tensors are of {len(seen)}. Fetch both again."
         )
+    latent = model.latent
+    others = {
+        ".kv_a_proj_with_mqa.": ("latent attention (MLA)", latent, "DeepSeek, Kimi K2 and GLM-4.7-Flash"),
+        ".indexer.": ("an indexer", latent and latent.index_bytes, "DeepSeek V3.2"),
+        ".linear_attn.": ("linear attention", model.hybrid, "Qwen3-Next, Qwen3.5, 3.6 and 3.8"),
+    }
     for tensor in model.facts.tensors:
         leaf = tensor.name.rsplit(".", 1)[-1]
-        if ".kv_a_proj_with_mqa." in tensor.name and not model.latent:
-            raise UnknownArchitecture(
-                f"{repo} is a {model.architecture} with latent attention (MLA: {tensor.name}), as Mistral Small 4; the "
-                "planner knows that of DeepSeek and Kimi K2 only. Take one of these or a model without it, or start it "
-                "without a plan (-e plan_override=true)."
-            )
+        for part, (what, expected, known) in others.items():
+            if part in tensor.name and not expected:
+                raise UnknownArchitecture(
+                    f"{repo} is a {model.architecture} with {what}: {tensor.name}. The planner knows that of {known} "
+                    "only. Take one of these or a model without it, or start it without a plan (-e plan_override=true)."
+                )
         if "self_attn.k_proj." in tensor.name and leaf in ("weight", "weight_packed"):
             for layer in (model.layers[index] for index in tensor.layers or ()):
                 if tensor.shape[0] != layer.kv_heads * layer.head_size:

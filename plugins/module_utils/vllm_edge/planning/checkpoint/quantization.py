@@ -10,6 +10,9 @@ from ...text import printable, shown
 from ..contract import Facts, Quantization
 from .headers import FactsError
 
+FOUR_BITS = frozenset({"NVFP4", "W4A16_NVFP4"})
+"""Of ModelOpt, stored alike; the second does not quantize activations."""
+
 
 def read_quantization(facts: Facts) -> Quantization:
     """Return vLLM's name of the method, its bits, and what it makes of the KV cache.
@@ -30,8 +33,8 @@ def read_quantization(facts: Facts) -> Quantization:
     if isinstance(found, str):
         raise FactsError(
             f"{facts.repo}: the planner does not know the quantization '{printable(found[:120], '')}'; it knows "
-            f"modelopt (NVFP4, FP8, MXFP8), compressed-tensors ({', '.join(SCHEMES)}), fp8, mxfp4, and awq, gptq and "
-            "auto-round of 4 and 8 bits. Take such a checkpoint of the model."
+            f"modelopt (NVFP4, FP8, both, MXFP8), compressed-tensors ({', '.join(SCHEMES)}), fp8, mxfp4, and awq, gptq "
+            "and auto-round of 4 and 8 bits. Take such a checkpoint of the model."
         )
     for what, value, most in (("bits", found.weight_bits, 64), ("group size", found.group_size or 1, 2**20)):
         if type(value) is not int or not 1 <= value <= most:
@@ -48,12 +51,25 @@ def _read_modelopt(method: str, config: Mapping[str, Any]) -> Quantization | str
     inner = config.get("quantization") or config
     algorithm = str(inner.get("quant_algo") or "").upper()
     kv_cache = _read_modelopt_kv_cache(config, inner)
-    if algorithm == "NVFP4":
+    if algorithm in FOUR_BITS:
         return Quantization("modelopt_fp4", 4, _read_group_size(inner, 16), kv_cache)
     if algorithm == "MXFP8":
         return Quantization("modelopt_mxfp8", 8, 32, kv_cache)
+    if algorithm == "MIXED_PRECISION":
+        used = list_modelopt_algorithms(config)
+        bits, size = (4, 16) if used & FOUR_BITS else (8, None)
+        if used and used <= FOUR_BITS | {"FP8"}:
+            return Quantization("modelopt_mixed", bits, size, kv_cache)
+        algorithm += f" of {', '.join(sorted(used)) or 'nothing'}"
     known = algorithm.startswith("FP8")
     return Quantization(method, 8, None, kv_cache) if known else f"{method} {algorithm}"
+
+
+def list_modelopt_algorithms(config: Mapping[str, Any]) -> set[str]:
+    """Return ModelOpt's names of what it made of the layers, in capitals; of one for all, that."""
+    inner = config.get("quantization") or config
+    layers = (inner.get("quantized_layers") or {}).values()
+    return {str(how.get("quant_algo") or "").upper() for how in layers or [inner]}
 
 
 SCHEMES = ("NVFP4", "MXFP4", "MXFP8", "FP8", "W8A8 INT8", "W4A16", "W8A16", "W4A8 FP8")

@@ -37,23 +37,31 @@ INDEXER_KEYS_WIDE = (0, 20)
 wk_weights_proj)."""
 DEEPSTACK_WITH_TOWER = (0, 28)
 """Before, the buffers for the outputs of Qwen3-VL's encoder are there without it too (0.28.0 qwen3_vl.py:1812)."""
-MROPE_FAMILIES, MROPE_ROWS_ONCE = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"}), (0, 32)
-"""The RoPE cache of the text model of Qwen2.5-VL, and up to 0.31 of Qwen3-VL, has four times the positions
-(`MRotaryEmbedding`, model_executor/layers/rotary_embedding/mrope.py); that of Qwen3-VL since 0.32 only if videos are
+MROPE_FAMILIES, MROPE_ROWS_ONCE = (
+    frozenset({"qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"}),
+    (0, 32),
+)
+"""The RoPE cache of the text model of Qwen2.5-VL, and up to 0.31 of Qwen3-VL and Qwen3.5, has four times the
+positions (`MRotaryEmbedding`, model_executor/layers/rotary_embedding/mrope.py); those since 0.32 only if videos are
 pruned (`mrope_positions_factor`, qwen3_vl.py), and no engine of a plan does that."""
+GATES_WHOLE_SINCE = (0, 22)
 
 MXFP4_TILE = (128, 256)
 """Multiples of the intermediate size on a rank and of the hidden size, to which Marlin pads experts in MXFP4. Of the
 kernels for CUDA it pads most: on Hopper Triton's pads the first to 64 and the second not at all."""
 
 EMBEDDINGS_WITH_LORA = frozenset(
-    {"ernie4_5", "exaone4", "granite", "llama3", "llama4", "mixtral", "phi3", "qwen3", "qwen3_moe", "qwen3_vl_moe"}
+    {"ernie4_5", "exaone4", "granite", "llama3", "llama4", "mixtral", "phi3"}
+    | {"qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe"}
 )
 """Families of which an adapter may change the table of embeddings and the head (`embedding_modules` of the model's
-class, the same from 0.19.0 to 0.33.0)."""
-FUSED_EXPERTS = frozenset({"gpt_oss", "qwen3_vl_moe"})
-"""Families whose adapters have gate and up of an expert as one (`is_3d_moe_weight`, model_executor/models/gpt_oss.py,
-qwen3_vl_moe.py, 0.19.0 to 0.33.0)."""
+class, the same from 0.19.0 to 0.33.0; of Qwen3.5 since 0.29.0, qwen3_5.py:313)."""
+QWEN3_5_EMBEDDINGS_SINCE = (0, 29)
+FUSED_EXPERTS = frozenset(
+    {"GptOssForCausalLM", "Qwen3VLMoeForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"}
+)
+"""Architectures whose adapters have gate and up of an expert as one (`is_3d_moe_weight` of the class, in
+model_executor/models/gpt_oss.py, qwen3_vl_moe.py and qwen3_5.py, 0.19.0 to 0.33.0)."""
 LORA_ONCE_SINCE = (0, 22)
 GPTQ_EXPERT_ZEROS_WHOLE_SINCE = (0, 27)
 """Earlier releases keep the zero points of GPTQ's experts in the model's dtype, of half the bytes (0.26.0
@@ -106,7 +114,7 @@ def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeig
         read = Fraction(0)
         for component in loaded:
             whole = component.kind == "experts" and arguments.enable_expert_parallel
-            ranks_of_tensor = 1 if whole else arguments.tensor_parallel_size
+            ranks_of_tensor = 1 if whole or _is_whole_gate(component, stage) else arguments.tensor_parallel_size
             size = _count(component, stage) * _compute_bytes_on_rank(component, model, ranks_of_tensor, release)
             if whole:
                 # Whole experts with all their scales; the first ranks have those that remain (`determine_expert_map`,
@@ -132,7 +140,7 @@ def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeig
 
 
 def _is_head(component: Component) -> bool:
-    return component.tensor.name.endswith("lm_head.weight")
+    return "lm_head." in component.tensor.name
 
 
 def _count(component: Component, stage: _Stage) -> int:
@@ -149,11 +157,21 @@ def _is_on(component: Component, stage: _Stage) -> bool:
     if component.kind == "towers":
         # LLaVA's row between the rows of an image belongs to the model itself.
         return stage.towers and (stage.first or not stage.tower_once or component.tensor.name == "image_newline")
+    table = component.kind == "embeddings" and not _is_head(component)
     if stage.model.embeddings_on_every_stage:
-        return True
-    if component.kind == "embeddings" and not _is_head(component):
+        # qwen3_5.py builds head and last norm where they are used, qwen3_next.py the norm only.
+        head = stage.model.family == "qwen3_next" and _is_head(component)
+        return table or head or stage.last or not stage.model.hybrid
+    if table:
         return stage.first or (stage.tied and stage.last)
     return stage.last
+
+
+def _is_whole_gate(component: Component, stage: _Stage) -> bool:
+    """Return whether each rank has all of a gate of linear attention: Marlin takes no part so small (maybe_disable_tp,
+    0.22.0 model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py:616)."""
+    marlin = stage.release >= GATES_WHOLE_SINCE and stage.model.quantization.method in ("awq", "gptq")
+    return marlin and re.search(r"\.in_proj_[ab]\.", component.tensor.name) is not None
 
 
 def _is_read(component: Component, stage: _Stage) -> bool:
@@ -238,7 +256,8 @@ def _compute_rope_bytes(model: Model, arguments: Arguments, release: tuple[int, 
     operators are on unless vLLM compiles, config/vllm.py).
     """
     elements = [size * rows for size, rows in model.rope_caches]
-    if model.family in MROPE_FAMILIES and (release < MROPE_ROWS_ONCE or model.family == "qwen2_5_vl"):
+    mrope = model.multimodal and model.family in MROPE_FAMILIES
+    if mrope and (release < MROPE_ROWS_ONCE or model.family == "qwen2_5_vl"):
         elements[0] *= 4
     wide = model.rope_float32 or (model.family.startswith("deepseek") and arguments.enforce_eager)
     return (4 if wide else DTYPE_BYTES.get(model.dtype, 2)) * sum(elements)
@@ -287,12 +306,16 @@ def _compute_lora_bytes(loaded: Sequence[Component], stage: _Stage, arguments: A
     elements = 0
     for component in loaded:
         path, leaf = split_name(component.tensor.name)
-        if component.kind not in LORA_KINDS or leaf not in VALUES or len(component.tensor.shape) != 2:
+        linear = len(component.tensor.shape) == 2 or path.endswith(".conv1d")
+        if component.kind not in LORA_KINDS or leaf not in VALUES or not linear:
             continue
+        if stage.release >= INDEXER_KEYS_WIDE and path.endswith((".indexer.wk", ".indexer.weights_proj")):
+            continue  # in one layer, wk_weights_proj, which no adapter can name
         inputs, outputs = _read_sizes(component, model)
         # Phi stores Q, K and V, and gate and up, as one, and so do its adapters; GLM's do not.
         slices = 2 if path.endswith("gate_up_proj") and model.family != "phi3" else 1
-        if component.sharding is Sharding.REPLICATED:
+        slices = 3 if path.endswith(".in_proj_qkv") else slices
+        if component.sharding is Sharding.REPLICATED or _is_whole_gate(component, stage):
             size = inputs * slices + outputs
         elif ROW_PARALLEL.search(path):
             size = inputs // ranks + outputs // rest
@@ -303,9 +326,11 @@ def _compute_lora_bytes(loaded: Sequence[Component], stage: _Stage, arguments: A
         elements += _count(component, stage) * size * _count_names(path, stage)
     layers = {layer for part in loaded if part.kind == "experts" for layer in part.tensor.layers or ()}
     elements += len(layers & {*stage.layers}) * _count_expert_sizes(model, arguments, rest)
-    if model.family in EMBEDDINGS_WITH_LORA:
+    late = model.family in ("qwen3_5", "qwen3_5_moe") and stage.release >= QWEN3_5_EMBEDDINGS_SINCE
+    if late or model.family in EMBEDDINGS_WITH_LORA:
         every = model.embeddings_on_every_stage
-        tables = (stage.first or every or (stage.tied and stage.last)) + (stage.last or every)
+        head = stage.last or (every and not model.hybrid)
+        tables = (stage.first or every or (stage.tied and stage.last)) + head
         elements += tables * (model.vocabulary + model.hidden_size)
     dtype = model.dtype if arguments.lora_dtype == "auto" else arguments.lora_dtype
     indices = PUNICA_BYTES_PER_TOKEN * max_num_batched_tokens(model, arguments, version)
@@ -326,7 +351,7 @@ def _count_names(path: str, stage: _Stage) -> int:
 def _read_sizes(component: Component, model: Model) -> tuple[int, int]:
     """Return inputs and outputs of a linear layer, whose weight may be packed. With weights of several sizes, those of
     more bits count as larger than they are."""
-    rows, columns = component.tensor.shape
+    rows, columns = component.tensor.shape[0], component.tensor.shape[-1]
     bits = DTYPE_BITS[component.tensor.dtype]
     packed = bits // model.quantization.weight_bits if component.tensor.dtype in ("I32", "U8") else 1
     if component.tensor.name.endswith(".qweight"):
@@ -339,5 +364,5 @@ def _count_expert_sizes(model: Model, arguments: Arguments, rest: int) -> int:
     ranks = 1 if arguments.enable_expert_parallel else arguments.tensor_parallel_size
     experts = -(-model.experts // (arguments.tensor_parallel_size // ranks))
     inner, hidden = _read_expert_sizes(model, ranks)
-    slices = 1 if model.family in FUSED_EXPERTS else 2
+    slices = 1 if model.architecture in FUSED_EXPERTS else 2
     return experts * (slices * hidden // rest + 3 * inner + hidden // rest)
