@@ -306,6 +306,53 @@ CONFIGS["Qwen2-57B-A14B-Instruct, FP8 by channel"] = {
     "quantization_config": QUANTIZED["Qwen2.5-7B-Instruct, FP8 by channel"],
 }
 
+QWEN3_32B = config(
+    "Qwen3ForCausalLM", "qwen3", (64, 5120, 25600, 64, 8, 151936, 40960), head_dim=128, tie_word_embeddings=False
+)
+_EAGLE3: dict[str, Any] = config(
+    "LlamaForCausalLMEagle3",
+    "llama",
+    (1, 5120, 25600, 64, 8, 151936, 40960),
+    **{"draft_vocab_size": 32000, "head_dim": 80, "rope_theta": 1000000, "tie_word_embeddings": False},
+)
+EAGLE3: Mapping[str, dict[str, Any]] = {
+    # sgl-project/SpecForge, configs/qwen3-32b-eagle3.json
+    "eagle3": _EAGLE3,
+    # sgl-project/sglang, its unit test of the configuration of a speculator, with the type that vLLM accepts
+    # (transformers_utils/configs/speculators/algos.py)
+    "eagle3 of speculators": {
+        **{"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "draft_vocab_size": 32000},
+        **{"norm_before_residual": True, "target_hidden_size": None, "torch_dtype": "bfloat16"},
+        "transformer_layer_config": {**_EAGLE3, **{"head_dim": 128, "hidden_act": "silu", "rms_norm_eps": 1e-06}},
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "verifier": {"architectures": ["Qwen3ForCausalLM"], "name_or_path": "Qwen/Qwen3-32B"},
+        },
+    },
+}
+"""Drafters for Qwen3-32B, the first with a table of embeddings of its own."""
+
+
+def eagle3_headers(name: str) -> Iterator[Header]:
+    made = EAGLE3[name]
+    text = made.get("transformer_layer_config", made)
+    hidden, layer = text["hidden_size"], "midlayer" if text is made else "layers.0"
+    if text is made:
+        yield "embed_tokens.weight", "BF16", (text["vocab_size"], hidden)
+    for part, _, shape in ((name, dtype, shape) for name, *dtype, shape in [*_attention(text), *_mlp(text)]):
+        wide = (shape[0], 2 * hidden) if part.split(".")[1][0] in "qkv" else shape
+        yield f"{layer}.{part}", "BF16", wide
+    for norm in ("hidden_norm", *_BOTH):
+        yield f"{layer}.{norm}.weight", "BF16", (hidden,)
+    yield "norm.weight", "BF16", (hidden,)
+    yield "fc.weight", "BF16", (hidden, 3 * hidden)
+    yield "lm_head.weight", "BF16", (made["draft_vocab_size"], hidden)
+    yield "d2t", "I64", (made["draft_vocab_size"],)
+    yield "t2d", "BOOL", (text["vocab_size"],)
+
+
 PARAMETERS: Mapping[str, int] = {
     "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
     "Qwen/Qwen3-8B": 8_190_735_360,
@@ -617,6 +664,7 @@ def _pixtral(vision: Mapping[str, Any], text_hidden: int) -> Iterator[Header]:
     yield "multi_modal_projector.linear_2.weight", "BF16", (text_hidden, text_hidden)
 
 
+KEYS = ("name", "tensor_parallel_size", "pipeline_rank", "expert_parallel", "drafter")
 JUDGED_LAYERS = 6
 
 
@@ -656,12 +704,22 @@ def questions() -> list[dict[str, Any]]:
         experts = any(text.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
         if most > 1 and experts and text["model_type"] != "llama4_text":
             asked.append({**asked[-1], "expert_parallel": True})
+        if text.get("num_nextn_predict_layers"):
+            asked += [
+                {**each, "drafter": "mtp"} for each in asked if each["name"] == repo and each["pipeline_rank"] is None
+            ]
+    for name in EAGLE3:
+        target = {"name": "Qwen/Qwen3-32B", "config": cut(QWEN3_32B), "headers": [], "expert_parallel": False}
+        found = {**target, "pipeline_rank": None, "drafter": name, "drafter_config": EAGLE3[name]}
+        asked += [{**found, "headers": list(eagle3_headers(name)), "tensor_parallel_size": size} for size in (1, 2)]
     return asked
 
 
 def compare(asked: Mapping[str, Any], told: Mapping[str, Any], version: str) -> list[str]:
     """What the plan says otherwise than vLLM about a checkpoint, each as `name: ours, vLLM's`."""
-    found, size, stage = first_layers(asked["name"]), asked["tensor_parallel_size"], asked["pipeline_rank"]
+    size, stage, drafter = asked["tensor_parallel_size"], asked["pipeline_rank"], asked.get("drafter")
+    found = eagle3(drafter) if drafter in EAGLE3 else first_layers(asked["name"])
+    found = families.interpret_drafting(found) if drafter == "mtp" else found
     arguments = Arguments(
         tensor_parallel_size=size,
         pipeline_parallel_size=1 if stage is None else 2,
@@ -669,7 +727,7 @@ def compare(asked: Mapping[str, Any], told: Mapping[str, Any], version: str) -> 
     )
     here = kv_cache.select_layers(found, arguments, stage or 0)
     rank = weights.per_rank(found, arguments, version)[stage or 0]
-    rope = rank.by_kind["rope_caches"]
+    rope = rank.by_kind.get("rope_caches", 0)
     # Copies of latent attention are made after loading.
     loaded = rank.bytes - rope - rank.by_kind.get("buffers", 0)
     compared = {
@@ -678,9 +736,14 @@ def compare(asked: Mapping[str, Any], told: Mapping[str, Any], version: str) -> 
             told["layers"],
         ),
         "parameters": (loaded, told["parameters_bytes"]),
-        "RoPE caches": (rope, told["rope_bytes"]),
+        "RoPE caches": (rope, told["rope_bytes"] if drafter != "mtp" else 0),
     }
     return [f"{name}: {mine}, {theirs}" for name, (mine, theirs) in compared.items() if mine != theirs]
+
+
+@functools.cache
+def eagle3(name: str) -> Model:
+    return families.interpret(model_facts.build_facts(name, "", EAGLE3[name], eagle3_headers(name)))
 
 
 @functools.cache
@@ -690,7 +753,10 @@ def first_layers(repo: str) -> Model:
 
 def render(judged: Mapping[str, Any]) -> str:
     """judged.json: one line for each answer."""
-    keys = ("name", "tensor_parallel_size", "pipeline_rank", "expert_parallel")
-    keys += ("layers", "parameters_bytes", "rope_bytes")
-    lines = [json.dumps({key: each.get(key) for key in keys}) for each in judged["answers"]]
+
+    keys = (*KEYS, "layers", "parameters_bytes", "rope_bytes")
+    lines = [
+        json.dumps({key: each.get(key) for key in keys if key != "drafter" or each.get(key)})
+        for each in judged["answers"]
+    ]
     return f'{{"version": "{judged["version"]}", "answers": [\n' + ",\n".join(lines) + "\n]}\n"

@@ -83,6 +83,9 @@ class Facts:
     pooling: bool = False
     """Whether it has modules.json of Sentence Transformers, with which vLLM serves it as an embedding model (`--runner
     pooling`), whatever its architecture is (get_pooling_config, 0.32.0 transformers_utils/config.py)."""
+    drafting: tuple[Tensor, ...] = ()
+    """Tensors of layers for multi-token prediction, which the model itself does not load. Only facts of a Model have
+    them apart from the others."""
 
 
 class Attention(StrEnum):
@@ -206,6 +209,25 @@ class Model:
     """Whether the KV cache takes no less than what is planned; for `generic` only."""
     latent: Latent | None = None
     """If the attention of all layers is latent."""
+    drafter: Model | None = None
+    """What drafts tokens for it, without what both share: layers for multi-token prediction, or a checkpoint of its
+    own."""
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Speculative decoding, as --speculative-config asks for it."""
+
+    method: str
+    """As vLLM resolves it: `mtp`, `eagle3`, `draft_model`, `ngram`, ...; empty if it cannot be read."""
+    tokens: int
+    """num_speculative_tokens, drafted for each token that is certain."""
+    draft: str = ""
+    """The repository or directory of the draft; empty if it has none, or is the model's own."""
+    ranks: int = 0
+    """draft_tensor_parallel_size; 0 if not given."""
+    uncounted: str = ""
+    """Why the plan does not count it; empty if it does."""
 
 
 @dataclass(frozen=True)
@@ -235,8 +257,14 @@ class Arguments:
     """VLLM_USE_V2_MODEL_RUNNER of extra_env; None if release, model and options decide."""
     estimate_graphs: bool | None = None
     """VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS of extra_env; None for the default of the release."""
+    speculation: Speculation | None = None
     default_block_size: int | None = None
     """Tokens of a block that the attention backend of the GPU wants, no option; None for vLLM's default."""
+
+    @property
+    def drafts(self) -> int:
+        """Tokens that are drafted for each that is certain; 0 also where the plan does not count it."""
+        return self.speculation.tokens if self.speculation else 0
 
 
 @dataclass(frozen=True)
@@ -296,6 +324,8 @@ class RankWeights:
     by_kind: Mapping[str, int]
     read_bytes_per_token: int
     """How many of them are read to decode one token of one sequence."""
+    drafter_read_bytes: int = 0
+    """How many of the drafter's are read to draft one."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from .memory.vllm_versions import (
     list_first_runner_options,
     resolve_model_dtype,
     set_gpu_defaults,
+    uses_second_runner,
 )
 from .outcome import (
     Outcome,
@@ -40,6 +41,8 @@ from .outcome import (
     mib,
     to_sentence,
 )
+from .speculation import add_drafter, advise
+from .speculation import read as read_speculation
 from .unmodeled_arguments import TASK, find_unmodeled, judge, judge_generic
 
 MARGIN_MIB = 512
@@ -97,7 +100,7 @@ def plan(
         if most.verdict not in (Verdict.FITS, Verdict.CANNOT_SAY):
             fixes = find_fixes(described, engine, most, parse, search)
             outcome = replace(outcome, fix=fixes[0].change if fixes else outcome.fix, fixes=fixes)
-        unmodeled = [*find_unmodeled(engine.model, engine.extra_args, engine.environment)]
+        unmodeled = [*find_unmodeled(engine.model, engine.extra_args, engine.environment, engine.arguments.speculation)]
         outcome = judge_generic(judge(outcome, unmodeled, engine), engine)
         found = _describe_engine(engine, outcome)
         if any(item.what == TASK.what for item in unmodeled):
@@ -147,7 +150,8 @@ def arguments_of(engine: Mapping[str, Any]) -> Arguments:
             chosen[key] = switch == "1"
     if takes_text_only(limits):
         chosen["language_model_only"] = True
-    return Arguments(**chosen, first_runner_options=frozenset(keep))
+    speculation = read_speculation([str(word) for word in engine.get("extra_args") or ()])
+    return Arguments(**chosen, first_runner_options=frozenset(keep), speculation=speculation)
 
 
 _SUFFIXES = {
@@ -161,7 +165,7 @@ _SCALED = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")
 
 def _is_option(name: str) -> bool:
     """Return whether a field of Arguments is an option of vLLM that may stand in an engine."""
-    return not name.startswith("default_") and name != "first_runner_options" and name not in SWITCHES
+    return not name.startswith("default_") and name not in ("first_runner_options", "speculation", *SWITCHES)
 
 
 def _read_value(place: str, key: str, kind: str, value: Any) -> bool | int | float | str:
@@ -247,6 +251,7 @@ def _parse_engine(
     capability = find_weakest(gpus[slot] for slot in slots).compute_capability
     model = models[str(engine["model"])]
     model = replace(model, dtype=resolve_model_dtype(model, arguments.dtype, capability))
+    model, arguments = add_drafter(model, arguments, models)
     kv_cache_dtype = resolve_dtype(model, arguments, release.version)
     block_size = choose_block_size(model, kv_cache_dtype, capability)
     arguments = replace(arguments, default_block_size=block_size)
@@ -309,6 +314,8 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
     weights = tuple(rank.loaded for rank in outcome.ranks)
     together = None
     bandwidth = engine.bandwidth_bytes_per_s
+    second = uses_second_runner(engine.model, engine.arguments, engine.release.version)
+    advice += advise(engine.model, engine.arguments, weights, bandwidth, 0 if second else engine.max_num_seqs)
     if kv and weights and bandwidth:
         fit = kv.tokens // decode.TOGETHER_CONTEXT_TOKENS
         most = min(fit, engine.max_num_seqs)

@@ -23,16 +23,17 @@ from ansible.module_utils.vllm_edge.planning.memory import weights
 SCOUT = "meta-llama/Llama-4-Scout-17B-16E-Instruct"
 MAVERICK = "meta-llama/Llama-4-Maverick-17B-128E-Instruct"
 JUDGED: Mapping[str, Any] = json.loads((Path(__file__).parents[1] / "judged.json").read_text())
-KEYS = ("name", "tensor_parallel_size", "pipeline_rank", "expert_parallel")
-ANSWERS = {tuple(each[key] for key in KEYS): each for each in JUDGED["answers"]}
+KEYS = published.KEYS
+ANSWERS = {tuple(each.get(key) for key in KEYS): each for each in JUDGED["answers"]}
 
 
 def test_every_published_checkpoint_was_judged() -> None:
-    assert {repo for repo, *_ in ANSWERS} == set(published.CONFIGS)
-    known = {found["architectures"][0] for found in published.CONFIGS.values()}
+    assert {repo for repo, *_ in ANSWERS} == {*published.CONFIGS, "Qwen/Qwen3-32B"}
+    known = {found["architectures"][0] for found in (*published.CONFIGS.values(), *published.EAGLE3.values())}
     older = {f"Gemma{number}For{kind}" for number in (3, 4) for kind in ("ConditionalGeneration", "CausalLM")}
-    # No checkpoint is published of the last; its text is that of Llama4ForConditionalGeneration.
-    assert set(families.FAMILIES) == known | older | {"Llama4ForCausalLM"}
+    # Of the first no checkpoint is published; its text is that of Llama4ForConditionalGeneration. The other is the same
+    # class of vLLM as LlamaForCausalLMEagle3.
+    assert set(families.FAMILIES) == known | older | {"Llama4ForCausalLM", "Eagle3LlamaForCausalLM"}
 
 
 @pytest.mark.parametrize("repo", published.PARAMETERS)

@@ -14,8 +14,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...text import printable, shown
-from ..contract import Attention, Component, DecoderLayer, Facts, Latent, Model, Sharding, UnknownArchitecture
-from .components import build_components, copy_k_to_v, cut_encoder, drop_draft_layers
+from ..contract import (
+    Attention,
+    Component,
+    DecoderLayer,
+    Facts,
+    Latent,
+    Model,
+    Sharding,
+    Tensor,
+    UnknownArchitecture,
+)
+from .components import build_components, copy_k_to_v, cut_encoder, split_drafting
 from .config_keys import CONFIG_KEYS, check_config
 from .generic import count_layers, describe_generic, find_unbounded, has_towers, is_kv_cache_exact, widen_for_groups
 from .headers import FactsError
@@ -338,6 +348,11 @@ FAMILIES: Mapping[str, _Family] = {
     # deepseek_v2.py runs V2, V3, R1 and Kimi K2.
     "DeepseekV2ForCausalLM": _Family("deepseek", _build_latent_layers, _DEEPSEEK),
     "DeepseekV3ForCausalLM": _Family("deepseek", _build_latent_layers, _DEEPSEEK),
+    # llama_eagle3.py, the drafter of another model.
+    **dict.fromkeys(
+        ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator"),
+        _Family("eagle3", _build_uniform_layers, {"max_position_embeddings": 2048}),
+    ),
     "GptOssForCausalLM": _Family(
         "gpt_oss",
         _build_patterned_layers,
@@ -349,6 +364,7 @@ FAMILIES: Mapping[str, _Family] = {
 }
 """One row for each architecture that the planner knows. Another one is a row here and cases in
 tests/unit/planning/published.py."""
+_DRAFTING = re.compile(r"^mtp\.|\.eh_proj\.")
 _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
 _BOTH_WAYS = {"is_causal": False, "use_bidirectional_attention": True}
 GENERIC = _Family("generic", _build_generic_layers, {}, Sharding.REPLICATED, every_stage=True, rope_float32=True)
@@ -391,7 +407,7 @@ def _interpret(facts: Facts) -> Model:
     architecture = architectures[0]
     family = FAMILIES.get(architecture, GENERIC)
     check_config(facts.repo, facts.config)
-    text = facts.config.get("text_config") or {}
+    text = facts.config.get("text_config") or facts.config.get("transformer_layer_config") or {}
     said = {key: value for key, value in text.items() if value is not None or key not in facts.config}
     config = _Config(facts.repo, {**facts.config, **said}, family.defaults)
     _check_generates(facts.repo, architecture, config, family)
@@ -399,8 +415,11 @@ def _interpret(facts: Facts) -> Model:
         facts, config = _bound_unknown(facts, config, architecture)
     layers = family.layers(config)
     latent = _read_latent(config) if family.layers is _build_latent_layers else None
-    if latent:
-        facts = replace(facts, tensors=tuple(drop_draft_layers(facts.tensors, len(layers))))
+    if family is not GENERIC and (latent or any(_DRAFTING.search(tensor.name) for tensor in facts.tensors)):
+        kept, drafting = split_drafting(facts.tensors, len(layers))
+        facts = replace(facts, tensors=kept, drafting=drafting)
+    if family.name == "eagle3":
+        facts = replace(facts, tensors=tuple(_name_middle_layer(tensor) for tensor in facts.tensors))
     experts, per_token, expert_size = _read_experts(config, family)
     model = Model(
         facts=facts,
@@ -429,6 +448,8 @@ def _interpret(facts: Facts) -> Model:
         latent=latent,
     )
     tied = bool(config.get("tie_word_embeddings"))
+    if family.name == "eagle3":
+        tied = not any(tensor.name == "lm_head.weight" for tensor in facts.tensors)
 
     def copies(parts: list[Component]) -> list[Component]:
         return [*copy_k_to_v(parts)] if config.get("attention_k_eq_v") else []
@@ -450,6 +471,35 @@ def _interpret(facts: Facts) -> Model:
             "Fetch its weights again."
         )
     return replace(model, components=tuple(components + copies(components)))
+
+
+def _name_middle_layer(tensor: Tensor) -> Tensor:
+    """Return a tensor of an EAGLE-3 drafter with the name that its one layer has in vLLM (llama_eagle3.py)."""
+    if not tensor.name.startswith("midlayer."):
+        return tensor
+    return replace(tensor, name=tensor.name.replace("midlayer.", "layers.*."), layers=(0,))
+
+
+def interpret_drafting(model: Model) -> Model:
+    """Interpret the layers of a checkpoint for multi-token prediction as what vLLM builds of them.
+
+    Embeddings, head and RoPE cache are the model's own (0.19.0 v1/spec_decode/eagle.py:1322-1456;
+    v1/worker/gpu/spec_decode/eagle/utils.py). Raises FactsError if there are none, or a tensor is not known.
+    """
+    tensors = tuple(
+        tensor
+        for tensor in model.facts.drafting
+        if not re.search(r"(shared_head\.head|embed_tokens)\.weight$", tensor.name)
+    )
+    layers = {layer for tensor in tensors for layer in tensor.layers or ()}
+    if not layers:
+        raise FactsError(f"{model.facts.repo} has no layers for multi-token prediction")
+    said: dict[str, Any] = {"num_hidden_layers": len(layers), "first_k_dense_replace": 0, "tie_word_embeddings": True}
+    text = model.facts.config.get("text_config") or {}
+    said |= {"layer_types": [Attention.FULL] * len(layers)} if {**model.facts.config, **text}.get("layer_types") else {}
+    config = {**model.facts.config, **said, **({"text_config": {**text, **said}} if text else {})}
+    found = interpret(replace(model.facts, config=config, tensors=tensors, drafting=()))
+    return replace(found, rope_caches=(), multimodal=False)
 
 
 def _check_generates(repo: str, architecture: str, config: _Config, family: _Family) -> None:

@@ -6,8 +6,10 @@ share a block table and form a group. All groups take their blocks from one pool
 a group. Therefore all pages have the same size, and groups have the same number of layers as far as possible.
 
 The arithmetic is that of vLLM's v1/core/kv_cache_utils.py (0.19.0; from 0.33.0 v1/core/kv_cache_planning.py) and
-v1/kv_cache_interface.py; differences between releases are in `vllm_versions`. Context parallelism, speculative
-decoding, KV connectors and layers without attention occur in no plan and are not covered.
+v1/kv_cache_interface.py; differences between releases are in `vllm_versions`. A drafter's layers are layers of the
+last pipeline rank like the others (0.19.0 v1/spec_decode/eagle.py:1246, load_model, registers them after the model's);
+the tokens that it looks ahead count in neither the check for one request nor the concurrency that vLLM prints. Context
+parallelism, KV connectors and layers without attention occur in no plan and are not covered.
 """
 
 from __future__ import annotations
@@ -154,7 +156,9 @@ def select_layers(model: Model, arguments: Arguments, pipeline_rank: int) -> ran
     ranks, layers = arguments.pipeline_parallel_size, len(model.layers)
     if not 1 <= ranks <= layers:
         raise UnsupportedKvCache(f"pipeline_parallel_size {ranks} does not divide {layers} layers")
-    return pipeline_stages(layers, ranks)[pipeline_rank]
+    found = pipeline_stages(layers, ranks)[pipeline_rank]
+    drafting = len(model.drafter.layers) if model.drafter and found.stop == layers else 0
+    return range(found.start, found.stop + drafting)
 
 
 def groups(model: Model, arguments: Arguments, version: str) -> tuple[Group, ...]:
@@ -165,8 +169,11 @@ def groups(model: Model, arguments: Arguments, version: str) -> tuple[Group, ...
     Raises UnsupportedKvCache if there is no such layer, or the release cannot group them.
     """
     release = behaviour(version)
+    drafting = model.drafter.layers if model.drafter else ()
     specs = {
-        layer.index: _spec(layer, model, arguments, release) for layer in model.layers if layer.shares_with is None
+        index: _spec(layer, model, arguments, release)
+        for index, layer in enumerate((*model.layers, *drafting))
+        if layer.shares_with is None
     }
     if not specs:
         raise UnsupportedKvCache("no layer of the model has a KV cache")
