@@ -123,6 +123,14 @@ def shapes(generator: random.Random) -> Iterator[tuple[str, list[DecoderLayer], 
     # V2-Lite, V2, V3 and Kimi K2
     for count in (27, 60, 61):
         yield "DeepSeek", [DecoderLayer(index, Attention.LATENT, 1, 576) for index in range(count)], 163840
+    # Qwen3-32B, Gemma 3 4B and gpt-oss-20b with a layer of EAGLE-3 after theirs, and Qwen3-32B with Qwen3-0.6B
+    qwen = [_layer(index, 8, 128) for index in range(64)]
+    gemma = [_layer(index, 4, 256, None if index % 6 == 5 else 1024) for index in range(34)]
+    gpt = [_layer(index, 8, 64, None if index % 2 else 128) for index in range(24)]
+    yield "drafted", [*qwen, _layer(64, 8, 80)], 40960
+    yield "drafted", [*gemma, _layer(34, 8, 128)], 131072
+    yield "drafted", [*gpt, _layer(24, 8, 64)], 131072
+    yield "drafted", [*qwen, *(_layer(64 + index, 8, 128) for index in range(28))], 40960
 
 
 def differences(configuration: Configuration, told: Mapping[str, Any], version: str) -> list[str]:

@@ -335,11 +335,11 @@ EAGLE3: Mapping[str, dict[str, Any]] = {
 """Drafters for Qwen3-32B, the first with a table of embeddings of its own."""
 
 
-def eagle3_headers(name: str) -> Iterator[Header]:
-    made = EAGLE3[name]
+def eagle3_headers(made: Mapping[str, Any], table: bool) -> Iterator[Header]:
+    """The tensors of a drafter with that config.json, with a table of embeddings or without."""
     text = made.get("transformer_layer_config", made)
     hidden, layer = text["hidden_size"], "midlayer" if text is made else "layers.0"
-    if text is made:
+    if table:
         yield "embed_tokens.weight", "BF16", (text["vocab_size"], hidden)
     for part, _, shape in ((name, dtype, shape) for name, *dtype, shape in [*_attention(text), *_mlp(text)]):
         wide = (shape[0], 2 * hidden) if part.split(".")[1][0] in "qkv" else shape
@@ -711,7 +711,10 @@ def questions() -> list[dict[str, Any]]:
     for name in EAGLE3:
         target = {"name": "Qwen/Qwen3-32B", "config": cut(QWEN3_32B), "headers": [], "expert_parallel": False}
         found = {**target, "pipeline_rank": None, "drafter": name, "drafter_config": EAGLE3[name]}
-        asked += [{**found, "headers": list(eagle3_headers(name)), "tensor_parallel_size": size} for size in (1, 2)]
+        asked += [
+            {**found, "headers": list(eagle3_headers(EAGLE3[name], name == "eagle3")), "tensor_parallel_size": size}
+            for size in (1, 2)
+        ]
     return asked
 
 
@@ -743,7 +746,8 @@ def compare(asked: Mapping[str, Any], told: Mapping[str, Any], version: str) -> 
 
 @functools.cache
 def eagle3(name: str) -> Model:
-    return families.interpret(model_facts.build_facts(name, "", EAGLE3[name], eagle3_headers(name)))
+    made = eagle3_headers(EAGLE3[name], name == "eagle3")
+    return families.interpret(model_facts.build_facts(name, "", EAGLE3[name], made))
 
 
 @functools.cache

@@ -9,6 +9,7 @@ ENGINES are planned as their users would: with the GPU and the arguments, not wi
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import checkpoints
@@ -204,6 +205,36 @@ def test_load_and_tokens_of_a_public_engine(line: str) -> None:
     if tokens != "-":
         least, most = (_plan(line, float(left) + off).kv_cache_tokens for off in (-0.005, 0.005))
         assert least <= int(tokens) <= most
+
+
+def test_engines_with_drafters() -> None:
+    """Log 52101499359, a Gemma 4 26B with EAGLE-3: 7.77 GiB are 65,696 tokens and 3.54 requests; and 26052775130,
+    Qwen3-4B with Qwen3-0.6B, which loaded 8.67 GiB.
+
+    Of that drafter public files say how large it is, 1,855,768,160 bytes with a header of 8 + 1,624. Gemma's own sizes
+    give just these.
+    """
+    sizes = (1, 2816, 2112, 16, 8, 262144, 262144)
+    layer = published.config("LlamaForCausalLM", "llama", sizes, head_dim=256, tie_word_embeddings=False)
+    made = {"architectures": ["Eagle3Speculator"], "draft_vocab_size": 32000, "transformer_layer_config": layer}
+    made |= {"torch_dtype": "bfloat16"}
+    facts = model_facts.build_facts("eagle3", "", made, published.eagle3_headers(made, True))
+    assert model_facts.checkpoint_bytes(facts) + 1632 == 1855768160
+    gemma = replace(model("google/gemma-4-26B-A4B-it"), drafter=families.interpret(facts))
+    arguments = Arguments(max_model_len=98304, max_num_batched_tokens=8192, max_num_seqs=2, kv_cache_dtype="fp8")
+    least, most = (kv_cache.capacity(gemma, arguments, round(gib * GIB), "0.19.2") for gib in (7.765, 7.775))
+    assert least.tokens <= 65696 <= most.tokens
+    assert round(least.max_concurrency, 2) <= 3.54 <= round(most.max_concurrency, 2)
+
+    small = _qwen3((28, 1024, 3072, 16, 8, 151936, 40960), True)
+    draft = families.interpret(model_facts.build_facts("small", "", small, published.headers(small)))
+    engine: dict[str, Any] = {"name": "e", "model": "Qwen/Qwen3-4B", "gpus": [0], "gpu_memory_utilization": 0.85}
+    engine |= {"max_model_len": 2048, "extra_args": ["-sc.model=small", "--spec-tokens=5"]}
+    host = [Gpu("H20", 95 * GIB, stated_capability=(9, 0))]
+    models = {"Qwen/Qwen3-4B": model("Qwen/Qwen3-4B"), "small": draft}
+    (found,) = planner.plan("public", [engine], models, host, "0.19.0").engines
+    assert found.verdict is Verdict.FITS
+    assert found.gpus[0].weights_bytes / GIB == pytest.approx(8.67, rel=LOADED_WITHIN)
 
 
 def test_kv_cache_of_public_engines_as_their_users_plan_it() -> None:

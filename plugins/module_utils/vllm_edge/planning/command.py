@@ -22,7 +22,7 @@ from .advice import render as advice_render
 from .advice import search
 from .checkpoint import families, hub, model_facts, recording
 from .checkpoint.headers import GGUF, INDEX, MAX_HEADER_BYTES, FactsError, describe_gguf, read_json
-from .contract import Facts, Gpu, Model, Plan, Verdict
+from .contract import Facts, Gpu, Model, Plan, UnknownArchitecture, Verdict
 from .fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES, Search
 from .memory.vllm_versions import describe_fallback
 from .separate_process import read_in_subprocess
@@ -227,7 +227,10 @@ def _plan(options: Namespace) -> int:
     speculation = read_speculation(asked.engine["extra_args"])
     drafts = {}
     if speculation and speculation.draft not in ("", model.facts.repo) and not speculation.uncounted:
-        drafts[speculation.draft] = load_model(speculation.draft, Namespace(**vars(options) | {"revision": ""}))
+        try:
+            drafts[speculation.draft] = load_model(speculation.draft, Namespace(**vars(options) | {"revision": ""}))
+        except (FactsError, UnknownArchitecture) as error:
+            _warn(str(error))
     layouts = plan_layouts(model, gpus, asked, options.vllm, drafts)
     plans = {name: plan for name, (plan, _) in layouts.items()}
     serve = {

@@ -13,7 +13,7 @@ from . import feasibility, planner, speculation
 from .checkpoint import families, model_facts
 from .checkpoint.headers import FactsError
 from .checkpoint.inferred import is_approximate
-from .contract import Facts, Gpu, Model
+from .contract import Facts, Gpu, Model, UnknownArchitecture
 from .separate_process import read_in_subprocess
 
 _L4 = models.GPU_MODELS[models.KNOWN_BY_TOTAL]
@@ -95,18 +95,20 @@ def read_drafts(
     engines: Iterable[Mapping[str, Any]], options: Mapping[str, Any], warn: Callable[[str], None]
 ) -> dict[str, Model]:
     """Interpret the drafts with a checkpoint of their own, by the name that --speculative-config gives them: a key of
-    vllm_models, or the repository of an entry or of recorded facts. One of which nothing is known is left out. Raises
-    as `read_model` does.
+    vllm_models, or the repository of an entry or of recorded facts. One that cannot be interpreted is left out.
     """
     found: dict[str, Model] = {}
     for engine in engines:
         asked = speculation.read([str(word) for word in engine.get("extra_args") or ()])
         name = asked.draft if asked else ""
         keys = (key for key, entry in options["models"].items() if name in (key, entry.get("repo")))
-        if name and (key := next(keys, "")):
-            found[name] = read_model(key, options, warn)
-        elif name and (recorded := model_facts.recorded(name, options["recorded"])):
-            found[name] = families.interpret(recorded)
+        try:
+            if name and (key := next(keys, "")):
+                found[name] = read_model(key, options, warn)
+            elif name and (recorded := model_facts.recorded(name, options["recorded"])):
+                found[name] = families.interpret(recorded)
+        except (FactsError, UnknownArchitecture) as error:
+            warn(str(error))
     return found
 
 

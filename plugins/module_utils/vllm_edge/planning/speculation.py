@@ -20,7 +20,7 @@ from .contract import Arguments, Model, RankWeights, Speculation
 from .decode import estimate_speculative
 from .memory.vllm_versions import derive_limit
 
-METHODS = frozenset({"mtp", "eagle3", "draft_model", "ngram", "suffix"})
+METHODS = frozenset({"mtp", "eagle", "eagle3", "draft_model", "ngram", "suffix"})
 SHORT = {"--spec-method": "method", "--spec-model": "model", "--spec-tokens": "num_speculative_tokens"}
 """Options since 0.22, and the keys that they set (engine/arg_utils.py, create_speculative_config)."""
 VERIFIED_BYTES_PER_LOGIT = 16
@@ -106,7 +106,7 @@ def add_drafter(model: Model, arguments: Arguments, models: Mapping[str, Model])
                 drafter = interpret_drafting(draft)
             except FactsError as error:
                 uncounted = f"multi-token prediction here: {error}"
-        elif own or draft.generic or (draft.family == "eagle3") is not (asked.method == "eagle3"):
+        elif own or draft.generic or (draft.family == "eagle3") is not asked.method.startswith("eagle"):
             uncounted = f"{asked.method} with the draft {shown(asked.draft)}, a {draft.architecture}"
         else:
             drafter = draft
@@ -114,7 +114,7 @@ def add_drafter(model: Model, arguments: Arguments, models: Mapping[str, Model])
         uncounted = _find_obstacle(model, drafter, arguments, asked)
     if drafter and not uncounted:
         alike = _describe_rope(drafter) == _describe_rope(model)
-        if asked.method == "eagle3" and not alike:
+        if asked.method.startswith("eagle") and not alike:
             # Since 0.27 its RoPE cache is as long as the engine's context (config/speculative.py,
             # _maybe_override_draft_max_position_embeddings).
             length = arguments.max_model_len or derive_limit(model)
@@ -136,6 +136,10 @@ def _find_obstacle(model: Model, drafter: Model, arguments: Arguments, asked: Sp
         return f"draft_tensor_parallel_size {asked.ranks} beside tensor_parallel_size {size}"
     if drafter.query_heads % size:
         return f"a drafter of {drafter.query_heads} query heads over {size} GPUs"
+    windowed = any(layer.window_tokens for layer in (*model.layers, *drafter.layers))
+    if len(drafter.layers) > 1 and windowed:
+        # "All drafting layers should belong to the same kv cache group" (0.19.0 v1/spec_decode/eagle.py).
+        return "a drafter of several layers beside sliding attention"
     if (model.latent is None) is not (drafter.latent is None):
         return f"a {drafter.architecture} beside latent attention"
     if asked.method == "draft_model" and drafter.vocabulary != model.vocabulary:

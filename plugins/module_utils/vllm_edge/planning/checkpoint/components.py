@@ -229,9 +229,10 @@ def split_drafting(tensors: tuple[Tensor, ...], layers: int) -> tuple[tuple[Tens
     """
     kept, drafting = [], []
     for tensor in tensors:
-        if tensor.name.startswith("mtp."):
-            inner = tensor.name.startswith("mtp.layers.")
-            name = f"model.{tensor.name.removeprefix('mtp.')}" if inner else tensor.name
+        if mtp := re.match(r"(?:model\.)?mtp\.", tensor.name):
+            rest = tensor.name[mtp.end() :]
+            inner = rest.startswith("layers.")
+            name = f"model.{rest}" if inner else f"mtp.{rest}"
             drafting.append(replace(tensor, name=name, layers=(0,) if inner else None))
             continue
         if mine := tuple(layer for layer in tensor.layers or () if layer < layers):

@@ -123,6 +123,10 @@ def _build_uniform_layers(config: _Config, by_type: bool = True) -> tuple[Decode
     return _build_layers(config, (Attention.SLIDING if each else Attention.FULL for each in sliding), window)
 
 
+def _build_full_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+    return _build_layers(config, [Attention.FULL] * len(config.layers), None)
+
+
 def _build_qwen_layers(config: _Config) -> tuple[DecoderLayer, ...]:
     """Return Qwen3's layers: sliding from max_window_layers on (`Qwen3Config`). Its MoE has no layer_types at all."""
     if config.get("layer_types") is None and config.get("max_window_layers") is not None and _read_window(config):
@@ -364,22 +368,25 @@ FAMILIES: Mapping[str, _Family] = {
 }
 """One row for each architecture that the planner knows. Another one is a row here and cases in
 tests/unit/planning/published.py."""
-_DRAFTING = re.compile(r"^mtp\.|\.eh_proj\.")
+_DRAFTING = re.compile(r"^(model\.)?mtp\.|\.eh_proj\.")
 _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
 _BOTH_WAYS = {"is_causal": False, "use_bidirectional_attention": True}
 GENERIC = _Family("generic", _build_generic_layers, {}, Sharding.REPLICATED, every_stage=True, rope_float32=True)
 """For an architecture without a row. Its RoPE cache is counted in float32, the largest that it can be."""
 
 
-def interpret(facts: Facts) -> Model:
+def interpret(facts: Facts, layers: Callable[[_Config], tuple[DecoderLayer, ...]] | None = None) -> Model:
     """Interpret a checkpoint.
+
+    Args:
+        layers: how its layers are derived from config.json, in place of the family's way.
 
     Raises:
         UnknownArchitecture: if the architecture is not in FAMILIES, and its memory cannot be bounded either.
         FactsError: if config.json contradicts the tensors, or something in it or them is missing or unknown.
     """
     try:
-        return _interpret(facts)
+        return _interpret(facts, layers)
     except (FactsError, UnknownArchitecture):
         raise
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
@@ -400,7 +407,7 @@ def warn_of_code(facts: Facts) -> str:
     )
 
 
-def _interpret(facts: Facts) -> Model:
+def _interpret(facts: Facts, build_layers: Callable[[_Config], tuple[DecoderLayer, ...]] | None) -> Model:
     architectures = facts.config.get("architectures") or ["(none)"]
     if not isinstance(architectures, list | tuple) or not isinstance(architectures[0], str):
         raise FactsError(f"{facts.repo}: architectures in config.json is {shown(architectures)}, no list of names.")
@@ -413,7 +420,7 @@ def _interpret(facts: Facts) -> Model:
     _check_generates(facts.repo, architecture, config, family)
     if family is GENERIC:
         facts, config = _bound_unknown(facts, config, architecture)
-    layers = family.layers(config)
+    layers = (build_layers or family.layers)(config)
     latent = _read_latent(config) if family.layers is _build_latent_layers else None
     if family is not GENERIC and (latent or any(_DRAFTING.search(tensor.name) for tensor in facts.tensors)):
         kept, drafting = split_drafting(facts.tensors, len(layers))
@@ -494,11 +501,11 @@ def interpret_drafting(model: Model) -> Model:
     layers = {layer for tensor in tensors for layer in tensor.layers or ()}
     if not layers:
         raise FactsError(f"{model.facts.repo} has no layers for multi-token prediction")
-    said: dict[str, Any] = {"num_hidden_layers": len(layers), "first_k_dense_replace": 0, "tie_word_embeddings": True}
+    said = {"num_hidden_layers": len(layers), "first_k_dense_replace": 0, "tie_word_embeddings": True}
     text = model.facts.config.get("text_config") or {}
-    said |= {"layer_types": [Attention.FULL] * len(layers)} if {**model.facts.config, **text}.get("layer_types") else {}
     config = {**model.facts.config, **said, **({"text_config": {**text, **said}} if text else {})}
-    found = interpret(replace(model.facts, config=config, tensors=tensors, drafting=()))
+    facts = replace(model.facts, config=config, tensors=tensors, drafting=())
+    found = interpret(facts, None if model.latent else _build_full_layers)
     return replace(found, rope_caches=(), multimodal=False)
 
 
