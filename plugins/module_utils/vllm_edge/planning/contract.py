@@ -171,6 +171,22 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class Speculation:
+    """Speculative decoding, as --speculative-config asks for it."""
+
+    method: str
+    """As vLLM resolves it: `mtp`, `eagle3`, `draft_model`, `ngram`, ...; empty if it cannot be read."""
+    tokens: int
+    """num_speculative_tokens, drafted for each token that is certain."""
+    draft: str = ""
+    """The repository or directory of the draft; empty if it has none, or is the model's own."""
+    ranks: int = 0
+    """draft_tensor_parallel_size; 0 if not given."""
+    uncounted: str = ""
+    """Why the plan does not count it; empty if it does."""
+
+
+@dataclass(frozen=True)
 class Model:
     """A checkpoint that has been interpreted."""
 
@@ -212,22 +228,6 @@ class Model:
     drafter: Model | None = None
     """What drafts tokens for it, without what both share: layers for multi-token prediction, or a checkpoint of its
     own."""
-
-
-@dataclass(frozen=True)
-class Speculation:
-    """Speculative decoding, as --speculative-config asks for it."""
-
-    method: str
-    """As vLLM resolves it: `mtp`, `eagle3`, `draft_model`, `ngram`, ...; empty if it cannot be read."""
-    tokens: int
-    """num_speculative_tokens, drafted for each token that is certain."""
-    draft: str = ""
-    """The repository or directory of the draft; empty if it has none, or is the model's own."""
-    ranks: int = 0
-    """draft_tensor_parallel_size; 0 if not given."""
-    uncounted: str = ""
-    """Why the plan does not count it; empty if it does."""
 
 
 @dataclass(frozen=True)
