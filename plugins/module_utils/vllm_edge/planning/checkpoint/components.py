@@ -59,7 +59,7 @@ _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
         # Of drafters: torch's own Linear in deepseek_mtp.py, ReplicatedLinear in llama_eagle3.py, ColumnParallelLinear
         # in qwen3_5_mtp.py.
         (r"eh_proj$|^fc$|^d2t$", "other", Sharding.REPLICATED),
-        (r"^mtp\.fc$", "other", Sharding.SHARDED),
+        (r"^mtp_fc$", "other", Sharding.SHARDED),
         (r"^(e|h)norm$|pre_fc_norm_(hidden|embedding)$|^fc_norm\.\*$", "norms", Sharding.REPLICATED),
         (r"per_layer_(input_gate|projection)$", "other", Sharding.REPLICATED),
         (r"per_layer_model_projection$", "other", Sharding.SHARDED),
@@ -232,7 +232,7 @@ def split_drafting(tensors: tuple[Tensor, ...], layers: int) -> tuple[tuple[Tens
         if mtp := re.match(r"(?:model\.)?mtp\.", tensor.name):
             rest = tensor.name[mtp.end() :]
             inner = rest.startswith("layers.")
-            name = f"model.{rest}" if inner else f"mtp.{rest}"
+            name = f"model.{rest}" if inner else f"mtp_{rest}"
             drafting.append(replace(tensor, name=name, layers=(0,) if inner else None))
             continue
         if mine := tuple(layer for layer in tensor.layers or () if layer < layers):
