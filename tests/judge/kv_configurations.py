@@ -7,6 +7,7 @@ which those shapes do not. Available bytes lie around what one request needs, an
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import sys
@@ -15,12 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.vllm_edge.planning.contract import Arguments, Attention, DecoderLayer, Model
+from ansible.module_utils.vllm_edge.planning.checkpoint import families
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Attention, DecoderLayer, Model, Speculation
 from ansible.module_utils.vllm_edge.planning.memory import kv_cache
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "planning"))
 
 import checkpoints
+import published
 from kv_models import full, model, needed, sliding
 
 SEED = 20261121
@@ -28,6 +31,7 @@ PER_SHAPE = 24
 WINDOWS = (128, 512, 1000, 1024, 4096)
 LENGTHS = (1, 17, 1000, 4096, 8192, 16384, 32768, 100000)
 BATCHES = (256, 2048, 2496, 8192)
+HYBRIDS = ("Qwen/Qwen3.5-0.8B", "Qwen/Qwen3.5-4B", "Qwen/Qwen3.6-27B", "Qwen/Qwen3.6-35B-A3B")
 
 
 @dataclass(frozen=True)
@@ -40,21 +44,26 @@ class Configuration:
 
     def as_json(self) -> dict[str, Any]:
         """For the judge, in which nothing of this project is imported."""
-        layers = [
+        layers = (*self.model.layers, *(self.model.drafter.layers if self.model.drafter else ()))
+        described = [
             {
-                "index": layer.index,
+                "index": index,
                 "kv_heads": layer.kv_heads,
                 "head_size": layer.head_size,
                 "window": layer.window_tokens if layer.attention is Attention.SLIDING else None,
                 "chunk": layer.window_tokens if layer.attention is Attention.CHUNKED else None,
                 "latent": layer.attention is Attention.LATENT,
                 "own_cache": layer.shares_with is None,
+                "state": layer.state is not None,
             }
-            for layer in self.model.layers
+            for index, layer in enumerate(layers)
         ]
         names = ("tensor_parallel_size", "pipeline_parallel_size", "kv_cache_dtype", "max_model_len", "block_size")
+        names += ("enable_prefix_caching", "mamba_ssm_cache_dtype", "flashinfer_states")
         return {
-            "layers": layers,
+            "layers": described,
+            "drafts": self.arguments.drafts,
+            "linear": self.model.facts.config.get("text_config") or {},
             **{name: getattr(self.arguments, name) for name in names},
             "max_num_batched_tokens": self.arguments.max_num_batched_tokens,
             "async_scheduling": self.arguments.async_scheduling is not False,
@@ -65,11 +74,11 @@ class Configuration:
 
 def configurations() -> tuple[Configuration, ...]:
     generator = random.Random(SEED)
-    return tuple(
-        configuration
-        for family, layers, maximum in shapes(generator)
-        for configuration in _around(generator, family, model(layers, maximum=maximum))
-    )
+    others = ((family, model(layers, maximum=maximum)) for family, layers, maximum in shapes(generator))
+    hybrids = [("Qwen3.5", families.interpret(published.facts(repo))) for repo in HYBRIDS]
+    drafted = ((family, replace(each, drafter=families.interpret_drafting(each))) for family, each in hybrids)
+    made = itertools.chain(others, hybrids, drafted)
+    return tuple(configuration for family, each in made for configuration in _around(generator, family, each))
 
 
 def shapes(generator: random.Random) -> Iterator[tuple[str, list[DecoderLayer], int]]:
@@ -140,7 +149,7 @@ def differences(configuration: Configuration, told: Mapping[str, Any], version: 
         ours = kv_cache.capacity(made, arguments, configuration.available_bytes, version)
         groups = kv_cache.groups(made, arguments, version)
     except kv_cache.UnsupportedKvCache as error:
-        return [] if "error" in told else [f"refused: {error}, nothing"]
+        return [] if {"error", "refused"} & told.keys() else [f"refused: {error}, nothing"]
     if "error" in told:
         return [f"refused: nothing, {told['error']}"]
     if "refused" in told:
@@ -219,6 +228,16 @@ def _around(generator: random.Random, family: str, made: Model) -> Iterator[Conf
             block_size=generator.choice((16, 16, 16, 32, 64, 128)),
             async_scheduling=generator.choice((None, None, False)),
         )
+        if made.hybrid:
+            arguments = replace(
+                arguments,
+                enable_prefix_caching=generator.choice((True, False)),
+                mamba_ssm_cache_dtype=generator.choice(("auto", "auto", "float16")),
+                flashinfer_states=generator.choice((True, False)),
+            )
+        if made.drafter:
+            arguments = replace(arguments, speculation=Speculation("mtp", generator.choice((1, 2, 3, 5))))
+            arguments, ranks = replace(arguments, pipeline_parallel_size=1), 1
         try:
             much = kv_cache.capacity(made, arguments, 2**40, "0.33.0")
             # The release keeps one block back.

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
@@ -25,11 +26,16 @@ for absent in ("gguf", "gguf.constants", "gguf.quants", "diskcache"):
 
 import torch
 import vllm
+import vllm.model_executor.models as models
 from vllm.config import ModelConfig, VllmConfig
 from vllm.distributed.utils import get_pp_indices
 from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.attention.chunked_local_attention import ChunkedLocalAttention
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
+from vllm.model_executor.layers.mamba import abstract
+from vllm.model_executor.models import config as verifiers
+from vllm.model_executor.models.qwen3_next import Qwen3NextForCausalLM as STATE
+from vllm.platforms import Platform
 from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype, resolve_kv_cache_dtype_string
 from vllm.v1.attention.backend import AttentionBackend, AttentionType, MultipleOf
 from vllm.v1.core import kv_cache_utils
@@ -39,6 +45,10 @@ try:  # vLLM 0.33 moved its planning there.
     from vllm.v1.core import kv_cache_planning as planning
 except ImportError:
     planning = kv_cache_utils
+
+
+EXPORTS = hasattr(abstract, "get_mamba_prefill_checkpoint_alignment")
+"""Whether FlashInfer's kernel for linear attention keeps states from inside a prompt: since 0.33."""
 
 
 class Backend(AttentionBackend):
@@ -74,6 +84,12 @@ def layout() -> Any:
 
 
 def config_of(given: dict[str, Any]) -> Config:
+    full = next(layer for layer in given["layers"] if not layer["state"])
+    heads = SimpleNamespace(
+        use_mla=False,
+        get_total_num_kv_heads=lambda: full["kv_heads"],
+        model_arch_config=SimpleNamespace(total_num_kv_heads=full["kv_heads"]),
+    )
     return Config(
         model_config=SimpleNamespace(
             max_model_len=given["max_model_len"],
@@ -81,6 +97,12 @@ def config_of(given: dict[str, Any]) -> Config:
             dtype=torch.bfloat16,
             use_mla=False,
             supports_kv_cache_grouping=False,
+            model="judge",
+            architecture="Qwen3_5ForConditionalGeneration",
+            supports_mamba_prefix_caching=False,
+            hf_text_config=SimpleNamespace(**given["linear"]),
+            get_num_kv_heads=lambda parallel: ModelConfig.get_num_kv_heads(heads, parallel),
+            get_head_size=lambda: full["head_size"],
         ),
         cache_config=SimpleNamespace(
             block_size=given["block_size"],
@@ -89,11 +111,21 @@ def config_of(given: dict[str, Any]) -> Config:
             skip_page_size_padded=None,
             prefix_cache_retention_interval=None,
             get_resolved_kv_cache_layout=layout,
+            enable_prefix_caching=given["enable_prefix_caching"],
+            mamba_cache_dtype="auto",
+            mamba_ssm_cache_dtype=given["mamba_ssm_cache_dtype"],
+            mamba_cache_mode="none",
+            **dict.fromkeys(("mamba_block_size", "mamba_page_size_padded"), None),
+            **dict.fromkeys(("calculate_kv_scales", "user_specified_mamba_block_size"), False),
+            **dict.fromkeys(("use_kda_recoverssm", "use_replayssm"), False),
         ),
         scheduler_config=SimpleNamespace(
             max_num_batched_tokens=given["max_num_batched_tokens"],
             async_scheduling=given["async_scheduling"],
             disable_hybrid_kv_cache_manager=False,
+            enable_chunked_prefill=True,
+            disable_chunked_mm_input=False,
+            long_prefill_token_threshold=0,
         ),
         parallel_config=SimpleNamespace(
             tensor_parallel_size=given["tensor_parallel_size"],
@@ -101,17 +133,55 @@ def config_of(given: dict[str, Any]) -> Config:
             decode_context_parallel_size=1,
             prefill_context_parallel_size=1,
         ),
-        attention_config=SimpleNamespace(hisparse_config=None),
+        attention_config=SimpleNamespace(hisparse_config=None, backend=None),
         device_config=SimpleNamespace(device_type="cuda"),
-        speculative_config=None,
+        # Of layers for multi-token prediction; what they read further is asked for below.
+        speculative_config=mock.MagicMock(method="mtp", num_speculative_tokens=given["drafts"])
+        if given["drafts"]
+        else None,
         kv_transfer_config=None,
-        num_prefill_lookahead_tokens=0,
+        num_prefill_lookahead_tokens=1 if given["drafts"] else 0,
+        num_speculative_tokens=given["drafts"],
         # Asks for Triton, which this image has not and every CUDA image has.
         use_v2_model_runner=True,
     )
 
 
+def align_block(given: dict[str, Any], config: Config) -> None:
+    """Raises the block to the size of the state of linear attention, and pads the state, as vLLM does."""
+    verifiers.Qwen3_5ForConditionalGenerationConfig.verify_and_update_config(config)
+    resolve = mock.patch.object(models.ModelRegistry, "resolve_model_cls", lambda *_, **__: (STATE, ""))
+    if not hasattr(Platform, "_align_hybrid_block_size"):  # before 0.20
+        with resolve, mock.patch.object(verifiers, "ModelRegistry", models.ModelRegistry, create=True):
+            verifiers.HybridAttentionMambaModelConfig.verify_and_update_config(config)
+        return
+    verifiers.HybridAttentionMambaModelConfig.verify_and_update_config(config)
+    exported = 64 if given["flashinfer_states"] else None
+    with (
+        resolve,
+        mock.patch("vllm.config.vllm.set_current_vllm_config", lambda _: nullcontext()),
+        mock.patch.object(Platform, "_find_non_ssm_backends", lambda _: [Backend], create=True),
+        mock.patch.object(abstract, "get_mamba_prefill_checkpoint_alignment", lambda _: exported, create=not EXPORTS),
+    ):
+        Platform._align_hybrid_block_size(config, Backend)
+
+
+def state_of(given: dict[str, Any], config: Config) -> Any:
+    layer = SimpleNamespace(
+        get_state_shape=lambda: STATE.get_mamba_state_shape_from_config(config),
+        get_state_dtype=lambda: STATE.get_mamba_state_dtype_from_config(config),
+        mamba_type="gdn_attention",
+        is_kv_cache_tp_replicated=False,
+    )
+    spec = abstract.MambaBase.get_kv_cache_spec(layer, config)
+    # QwenGatedDeltaNetAttention.get_kv_cache_spec, which only a GPU with FlashInfer reaches.
+    exported = given["flashinfer_states"] and spec.mamba_cache_mode == "align" and EXPORTS
+    return replace(spec, num_prefill_checkpoint_blocks=1) if exported else spec
+
+
 def spec_of(layer: dict[str, Any], given: dict[str, Any], config: Config) -> Any:
+    if layer["state"]:
+        return state_of(given, config)
     heads = SimpleNamespace(
         use_mla=False,
         get_total_num_kv_heads=lambda: layer["kv_heads"],
@@ -202,6 +272,8 @@ def answer(given: dict[str, Any]) -> dict[str, Any]:
         return {"kv_cache_dtype": resolve_kv_cache_dtype_string("auto", model)}
     config = config_of(given)
     checks = Checks(config, given)
+    if given["linear"]:
+        align_block(given, config)
     specs = workers(given, config)
     try:
         with mock.patch.object(planning, "_check_enough_kv_cache_memory", checks):
@@ -210,6 +282,9 @@ def answer(given: dict[str, Any]) -> dict[str, Any]:
                 more["global_kv_cache_groups"] = find_groups(config, specs)
             made = planning.get_kv_cache_configs(config, specs, given["available_bytes"], **more)
         tokens, concurrency = tokens_of(config, made)
+        if given["linear"]:  # v1/engine/core.py
+            config.cache_config.block_size = min(group.kv_cache_spec.block_size for group in made[0].kv_cache_groups)
+            VllmConfig.validate_block_size(config)
     except (AssertionError, NotImplementedError, ValueError, ZeroDivisionError) as error:
         if isinstance(error, ZeroDivisionError) and any(check["refusal"] for check in checks.found):
             return {"refused": [check["refusal"] for check in checks.found]}  # up to 0.28, after a check that refused

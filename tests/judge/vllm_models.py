@@ -40,6 +40,7 @@ from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
 from vllm.model_executor.layers.quantization import fp8, mxfp4
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.model_executor.models import registry
+from vllm.platforms import current_platform
 
 if int(vllm.__version__.split(".")[1]) >= 33:
     # As with CUDA; here it lacks Triton. It decides on which stages of a pipeline towers are.
@@ -88,6 +89,20 @@ class LatentAttention(torch.nn.Module):
 
 
 mla.MLAAttention = LatentAttention
+# The norm of linear attention is made on the device of the platform.
+current_platform.current_device = lambda: "meta"
+try:
+    from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention as Linear
+
+    on_any = Linear.maybe_disable_tp
+
+    def on_cuda(*given: Any) -> Any:
+        with mock.patch.object(type(current_platform), "is_cuda", lambda _: True):
+            return on_any(*given)
+
+    Linear.maybe_disable_tp = on_cuda
+except ImportError:
+    pass  # since 0.22
 # Activation functions that older releases look up when they build a layer, and that the CPU build does not have.
 for name in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "gelu_quick"):
     if not hasattr(torch.ops._C, name):

@@ -118,6 +118,19 @@ def _deepseek(
     return config(name, "deepseek_v3" if three else "deepseek_v2", sizes, **found | more)
 
 
+def qwen_hybrid(sizes: tuple[int, ...], values: int, tied: bool, tower: tuple[int, ...], **more: Any) -> dict[str, Any]:
+    """Qwen3.5, 3.6 and 3.8: `values` are the value heads of linear attention; `tower` depth, sizes and heads of it."""
+    name, kind = ("Qwen3_5Moe", "qwen3_5_moe") if "num_experts" in more else ("Qwen3_5", "qwen3_5")
+    text = config(f"{name}ForCausalLM", f"{kind}_text", sizes, **LINEAR | more)
+    text |= {"linear_num_value_heads": values, "mamba_ssm_dtype": "float32", "rope_parameters": QWEN_ROPE}
+    text |= {"tie_word_embeddings": tied, "mtp_num_hidden_layers": 1}
+    text |= {"layer_types": [LINEAR_TYPES[index % 4] for index in range(sizes[0])]}
+    keys = ("depth", "hidden_size", "intermediate_size", "num_heads")
+    vision = {**QWEN_TOWER, **dict(zip(keys, tower, strict=True)), "model_type": kind, "out_hidden_size": sizes[1]}
+    vision["deepstack_visual_indexes"] = []
+    return _multimodal(name, kind, text, vision, tie_word_embeddings=tied, **QWEN_TOKENS)
+
+
 NOT_MXFP4 = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
 FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "float8_e4m3fn"}
 FP8_BLOCKS |= {"weight_block_size": [128, 128]}
@@ -127,6 +140,14 @@ QWEN_TOWER = {
     **{"num_position_embeddings": 2304, "in_channels": 3, "hidden_act": "gelu_pytorch_tanh"},
     "deepstack_visual_indexes": [8, 16, 24],
 }
+QWEN_TOKENS = {"image_token_id": 248056, "video_token_id": 248057}
+QWEN_TOKENS |= {"vision_start_token_id": 248053, "vision_end_token_id": 248054}
+LINEAR_TYPES = (*3 * ("linear_attention",), "full_attention")
+LINEAR: dict[str, Any] = {"head_dim": 256, "full_attention_interval": 4, "linear_conv_kernel_dim": 4}
+LINEAR |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16}
+LINEAR |= {"linear_num_value_heads": 32, "attn_output_gate": True}
+QWEN_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25}
+QWEN_ROPE |= {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
 LLAMA4_TOWER = _tower(
     "llama4_vision_model",
     (1408, 5632, 34, 16, 336, 14),
@@ -265,6 +286,25 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         rope_scaling={**DEEPSEEK_ROPE, "factor": 32.0, "beta_fast": 1.0},
     ),
     "openai/gpt-oss-20b": gpt_oss(24, 32),
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": config(
+        "Qwen3NextForCausalLM",
+        "qwen3_next",
+        (48, 2048, 5120, 16, 2, 151936, 262144),
+        **{**LINEAR, "tie_word_embeddings": False, "partial_rotary_factor": 0.25, "rope_theta": 10000000},
+        **{"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512},
+        **{"shared_expert_intermediate_size": 512, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    ),
+    "Qwen/Qwen3.5-0.8B": qwen_hybrid((24, 1024, 3584, 8, 2, 248320, 262144), 16, True, (12, 768, 3072, 12)),
+    "Qwen/Qwen3.5-4B": qwen_hybrid((32, 2560, 9216, 16, 4, 248320, 262144), 32, True, (24, 1024, 4096, 16)),
+    "Qwen/Qwen3.6-27B": qwen_hybrid((64, 5120, 17408, 24, 4, 248320, 262144), 48, False, (27, 1152, 4304, 16)),
+    "Qwen/Qwen3.6-35B-A3B": qwen_hybrid(
+        (40, 2048, 512, 16, 2, 248320, 262144),
+        32,
+        False,
+        (27, 1152, 4304, 16),
+        **{"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512},
+        shared_expert_intermediate_size=512,
+    ),
 }
 
 _QWEN_7B = CONFIGS["Qwen/Qwen2.5-7B-Instruct"]
@@ -301,6 +341,30 @@ QUANTIZED: Mapping[str, Mapping[str, Any]] = {
 """quantization_config of Qwen2.5 7B as quantizers write it; those without an owner stand for checkpoints of
 llm-compressor and ModelOpt."""
 CONFIGS = {**CONFIGS, **{repo: {**_QWEN_7B, "quantization_config": how} for repo, how in QUANTIZED.items()}}
+_KEPT = [f"model.layers.{index}.linear_attn.in_proj_ba" for index in range(48)]
+_KEPT += [f"model.language_model.layers.{index}.linear_attn.in_proj_{part}" for index in range(64) for part in "ab"]
+_KEPT += [
+    f"model.visual.blocks.{index}.{part}"
+    for index in range(27)
+    for part in ("attn.qkv", "attn.proj", "mlp.linear_fc1", "mlp.linear_fc2")
+]
+_KEPT += ["mtp.fc", "lm_head", "model.visual.merger.linear_fc1", "model.visual.merger.linear_fc2"]
+_WITHOUT_LINEAR: Mapping[str, Mapping[str, Any]] = {
+    "Qwen/Qwen2.5-7B-Instruct-AWQ": {"modules_to_not_convert": ["linear_attn", "visual", "mtp"]},
+    "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4": {"dynamic": {"-:.*linear_attn.*": {}, "-:.*visual.*": {}}},
+    "Qwen2.5-7B-Instruct, NVFP4": {"ignore": ["lm_head", "*linear_attn*", "*visual*"]},
+}
+"""Quantizations with what they leave out of a hybrid."""
+for _repo in ("Qwen/Qwen3.6-27B", "Qwen/Qwen3-Next-80B-A3B-Instruct"):
+    CONFIGS[f"{_repo}-FP8"] = {
+        **CONFIGS[_repo],
+        "quantization_config": {**FP8_BLOCKS, "modules_to_not_convert": _KEPT},
+    }
+for _name, _without in _WITHOUT_LINEAR.items():
+    CONFIGS[f"Qwen3.5-4B, {QUANTIZED[_name]['quant_method']}"] = {
+        **CONFIGS["Qwen/Qwen3.5-4B"],
+        "quantization_config": {**QUANTIZED[_name], **_without},
+    }
 CONFIGS["Qwen2-57B-A14B-Instruct, FP8 by channel"] = {
     **CONFIGS["Qwen/Qwen2-57B-A14B-Instruct"],
     "quantization_config": QUANTIZED["Qwen2.5-7B-Instruct, FP8 by channel"],
@@ -393,17 +457,27 @@ def headers(made: Mapping[str, Any]) -> Iterator[Header]:
     before, head = ("model.", "") if "text_config" not in made else ("language_model.model.", "language_model.")
     if qwen and "text_config" in made:
         before, head = "model.language_model.", ""
+    text = {**text, "quantization_config": made.get("quantization_config", {})}
     yield f"{before}embed_tokens.weight", "BF16", (text["vocab_size"], hidden)
     yield f"{before}norm.weight", "BF16", (hidden,)
     if not text.get("tie_word_embeddings", text["model_type"] == "gemma2"):
         yield f"{head}lm_head.weight", "BF16", (text["vocab_size"], hidden)
+    if "linear_conv_kernel_dim" in text:
+        yield "mtp.fc.weight", "BF16", (hidden, 2 * hidden)
+        for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden", *(f"layers.0.{each}" for each in _BOTH)):
+            yield f"mtp.{norm}.weight", "BF16", (hidden,)
+        for name, *dtype, shape in [*_attention(text), *_MLPS.get(text["model_type"], _mlp)(text)]:
+            full = f"mtp.layers.0.{name}", *(dtype or ["BF16"]), shape
+            yield from _quantize(made.get("quantization_config"), *full)
     for index in range(text["num_hidden_layers"] + text.get("num_nextn_predict_layers", 0)):
         mlp = _MLPS.get(text["model_type"], _mlp)
         if index < text.get("first_k_dense_replace", 0):
             mlp = _mlp
         if text["model_type"] == "llama4_text" and (index + 1) % text["interleave_moe_layer_step"]:
             mlp = _llama4_dense
-        for name, *dtype, shape in [*_attention(text), *mlp(text)]:
+        linear = text.get("layer_types") and text["layer_types"][index] == "linear_attention"
+        linear = linear or (text["model_type"] == "qwen3_next" and index % 4 != 3)
+        for name, *dtype, shape in [*(_linear_attention(text) if linear else _attention(text)), *mlp(text)]:
             full = f"{before}layers.{index}.{name}", *(dtype or ["BF16"]), shape
             yield from _quantize(made.get("quantization_config"), *full)
         for norm in _NORMS.get(text["model_type"], _BOTH):
@@ -422,7 +496,9 @@ def headers(made: Mapping[str, Any]) -> Iterator[Header]:
 
 def _quantize(how: Mapping[str, Any] | None, name: str, dtype: str, shape: tuple[int, ...]) -> Iterator[Header]:
     """A linear weight as the quantizers of QUANTIZED store it; everything else as it is."""
-    if how not in QUANTIZED.values() or not name.endswith("_proj.weight") or how is None:
+    listed = [*(how or {}).get("modules_to_not_convert", ()), *(how or {}).get("dynamic", ())]
+    kept = any(word.strip("-:.*") in name for word in [*listed, *(how or {}).get("ignore", ())])
+    if how is None or how.get("quant_method") in ("fp8", "mxfp4") or kept or not name.endswith("_proj.weight"):
         yield name, dtype, shape
         return
     base, (rows, columns) = name.removesuffix(".weight"), shape
@@ -485,6 +561,22 @@ def _deepseek_experts(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         yield from _gated(text, f"mlp.experts.{expert}", inner)
 
 
+def _linear_attention(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    hidden, heads, size = text["hidden_size"], text["linear_num_value_heads"], text["linear_value_head_dim"]
+    keys, values = text["linear_num_key_heads"] * text["linear_key_head_dim"], heads * size
+    projections = {"qkv": 2 * keys + values, "z": values, "b": heads, "a": heads}
+    if text["model_type"] == "qwen3_next":
+        projections = {"qkvz": 2 * (keys + values), "ba": 2 * heads}
+    for part, rows in projections.items():
+        plain = {**text, "quantization_config": {}} if part in ("a", "b", "ba") else text
+        yield from _linear(plain, f"linear_attn.in_proj_{part}", rows, hidden)
+    yield from _linear(text, "linear_attn.out_proj", hidden, values)
+    yield "linear_attn.conv1d.weight", (2 * keys + values, 1, text["linear_conv_kernel_dim"])
+    yield "linear_attn.A_log", "F32" if "mamba_ssm_dtype" in text else "BF16", (heads,)
+    yield "linear_attn.dt_bias", (heads,)
+    yield "linear_attn.norm.weight", "F32" if "mamba_ssm_dtype" in text else "BF16", (size,)
+
+
 def _attention(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     kind = text["model_type"]
     if "kv_lora_rank" in text:
@@ -493,6 +585,8 @@ def _attention(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     hidden, heads, kv_heads = text["hidden_size"], text["num_attention_heads"], text["num_key_value_heads"]
     size = text.get("head_dim") or hidden // heads
     rows = {"q": heads * size, "k": kv_heads * size, "v": kv_heads * size}
+    if text.get("attn_output_gate"):
+        rows["q"] *= 2
     if kind == "phi3":
         rows = {"qkv": sum(rows.values())}
     shapes = {f"{part}_proj": (count, hidden) for part, count in rows.items()} | {"o_proj": (hidden, heads * size)}
@@ -501,7 +595,8 @@ def _attention(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         biased = kind in ("qwen2", "qwen2_moe") or (kind == "glm4" and text["attention_bias"])
         if kind == "gpt_oss" or (biased and part != "o_proj"):
             yield f"self_attn.{part}.bias", shape[:1]
-    each = dict.fromkeys(("exaone4", "qwen3", "qwen3_moe", "qwen3_vl_moe_text"), (size, size))
+    normed = ("exaone4", "qwen3", "qwen3_moe", "qwen3_vl_moe_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+    each = dict.fromkeys(normed, (size, size))
     norms = {**each, "minimax_m2": (heads * size, kv_heads * size)}
     for part, count in zip("qk", norms.get(kind, ()), strict=False):
         yield f"self_attn.{part}_norm.weight", (count,)
@@ -527,11 +622,18 @@ def _gated(text: Mapping[str, Any], name: str, inner: int) -> Iterator[tuple[Any
 def _qwen2_experts(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     hidden = text["hidden_size"]
     yield "mlp.gate.weight", (text["num_experts"], hidden)
-    if text["model_type"] == "qwen2_moe":
+    if text.get("shared_expert_intermediate_size"):
         yield "mlp.shared_expert_gate.weight", (1, hidden)
         yield from _gated(text, "mlp.shared_expert", text["shared_expert_intermediate_size"])
     for expert in range(text["num_experts"]):
         yield from _gated(text, f"mlp.experts.{expert}", text["moe_intermediate_size"])
+
+
+def _qwen3_5_experts(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    hidden, inner, experts = text["hidden_size"], text["moe_intermediate_size"], text["num_experts"]
+    yield from (each for each in _qwen2_experts(text) if ".experts." not in each[0])
+    yield "mlp.experts.gate_up_proj", (experts, 2 * inner, hidden)
+    yield "mlp.experts.down_proj", (experts, hidden, inner)
 
 
 def _qwen3_vl_experts(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
@@ -577,6 +679,8 @@ def _llama4_dense(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
 _MLPS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[tuple[Any, ...]]]] = {
     "qwen2_moe": _qwen2_experts,
     "qwen3_moe": _qwen2_experts,
+    "qwen3_next": _qwen2_experts,
+    "qwen3_5_moe_text": _qwen3_5_experts,
     "qwen3_vl_moe_text": _qwen3_vl_experts,
     "deepseek_v2": _deepseek_experts,
     "deepseek_v3": _deepseek_experts,
@@ -666,11 +770,13 @@ def _pixtral(vision: Mapping[str, Any], text_hidden: int) -> Iterator[Header]:
 
 KEYS = ("name", "tensor_parallel_size", "pipeline_rank", "expert_parallel", "drafter")
 JUDGED_LAYERS = 6
+"""Of hybrids 8, so that both stages of a pipeline have full attention."""
 
 
 def cut(made: Mapping[str, Any], layers: int = JUDGED_LAYERS) -> dict[str, Any]:
     """The same checkpoint with its first layers only: what vLLM makes of one layer, it makes of all alike."""
     text = dict(made.get("text_config", made))
+    layers += 2 if "linear_conv_kernel_dim" in text else 0
     text["num_hidden_layers"] = min(layers, text["num_hidden_layers"])
     if text.get("layer_types"):
         text["layer_types"] = text["layer_types"][:layers]
@@ -704,7 +810,7 @@ def questions() -> list[dict[str, Any]]:
         experts = any(text.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
         if most > 1 and experts and text["model_type"] != "llama4_text":
             asked.append({**asked[-1], "expert_parallel": True})
-        if text.get("num_nextn_predict_layers"):
+        if text.get("num_nextn_predict_layers") or "linear_conv_kernel_dim" in text:
             asked += [
                 {**each, "drafter": "mtp"} for each in asked if each["name"] == repo and each["pipeline_rank"] is None
             ]
@@ -735,7 +841,11 @@ def compare(asked: Mapping[str, Any], told: Mapping[str, Any], version: str) -> 
     loaded = rank.bytes - rope - rank.by_kind.get("buffers", 0)
     compared = {
         "layers": (
-            [[max(1, x.kv_heads // size), x.head_size, x.window_tokens] for x in found.layers if x.index in here],
+            [
+                [max(1, x.kv_heads // size), x.head_size, x.window_tokens]
+                for x in found.layers
+                if x.index in here and not x.state
+            ],
             told["layers"],
         ),
         "parameters": (loaded, told["parameters_bytes"]),

@@ -64,6 +64,10 @@ MODELS: dict[str, Any] = {
         **_qwen2((64, 5120, 27648, 40, 8, 152064, 32768), False),
         "quantization_config": published.QUANTIZED["Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4"],
     },
+    # Sizes of Qwen3_5TextConfig in transformers 5.16, whose defaults they are.
+    "Qwen/Qwen3.5-9B": published.qwen_hybrid((32, 4096, 12288, 16, 4, 248320, 262144), 32, False, (27, 1152, 4304, 16)),
+    # Unconfirmed: hidden and intermediate size, and the tower; only its KV cache is compared.
+    "Qwen3.5-2B": published.qwen_hybrid((24, 2048, 6144, 8, 2, 248320, 262144), 16, True, (24, 1024, 4096, 16)),
     "openai/gpt-oss-120b": published.gpt_oss(36, 128),
     "meta-llama/Meta-Llama-3-8B-Instruct": published.config(
         "LlamaForCausalLM", "llama", (32, 4096, 14336, 32, 8, 128256, 8192), tie_word_embeddings=False
@@ -157,15 +161,25 @@ myoceane.fr openai/gpt-oss-20b 0.19.0 A100:79.25 .65 131072 13.72 36.56 -
 62450865535 google/gemma-4-31B-it 0.27.1 H100:79.19 .9 16384 - 9.41 - kv_cache_dtype=fp8
 67529778690 openai/gpt-oss-20b 0.19.1 4090:23.52 .9 131072 13.72 2.44 - max_num_batched_tokens=4096 \
 kv_cache_memory_bytes=2619930050
+55770092662 Qwen/Qwen3.5-4B 0.22.0 44.39 .5 1024 - 11.11 141107
+56036894944 Qwen/Qwen3.5-4B 0.22.0 47.1 .5 1024 8.61 12.85 163225 max_num_seqs=128
+69494016274 Qwen/Qwen3.5-4B 0.29.0 L4:22.03 .92 32768 - 9.1 267842
+51781852921 Qwen/Qwen3.5-9B 0.19.0 L40S:44.39 .9 - 17.66 20.27 165792 max_num_batched_tokens=8192
+68884393612 Qwen/Qwen3.5-9B 0.27.1 23.5 .94 24576 17.66 1.74 53084 max_num_seqs=8
+54064687355 Qwen3.5-2B 0.19.1 94.0 .9 8192 - 75.09 1640160
+61544841280 Qwen/Qwen3.6-27B 0.24.0 200.0 .7 262144 - 47.84 1505068 kv_cache_dtype=fp8 \
+max_num_batched_tokens=8192 --enable-prefix-caching
+52377383460 Qwen/Qwen3.6-35B-A3B 0.20.0 94.0 .9 65536 - 2.95 75456 kv_cache_dtype=fp8 max_num_seqs=1 \
+max_num_batched_tokens=8192 --enable-prefix-caching
 """
 """Log, model, release, GPU as far as it is known and GiB of CUDA, share, max_model_len, GiB that were loaded, GiB and
 tokens of the KV cache, other arguments. Logs are numbered as an index of public files on GitHub has them; # is an issue
 of vLLM. The A40's GiB are those of an L40S.
 
-Of 47 that were found these 15 are not here: hybrids and others that are refused (55770092662, 69494016274, 61544841280,
-club-3090#142, 54064687355, 55685126685, 69102865712, 54092400981), DeepSeek V4 (#44376, 63344308021), one planned by
-bounds (56336202239), and four that do not say enough, or contradict themselves (#21348, #17462, 62120644965,
-56408971406 at full length).
+Of three hybrids the weights are another checkpoint's, in 4 bits, on a larger GPU. Of 47 that were found these 11 are
+not here: others that are refused (club-3090#142, 55685126685, 69102865712, 54092400981), DeepSeek V4 (#44376,
+63344308021), one planned by bounds (56336202239), and four that do not say enough, or contradict themselves (#21348,
+#17462, 62120644965, 56408971406 at full length).
 """
 DIFFERENT = {
     "61534271581": "not judged: another program took and gave memory of the same pool while vLLM profiled",
@@ -174,6 +188,7 @@ DIFFERENT = {
     "69451098589:.85": "probably compiled: 2.55 GiB more than the start before, of which compile_cache has 0.99",
     "69451098589:14B": "probably compiled, as the one before",
     "62450865535": "arguments incomplete; compile_cache",
+    "69494016274": "the encoder's run of the largest image, of which nothing is counted: 1.5 GiB too much",
 }
 """What is planned with more than 5 % of difference, and why."""
 
@@ -260,6 +275,10 @@ def test_verdicts_are_those_of_the_logs() -> None:
     lines = {line.split()[0]: line for line in ENGINES.splitlines()}
     assert _plan(lines["57905766703:one"]).verdict is Verdict.NO_KV
     assert _plan(lines["67529778690"]).verdict is Verdict.KV_BELOW_MAX_MODEL_LEN
+    # The start before failed: max_num_seqs (256) exceeds available Mamba cache blocks (108).
+    refused = _plan(lines["68884393612"].replace("max_num_seqs=8", "max_num_seqs=256"), 1.742)
+    assert refused.verdict is Verdict.NO_KV and "max_num_seqs 256 is more than the 108 blocks" in refused.reason
+    assert {"max_num_seqs: 64", "enforce_eager: true"} <= {fix.change for fix in refused.fixes}
     started = _plan(lines["69451098589:.70"])
     assert started.verdict is Verdict.FITS
     assert started.gpus[0].total_bytes / GIB > 21.95 + 0.81

@@ -31,7 +31,8 @@ class Verdict(StrEnum):
     """Less memory is free on the GPU than the engine requests at its start."""
     OOM_WEIGHTS = "oom_weights"
     NO_KV = "no_kv"
-    """The weights fit, but leave no memory for the KV cache."""
+    """The weights fit, but leave no memory for the KV cache, or with linear attention too little for the states of
+    max_num_seqs sequences."""
     KV_BELOW_MAX_MODEL_LEN = "kv_below_max_model_len"
     """The KV cache cannot hold one request of max_model_len tokens."""
     OOM_WARMUP = "oom_warmup"
@@ -97,6 +98,21 @@ class Attention(StrEnum):
     """Within chunks of a fixed number of tokens (Llama 4)."""
     LATENT = "latent_attention"
     """MLA (DeepSeek): the cache has one vector for each token, the same on every rank. config.json has no such name."""
+    LINEAR = "linear_attention"
+    """The cache has a state of fixed size for each request, whatever its length (Qwen3.5)."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a layer with linear attention keeps of a request, in elements."""
+
+    convolution: int
+    """Of one row of the convolution's input; vLLM keeps `rows` of them in the model's dtype."""
+    rows: int
+    recurrent: int
+    """Of all heads; ranks of tensor parallelism share them, and the row above, evenly."""
+    dtype: str | None
+    """Of the recurrent part; None if it is the model's."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +129,8 @@ class DecoderLayer:
     """The window of sliding attention, or the chunk of chunked attention."""
     shares_with: int | None = None
     """The layer whose KV cache this layer reads; it has none of its own then."""
+    state: State | None = None
+    """For linear attention only, which has no KV heads."""
 
 
 class Sharding(StrEnum):
@@ -229,6 +247,11 @@ class Model:
     """What drafts tokens for it, without what both share: layers for multi-token prediction, or a checkpoint of its
     own."""
 
+    @property
+    def hybrid(self) -> bool:
+        """Whether some layers have linear attention."""
+        return any(layer.state for layer in self.layers)
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -247,6 +270,9 @@ class Arguments:
     enable_expert_parallel: bool = False
     language_model_only: bool = False
     async_scheduling: bool | None = None
+    enable_prefix_caching: bool | None = None
+    mamba_cache_dtype: str = "auto"
+    mamba_ssm_cache_dtype: str = "auto"
     dtype: str = "auto"
     default_max_num_seqs: int | None = None
     """vLLM's default on the engine's GPU, no option; None for a GPU below 70 GiB. The next field too."""
@@ -260,6 +286,8 @@ class Arguments:
     speculation: Speculation | None = None
     default_block_size: int | None = None
     """Tokens of a block that the attention backend of the GPU wants, no option; None for vLLM's default."""
+    flashinfer_states: bool = False
+    """Whether vLLM takes FlashInfer's kernel for linear attention on the GPU, no option."""
 
     @property
     def drafts(self) -> int:

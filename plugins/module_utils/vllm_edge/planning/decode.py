@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .contract import Arguments, Attention, Decode, DecodeTogether, Model, RankWeights, Uncertain
-from .memory.kv_cache import ELEMENT_BYTES, WINDOWED
+from .memory.kv_cache import ELEMENT_BYTES, WINDOWED, compute_state_bytes
 
 REACHED_BANDWIDTH = Uncertain(
     0.85,
@@ -137,10 +137,11 @@ def _estimate_rates(model: Model, arguments: Arguments, read: int, bandwidth: fl
 def _count_kv_bytes(model: Model, arguments: Arguments, kv_cache_dtype: str, tokens: int) -> int:
     """Return the bytes of the KV cache that one rank of each stage reads to decode a token of one request.
 
-    Layers that share another's cache read it as well.
+    Layers that share another's cache read it as well; a state of linear attention is read and written.
     """
     size = arguments.tensor_parallel_size
-    return sum(
+    states = (2 * compute_state_bytes(layer.state, model, arguments) for layer in model.layers if layer.state)
+    return sum(states) + sum(
         (1 if layer.attention is Attention.LATENT else 2)
         * max(1, layer.kv_heads // size)
         * layer.head_size

@@ -220,7 +220,7 @@ def _judge_memory(engine: Engine, ranks: Sequence[Rank], pinned: int | None) -> 
         return Outcome(Verdict.UNSUPPORTED_ENGINE, to_sentence(f"vLLM {version}: {error}"), "", gpu_plans)
     worst = min(gpu_plans, key=lambda placed: placed.free_bytes)
     refusal = _check_room_for_kv_cache(engine, places, pinned) or _check_longest_request(engine, kv)
-    refusal = refusal or _check_warm_up(worst)
+    refusal = refusal or _check_states(engine, kv) or _check_warm_up(worst)
     fits = Verdict.FITS, to_sentence(f"{worst.free_bytes // MIB:,} MiB stay free on GPU {worst.slot}")
     return Outcome(*(refusal or fits), "", gpu_plans, kv)
 
@@ -300,6 +300,17 @@ def _check_longest_request(engine: Engine, kv: KvCapacity) -> Refusal | None:
         f"of KV cache in {engine.kv_cache_dtype}, and {_gib(kv.available_bytes)} are left"
     )
     return Verdict.KV_BELOW_MAX_MODEL_LEN, _describe_shortage(what, kv.needed_bytes - kv.available_bytes)
+
+
+def _check_states(engine: Engine, kv: KvCapacity) -> Refusal | None:
+    """Check that each sequence of a captured batch has a block for its state (0.20.0 config/compilation.py:1421)."""
+    limited = engine.model.hybrid and engine.release.blocks_limit_sequences and not engine.arguments.enforce_eager
+    if not limited or engine.max_num_seqs <= kv.blocks:
+        return None
+    return Verdict.NO_KV, to_sentence(
+        f"max_num_seqs {engine.max_num_seqs:,} is more than the {kv.blocks:,} blocks of the KV cache; where layers "
+        f"have linear attention each sequence needs one for its state when vLLM captures CUDA graphs"
+    )
 
 
 def _check_warm_up(worst: GpuPlan) -> Refusal | None:

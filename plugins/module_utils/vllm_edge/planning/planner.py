@@ -143,6 +143,8 @@ def arguments_of(engine: Mapping[str, Any]) -> Arguments:
             chosen[key] = (
                 not argument.name.startswith("--no-") if is_switch else _read_value(place, key, kinds[key], value)
             )
+        if argument.name == "--disable-prefix-caching":  # since 0.33.0
+            chosen["enable_prefix_caching"] = False
         if key in list_first_runner_options() and not argument.name.startswith("--no-"):
             keep.add(key)
     for key, variable in SWITCHES.items():
@@ -163,9 +165,12 @@ _SCALED = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")
 """What vLLM's parser multiplies a number by, and where (0.32.0 utils/argparse_utils.py:29, engine/arg_utils.py:391)."""
 
 
+_NO_OPTIONS = frozenset({"first_runner_options", "flashinfer_states", "speculation"})
+
+
 def _is_option(name: str) -> bool:
     """Return whether a field of Arguments is an option of vLLM that may stand in an engine."""
-    return not name.startswith("default_") and name not in ("first_runner_options", "speculation", *SWITCHES)
+    return name not in _NO_OPTIONS and not name.startswith("default_") and name not in SWITCHES
 
 
 def _read_value(place: str, key: str, kind: str, value: Any) -> bool | int | float | str:
@@ -254,7 +259,9 @@ def _parse_engine(
     model, arguments = add_drafter(model, arguments, models)
     kv_cache_dtype = resolve_dtype(model, arguments, release.version)
     block_size = choose_block_size(model, kv_cache_dtype, capability)
-    arguments = replace(arguments, default_block_size=block_size)
+    # 0.33.0 model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py:148, with the CUDA 13 of vLLM's images.
+    flashinfer = capability is not None and capability[0] in (9, 10, 12)
+    arguments = replace(arguments, default_block_size=block_size, flashinfer_states=flashinfer)
     return Engine(
         name,
         arguments,

@@ -31,9 +31,10 @@ def test_every_published_checkpoint_was_judged() -> None:
     assert {repo for repo, *_ in ANSWERS} == {*published.CONFIGS, "Qwen/Qwen3-32B"}
     known = {found["architectures"][0] for found in (*published.CONFIGS.values(), *published.EAGLE3.values())}
     older = {f"Gemma{number}For{kind}" for number in (3, 4) for kind in ("ConditionalGeneration", "CausalLM")}
-    # Of the first no checkpoint is published; its text is that of Llama4ForConditionalGeneration. The other is the same
-    # class of vLLM as LlamaForCausalLMEagle3.
-    assert set(families.FAMILIES) == known | older | {"Llama4ForCausalLM", "Eagle3LlamaForCausalLM"}
+    # No checkpoint is published of the last; their text is that of the classes with an encoder. Eagle3LlamaForCausalLM
+    # is the same class of vLLM as LlamaForCausalLMEagle3.
+    text = {f"{name}ForCausalLM" for name in ("Llama4", "Qwen3_5", "Qwen3_5Moe")}
+    assert set(families.FAMILIES) == known | older | text | {"Eagle3LlamaForCausalLM"}
 
 
 @pytest.mark.parametrize("repo", published.PARAMETERS)
@@ -72,6 +73,24 @@ def test_llama4s_text_model_alone_is_the_same() -> None:
     assert weights.per_rank(alone, Arguments(), JUDGED["version"])[0].bytes == text_only.bytes - tower_rope
     with pytest.raises(FactsError, match=r"no_rope_layers in config\.json has 3 entries for 4 layers"):
         families.interpret(replace(facts, config={**text, "no_rope_layers": [1, 1, 0]}, tensors=tensors))
+
+
+@pytest.mark.parametrize("repo", ["Qwen/Qwen3.6-27B", "Qwen/Qwen3.6-35B-A3B"])
+def test_qwens_text_model_alone_has_positions_of_one_dimension(repo: str) -> None:
+    """Qwen3_5ForCausalLM drops M-RoPE, whose cache had four times the rows up to 0.31."""
+    facts, whole = published.facts(repo, 4), families.interpret(published.facts(repo, 4))
+    text = {**facts.config["text_config"], "tie_word_embeddings": False}
+    tensors = tuple(
+        replace(tensor, name=tensor.name.replace("model.language_model.", "model."))
+        for tensor in facts.tensors
+        if "visual" not in tensor.name
+    )
+    alone = families.interpret(replace(facts, config=text, tensors=tensors))
+    assert alone.layers == whole.layers
+    for release, times in (("0.28.0", 3), ("0.33.0", 0)):
+        both = (weights.per_rank(each, Arguments(language_model_only=True), release)[0] for each in (whole, alone))
+        rope, tower = 64 * 262144 * 2, 36 * 8192 * 2
+        assert next(both).bytes - next(both).bytes == times * rope + tower
 
 
 def test_llavas_config_leaves_out_what_a_llama_has_by_default() -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import checkpoints
+import published
 import pytest
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, Attention, DecoderLayer, Quantization
 from ansible.module_utils.vllm_edge.planning.memory import kv_cache
@@ -19,6 +20,7 @@ MODELOPT_FP8 = Quantization("modelopt_fp4", 4, 16, "fp8")
 COMPRESSED_FP8 = Quantization("compressed-tensors", 8, None, "fp8")
 LLAMA = model([full(index, 8, 128) for index in range(32)])
 HYBRID = model([full(index, 4, 64) if index % 6 == 5 else sliding(index, 4, 64, 512) for index in range(24)])
+QWEN = published.families.interpret(published.facts("Qwen/Qwen3.5-4B"))
 RELEASES = [f"0.{minor}.0" for minor in range(19, 34)]
 
 
@@ -122,6 +124,58 @@ def test_layers_of_a_pipeline_rank(layers: int, ranks: int, expected: list[int])
     parts = [kv_cache.select_layers(made, arguments, rank) for rank in range(ranks)]
     assert [len(part) for part in parts] == expected
     assert [layer for part in parts for layer in part] == list(range(layers))
+
+
+STATES = """\
+0.19.0 64 bfloat16 - no 1 528
+0.20.0 64 bfloat16 - no 1 576
+0.27.0 - bfloat16 - no 1 528
+0.28.0 - bfloat16 - no 2 528
+0.33.0 - bfloat16 no no 1 528
+0.26.0 - fp8 yes no 2 1056
+0.32.0 - bfloat16 - yes 2 528
+0.33.0 - bfloat16 - yes 3 576
+0.33.0 - bfloat16 no yes 1 528
+"""
+"""Of Qwen3.5-4B, whose state has 2,146,304 bytes for each layer and a token 4,096 of KV cache: release, block_size,
+dtype, enable_prefix_caching, FlashInfer's kernel, states of a request, tokens of a block."""
+
+
+@pytest.mark.parametrize("case", STATES.splitlines())
+def test_a_block_is_as_large_as_the_state_of_linear_attention(case: str) -> None:
+    release, size, dtype, prefixes, flashinfer, states, block = case.split()
+    arguments = Arguments(
+        max_model_len=2000,
+        kv_cache_dtype=dtype,
+        block_size=None if size == "-" else int(size),
+        enable_prefix_caching=None if prefixes == "-" else prefixes == "yes",
+        flashinfer_states=flashinfer == "yes",
+    )
+    *linear, attention = kv_cache.capacity(QWEN, arguments, GIB, release).groups
+    assert {group.attention for group in linear} == {Attention.LINEAR} and len(linear) == 3
+    assert {group.blocks_per_request for group in linear} == {int(states)}
+    assert attention.block_size_tokens == int(block)
+    assert attention.blocks_per_request == -(-2000 // int(block))
+    assert len({group.page_bytes for group in (*linear, attention)}) == 1
+
+
+def test_ranks_and_options_divide_the_state() -> None:
+    state = next(layer.state for layer in QWEN.layers if layer.state)
+    for arguments, expected in (
+        (Arguments(), 2_146_304),
+        (Arguments(tensor_parallel_size=4), 2_146_304 // 4),
+        (Arguments(mamba_ssm_cache_dtype="float16"), 32 * 128 * 128 * 2 + 3 * 8192 * 2),
+        (Arguments(mamba_cache_dtype="float32"), 2_146_304 + 3 * 8192 * 2),
+    ):
+        assert kv_cache.compute_state_bytes(state, QWEN, arguments) == expected
+
+
+def test_a_batch_has_to_hold_a_block_of_cached_prefixes_up_to_0_26() -> None:
+    arguments = Arguments(max_model_len=4096, enable_prefix_caching=True, max_num_batched_tokens=256)
+    with pytest.raises(kv_cache.UnsupportedKvCache, match=r"block of 528 tokens.*max_num_batched_tokens 256; raise"):
+        kv_cache.capacity(QWEN, arguments, GIB, "0.26.0")
+    assert kv_cache.capacity(QWEN, arguments, GIB, "0.27.0").blocks
+    assert kv_cache.capacity(QWEN, replace(arguments, enable_prefix_caching=False), GIB, "0.26.0").blocks
 
 
 def test_a_larger_block_size() -> None:

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import checkpoints
 import pytest
 from ansible.module_utils.vllm_edge.planning import planner, render
-from ansible.module_utils.vllm_edge.planning.contract import Arguments, Plan
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Attention, DecoderLayer, Plan, State
 from ansible.module_utils.vllm_edge.planning.memory import vllm_versions as versions
 from kv_models import full, model
 
@@ -91,6 +91,13 @@ def test_the_second_runner_by_release_model_and_option(
     assert taken == (releases[releases.index(first) :] if first else [])
     outside = [release for release in releases if not versions.counts_graphs(chosen, arguments, release)]
     assert outside == ["0.19.0", *(release for release in taken if release < "0.29.0")]
+
+
+def test_the_second_runner_takes_hybrids_since_0_29() -> None:
+    state = State(8192, 3, 2**19, "float32")
+    hybrid = replace(DENSE, layers=(*DENSE.layers, DecoderLayer(99, Attention.LINEAR, 0, 0, state=state)))
+    taken = [versions.uses_second_runner(hybrid, Arguments(), release) for release in ("0.25.0", "0.28.0", "0.29.0")]
+    assert taken == [False, False, True]
 
 
 @pytest.mark.parametrize(

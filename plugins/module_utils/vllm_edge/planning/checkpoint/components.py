@@ -47,6 +47,7 @@ _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
         (r"self_attn\.[kv]_proj$", "attention", Sharding.KV_HEADS),
         (r"self_attn\.([qo]_proj|sinks|(q|kv)_b_proj)$", "attention", Sharding.SHARDED),
         (r"self_attn\.(q_a_proj|kv_a_proj_with_mqa)$", "attention", Sharding.REPLICATED),
+        (r"linear_attn\.(in_proj_(qkvz|qkv|z|ba|b|a)|conv1d|A_log|dt_bias|out_proj)$", "attention", Sharding.SHARDED),
         (r"self_attn\.[kv]_(proj\.[kv]_)?scale$|self_attn\.q_scale$", "other", Sharding.REPLICATED),
         (r"(mlp|feed_forward)\.(shared_experts?\.)?(gate|up|down|gate_up)_proj$", "mlp", Sharding.SHARDED),
         (
@@ -137,6 +138,8 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool,
     if kind == "router":
         wide = model.router_float32 or path.endswith("e_score_correction_bias")
         return Component(tensor, kind, sharding, float32=wide)
+    if path.endswith("linear_attn.A_log"):
+        return Component(tensor, kind, sharding, float32=True)
     if path in ("self_attn.q_norm", "self_attn.k_norm") and tensor.layers:
         # Of all heads together (MiniMax), not of each.
         layer = model.layers[tensor.layers[0]]

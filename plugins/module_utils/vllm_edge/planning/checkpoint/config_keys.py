@@ -57,6 +57,8 @@ CONFIG_KEYS: Mapping[str, Form] = {
             *("_sliding_window_pattern", "attention_chunk_size", "decoder_sparse_step", "first_k_dense_replace"),
             *("global_head_dim", "head_dim", "hidden_size_per_layer_input", "index_topk", "interleave_moe_layer_step"),
             *("intermediate_size", "intermediate_size_mlp", "kv_lora_rank", "moe_intermediate_size", "moe_layer_freq"),
+            *("full_attention_interval", "linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads"),
+            *("linear_num_value_heads", "linear_value_head_dim"),
             *("n_routed_experts", "n_shared_experts", "no_rope_layer_interval", "num_experts", "num_experts_per_tok"),
             *("num_global_key_value_heads", "num_key_value_heads", "num_local_experts"),
             *("original_max_position_embeddings", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "rotary_dim"),
@@ -69,7 +71,7 @@ CONFIG_KEYS: Mapping[str, Form] = {
         Form("true or false", lambda value: isinstance(value, bool)),
     ),
     **dict.fromkeys(
-        ("dtype", "torch_dtype"),
+        ("dtype", "mamba_ssm_dtype", "torch_dtype"),
         Form(
             f"a text of at most {MAX_LAYERS:,} characters",
             lambda value: isinstance(value, str) and len(value) <= MAX_LAYERS,

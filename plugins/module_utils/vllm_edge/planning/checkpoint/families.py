@@ -22,6 +22,7 @@ from ..contract import (
     Latent,
     Model,
     Sharding,
+    State,
     Tensor,
     UnknownArchitecture,
 )
@@ -84,6 +85,8 @@ class _Family:
     """Whether the RoPE caches are in float32 whatever the model's dtype is."""
     tower_ropes: tuple[tuple[int, int], ...] = ()
     """Rotary dimension and rows of the RoPE caches of the tower."""
+    tower_heads: int = 0
+    """Attention heads of Qwen's tower; 0 for other towers."""
     expert_size: str = "moe_intermediate_size"
     """The key of an expert's intermediate size. If it is intermediate_size, no layer has a dense MLP."""
     router_float32: bool = False
@@ -194,6 +197,34 @@ def _read_latent(config: _Config) -> Latent:
     return Latent(config["kv_lora_rank"], config["qk_rope_head_dim"], head_size)
 
 
+def _build_hybrid_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Return the layers of Qwen3-Next and Qwen3.5: linear attention, except for each fourth."""
+    interval, linear = config["full_attention_interval"], Attention.LINEAR
+    types = config.get("layer_types") or [
+        linear if (index + 1) % interval else Attention.FULL for index in config.layers
+    ]
+    if len(types) != len(config.layers) or set(types) != {Attention.FULL, linear}:
+        raise FactsError(
+            f"{config.repo}: layer_types in config.json has {len(types)} entries {sorted(set(types))} for "
+            f"{len(config.layers)} layers; the planner knows {Attention.FULL} and {linear}, each in some of them."
+        )
+    keys = config["linear_key_head_dim"] * config["linear_num_key_heads"]
+    values = config["linear_value_head_dim"] * config["linear_num_value_heads"]
+    # QwenGatedDeltaNetAttention (layers/mamba/gdn/qwen_gdn_linear_attn.py).
+    state = State(
+        2 * keys + values,
+        config["linear_conv_kernel_dim"] - 1,
+        values * config["linear_key_head_dim"],
+        config.get("mamba_ssm_dtype"),
+    )
+    return tuple(
+        DecoderLayer(index, Attention.LINEAR, 0, 0, state=state)
+        if kind == linear
+        else DecoderLayer(index, Attention.FULL, config.kv_heads, config.head_size)
+        for index, kind in enumerate(types)
+    )
+
+
 def _build_generic_layers(config: _Config) -> tuple[DecoderLayer, ...]:
     """Return layers with full attention, whose KV cache is at least as large as that of any other attention."""
     size = widen_for_groups(config.get("layer_types"), _read_window(config), config.head_size)
@@ -299,6 +330,16 @@ _QWEN3 = {"head_dim": 128, "use_sliding_window": False, "max_window_layers": 28}
 _QWEN2_MOE = {"use_sliding_window": False, "decoder_sparse_step": 1, "shared_expert_intermediate_size": 5632}
 _QWEN3_MOE = {"use_sliding_window": False, "decoder_sparse_step": 1}
 
+_HYBRID = {
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "partial_rotary_factor": 0.25,
+}
 _DEEPSEEK = {"vocab_size": 102400, "moe_layer_freq": 1, "first_k_dense_replace": 0}
 
 FAMILIES: Mapping[str, _Family] = {
@@ -328,7 +369,7 @@ FAMILIES: Mapping[str, _Family] = {
         {"decoder_sparse_step": 1},
         Sharding.SHARDED,
         every_stage=True,
-        tower_ropes=((36, 8192),),  # qwen3_vl.py: half of each head of 1152 / 16
+        tower_heads=16,
     ),
     "Qwen2MoeForCausalLM": _Family("qwen2_moe", _build_qwen_layers, _QWEN2_MOE, every_stage=True),
     "MixtralForCausalLM": _Family(
@@ -356,6 +397,25 @@ FAMILIES: Mapping[str, _Family] = {
     **dict.fromkeys(
         ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator"),
         _Family("eagle3", _build_uniform_layers, {"max_position_embeddings": 2048}),
+    ),
+    "Qwen3NextForCausalLM": _Family(
+        "qwen3_next", _build_hybrid_layers, _HYBRID | {"decoder_sparse_step": 1}, every_stage=True
+    ),
+    # Qwen3.5, 3.6 and 3.8; qwen3_5.py has no dense layers among those with experts.
+    "Qwen3_5ForCausalLM": _Family("qwen3_5", _build_hybrid_layers, _HYBRID, every_stage=True),
+    "Qwen3_5MoeForCausalLM": _Family(
+        "qwen3_5_moe", _build_hybrid_layers, _HYBRID | {"decoder_sparse_step": 1}, every_stage=True
+    ),
+    "Qwen3_5ForConditionalGeneration": _Family(
+        "qwen3_5", _build_hybrid_layers, _HYBRID, Sharding.SHARDED, every_stage=True, tower_heads=16
+    ),
+    "Qwen3_5MoeForConditionalGeneration": _Family(
+        "qwen3_5_moe",
+        _build_hybrid_layers,
+        _HYBRID | {"decoder_sparse_step": 1},
+        Sharding.SHARDED,
+        every_stage=True,
+        tower_heads=16,
     ),
     "GptOssForCausalLM": _Family(
         "gpt_oss",
@@ -444,7 +504,7 @@ def _interpret(facts: Facts, build_layers: Callable[[_Config], tuple[DecoderLaye
         experts=experts,
         experts_per_token=per_token,
         expert_intermediate_size=expert_size,
-        rope_caches=(*_list_rope_caches(config, layers, family.ropes), *family.tower_ropes),
+        rope_caches=(*_list_rope_caches(config, layers, family.ropes), *_list_tower_ropes(facts, family)),
         per_layer_embedding_size=config.get("hidden_size_per_layer_input") or 0,
         multimodal=has_towers(facts.tensors) if family is GENERIC else family.towers is not Sharding.NOT_LOADED,
         embeddings_on_every_stage=family.every_stage,
@@ -596,7 +656,7 @@ def _list_rope_caches(config: _Config, layers: tuple[DecoderLayer, ...], ropes: 
     # Gemma uses another base for sliding layers than for full ones, even if config.json does not say so.
     split = split or (ropes > 1 and len({layer.attention for layer in layers}) > 1)
     caches: dict[tuple[str, int], tuple[int, int]] = {}
-    for layer in layers:
+    for layer in (layer for layer in layers if not layer.state):
         kind = layer.attention if split else Attention.FULL
         size = config["qk_rope_head_dim"] if layer.attention is Attention.LATENT else layer.head_size
         parameters = given.get(kind, given if not any(key in given for key in Attention) else {})
@@ -604,6 +664,15 @@ def _list_rope_caches(config: _Config, layers: tuple[DecoderLayer, ...], ropes: 
             parameters = legacy
         caches[kind, size] = _size_rope_cache(config, parameters, size)
     return caches.values()
+
+
+def _list_tower_ropes(facts: Facts, family: _Family) -> Iterable[tuple[int, int]]:
+    """Return those of the tower; Qwen's rotates half of each head (qwen3_vl.py)."""
+    yield from family.tower_ropes
+    for tensor in facts.tensors if family.tower_heads else ():
+        if tensor.name.endswith("visual.blocks.*.attn.proj.weight"):
+            # The smallest, of Qwen3.5-0.8B, has 12 heads.
+            yield tensor.shape[0] // (12 if tensor.shape[0] == 768 else family.tower_heads) // 2, 8192
 
 
 def _size_rope_cache(config: _Config, parameters: Mapping[str, Any], head_size: int) -> tuple[int, int]:

@@ -9,21 +9,25 @@ The arithmetic is that of vLLM's v1/core/kv_cache_utils.py (0.19.0; from 0.33.0 
 v1/kv_cache_interface.py; differences between releases are in `vllm_versions`. A drafter's layers are layers of the
 last pipeline rank like the others (0.19.0 v1/spec_decode/eagle.py:1246, load_model, registers them after the model's);
 the tokens that it looks ahead count in neither the check for one request nor the concurrency that vLLM prints. Context
-parallelism, KV connectors and layers without attention occur in no plan and are not covered.
+parallelism and KV connectors occur in no plan and are not covered.
 """
 
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..contract import Arguments, Attention, DecoderLayer, KvCapacity, KvGroup, Model
+from ..contract import Arguments, Attention, DecoderLayer, KvCapacity, KvGroup, Model, State
 from .vllm_versions import (
+    DTYPE_BYTES,
     Behaviour,
     behaviour,
+    caches_prefixes,
     count_batches_in_flight,
     derive_limit,
+    keeps_checkpoints,
     max_model_len,
     max_num_batched_tokens,
 )
@@ -51,6 +55,9 @@ FLASHINFER_MLA_BLOCK_TOKENS = 32
 v1/attention/backends/mla/flashinfer_mla.py:50, the same in 0.33.0. It is the first choice on B200 and B300."""
 LATENT_DTYPES = frozenset({"bfloat16", "float16", "half", "fp8", "fp8_e4m3"})
 """Of a KV cache of latent attention (0.19.0 v1/attention/backends/mla/triton_mla.py, flashmla.py)."""
+CHECKPOINT_TOKENS = 64
+"""A block is a multiple of it where the kernel for linear attention keeps states from inside a prompt
+(FLASHINFER_GDN_CHECKPOINT_ALIGNMENT, 0.33.0 v1/attention/backends/gdn_attn.py:34)."""
 FEW_MORE_LAYERS = 1.5
 """If the largest kind has less than this many times the layers of the smallest kind, groups are as large as the largest
 kind."""
@@ -71,6 +78,8 @@ class Spec:
     element_bytes: int
     block_tokens: int
     padded_page_bytes: int = 0
+    states: int = 0
+    """Of linear attention: how many a request holds, each in a block."""
 
     @property
     def page_bytes(self) -> int:
@@ -89,6 +98,8 @@ class Spec:
         Args:
             in_flight_tokens: tokens of all batches that are computed at once.
         """
+        if self.states:
+            return self.states
         if self.window_tokens is None:
             return _divide_up(request_tokens, self.block_tokens)
         if self.attention is Attention.CHUNKED:
@@ -282,6 +293,12 @@ def _spec(layer: DecoderLayer, model: Model, arguments: Arguments, release: Beha
         raise UnsupportedKvCache(f"the size of a KV cache of dtype {dtype} is not known")
     if layer.attention is Attention.LATENT and dtype not in LATENT_DTYPES:
         raise UnsupportedKvCache(f"no backend for latent attention (MLA) has a KV cache of dtype {dtype}")
+    block, state_page = _align_block(block, model, arguments, dtype, release)
+    if layer.state:
+        kept = caches_prefixes(arguments, release)
+        states = (2 + keeps_checkpoints(arguments, release) if kept else 1) + arguments.drafts
+        tokens = block if kept else max_model_len(model, arguments)
+        return Spec(layer.attention, None, 0, 0, 0, tokens, state_page, states)
     sliding = layer.attention is Attention.SLIDING
     return Spec(
         attention=layer.attention,
@@ -291,6 +308,49 @@ def _spec(layer: DecoderLayer, model: Model, arguments: Arguments, release: Beha
         element_bytes=ELEMENT_BYTES[dtype],
         block_tokens=(release.sliding_block_tokens or block) if sliding else block,
     )
+
+
+def compute_state_bytes(state: State, model: Model, arguments: Arguments) -> int:
+    """Return the bytes that a layer with linear attention keeps of a request on one rank.
+
+    Source: gated_delta_net_state_shape and _mamba_state_dtype, 0.19.0 model_executor/layers/mamba/mamba_utils.py:177
+    and :56; Qwen3_5ForConditionalGenerationConfig, model_executor/models/config.py:663. The same in 0.33.0.
+    """
+    said = arguments.mamba_cache_dtype
+    dtype = model.dtype if said == "auto" else said
+    said = arguments.mamba_ssm_cache_dtype
+    recurrent = (state.dtype or dtype) if said == "auto" else said
+    elements = state.convolution * (state.rows + arguments.drafts), state.recurrent
+    sizes = (count * DTYPE_BYTES[kind] for count, kind in zip(elements, (dtype, recurrent), strict=True))
+    return sum(size // arguments.tensor_parallel_size for size in sizes)
+
+
+def _align_block(
+    block: int, model: Model, arguments: Arguments, kv_cache_dtype: str, release: Behaviour
+) -> tuple[int, int]:
+    """Return the tokens of a block of full attention, and the bytes of its page, 0 without linear attention.
+
+    With linear attention the block is raised until its page is as large as the state, which is padded to it. Source:
+    HybridAttentionMambaModelConfig, 0.19.0 model_executor/models/config.py:156; since 0.20.0 _align_hybrid_block_size,
+    platforms/interface.py. Raises UnsupportedKvCache.
+    """
+    states = {compute_state_bytes(layer.state, model, arguments) for layer in model.layers if layer.state}
+    if not states:
+        return block, 0
+    full = next(layer for layer in model.layers if not layer.state)
+    heads = max(1, full.kv_heads // arguments.tensor_parallel_size)
+    token_bytes = 2 * heads * full.head_size * ELEMENT_BYTES[kv_cache_dtype]
+    multiple = block if release.aligns_to_block else DEFAULT_BLOCK_TOKENS
+    if keeps_checkpoints(arguments, release):
+        multiple = math.lcm(multiple, CHECKPOINT_TOKENS)
+    block = max(block, multiple * _divide_up(max(states), multiple * token_bytes))
+    batch = max_num_batched_tokens(model, arguments, release.version)
+    if release.batch_holds_block and caches_prefixes(arguments, release) and block > batch:
+        raise UnsupportedKvCache(
+            f"with prefix caching a block of {block:,} tokens, as large as the state of linear attention, has to fit "
+            f"into max_num_batched_tokens {batch:,}; raise that, or add --no-enable-prefix-caching"
+        )
+    return block, block * token_bytes
 
 
 def _equalize_pages(specs: Mapping[int, Spec], release: Behaviour) -> dict[int, Spec]:

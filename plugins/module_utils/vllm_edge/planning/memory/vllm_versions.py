@@ -68,6 +68,17 @@ class Behaviour:
     scheme_overrides_dtype: bool = True
     """A kv_cache_scheme of compressed-tensors also replaces an explicit kv_cache_dtype (0.19.0
     model_executor/layers/attention/attention.py:230)."""
+    prefix_caching: bool = False
+    """Prefix caching is on by default with linear attention too."""
+    aligns_to_block: bool = False
+    """The block with linear attention is a multiple of block_size, otherwise of 16."""
+    batch_holds_block: bool = True
+    """With linear attention and prefix caching a batch has to hold a block."""
+    keeps_checkpoints: bool = False
+    """FlashInfer's kernel for linear attention keeps states from inside a prompt, if prefixes are cached."""
+    blocks_limit_sequences: bool = False
+    """With linear attention and CUDA graphs vLLM refuses to start with more sequences than blocks; otherwise it
+    captures smaller batches only (0.19.0 config/compilation.py:1282)."""
     nvfp4_kv_cache: bool = False
     """ModelOpt's `nvfp4` in a checkpoint becomes an NVFP4 KV cache; otherwise it is ignored."""
 
@@ -89,6 +100,8 @@ LAST = (0, 33)
 CHANGES = (
     Change((0, 20), {"graphs_in_budget": True}, "envs.py:1725"),
     Change((0, 20), {"nvfp4_kv_cache": True}, "utils/torch_utils.py:64"),
+    Change((0, 20), {"aligns_to_block": True}, "platforms/interface.py (_align_hybrid_block_size)"),
+    Change((0, 20), {"blocks_limit_sequences": True}, "config/compilation.py:1421"),
     Change((0, 21), {"tokens_by_concurrency": True}, "v1/core/kv_cache_utils.py:1708"),
     Change((0, 22), {"batch_holds_multimodal_item": True}, "engine/arg_utils.py:2528"),
     Change((0, 22), {"scheme_overrides_dtype": False}, "model_executor/layers/attention/attention.py:238"),
@@ -136,6 +149,7 @@ CHANGES = (
     ),
     Change((0, 26), {"first_runner_options": "-logprobs_mode"}, "config/vllm.py:2127"),
     Change((0, 26), {"second_runner_copies_logits": False}, "v1/worker/gpu/sample/sampler.py (apply_sampling_params)"),
+    Change((0, 27), {"batch_holds_block": False}, "config/vllm.py (validate_block_size)"),
     Change((0, 27), {"second_runner": "KimiK3ForConditionalGeneration"}, "config/vllm.py:69"),
     Change((0, 27), {"text_only_needs_no_item": True}, "config/model.py:813"),
     Change((0, 28), {"second_runner": "DeepseekV4ForCausalLM"}, "config/vllm.py:69"),
@@ -144,6 +158,7 @@ CHANGES = (
         {"first_runner_options": "-ec_transfer_config -enable_return_routed_experts"},
         "config/vllm.py:2369",
     ),
+    Change((0, 28), {"prefix_caching": True}, "engine/arg_utils.py:2650"),
     Change((0, 28), {"largest_gpu_tokens": 16384}, "engine/arg_utils.py:2582"),
     Change(
         (0, 29),
@@ -167,6 +182,7 @@ CHANGES = (
     Change((0, 31), {"first_runner_methods": "-draft_model"}, "config/vllm.py (the same function)"),
     Change((0, 32), {"first_runner_methods": "-ngram"}, "config/vllm.py (the same function)"),
     Change((0, 32), {"first_runner_options": "-enable_elastic_ep -mamba_cache_mode"}, "config/vllm.py:2914"),
+    Change((0, 33), {"keeps_checkpoints": True}, "model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py:692"),
 )
 SWITCHES = {
     "second_runner": "VLLM_USE_V2_MODEL_RUNNER",
@@ -235,7 +251,17 @@ def uses_second_runner(model: Model, arguments: Arguments, version: str) -> bool
         return False
     if "unquantized" in words and model.quantization.method != "none":
         return False
-    return "all" in words or model.architecture in words or ("dense" in words and not model.experts)
+    dense = "dense" in words and not (model.experts or model.hybrid)
+    return "all" in words or model.architecture in words or dense
+
+
+def caches_prefixes(arguments: Arguments, release: Behaviour) -> bool:
+    """Return whether an engine with linear attention keeps the states of prefixes (mamba_cache_mode `align`)."""
+    return release.prefix_caching if arguments.enable_prefix_caching is None else arguments.enable_prefix_caching
+
+
+def keeps_checkpoints(arguments: Arguments, release: Behaviour) -> bool:
+    return release.keeps_checkpoints and arguments.flashinfer_states and caches_prefixes(arguments, release)
 
 
 def counts_graphs(model: Model, arguments: Arguments, version: str) -> bool:

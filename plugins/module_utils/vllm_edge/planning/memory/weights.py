@@ -31,8 +31,9 @@ SHARED_LAYERS_WITHOUT_KV = (0, 30)
 TOWERS_ON_FIRST_STAGE = (0, 33)
 """From this release on vLLM's second model runner builds towers on the first stage only (0.33.0
 model_executor/models/interfaces.py:392)."""
-MROPE_FAMILIES, MROPE_ROWS_ONCE = frozenset({"qwen3_vl_moe"}), (0, 32)
-"""Up to 0.31 the RoPE cache of Qwen3-VL's text model has four times the positions (`MRotaryEmbedding`,
+GATES_WHOLE_SINCE = (0, 22)
+MROPE_FAMILIES, MROPE_ROWS_ONCE = frozenset({"qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}), (0, 32)
+"""Up to 0.31 the RoPE cache of the text model of Qwen3-VL and Qwen3.5 has four times the positions (`MRotaryEmbedding`,
 model_executor/layers/rotary_embedding/mrope.py); since 0.32 only if videos are pruned (`mrope_positions_factor`,
 qwen3_vl.py), and no engine of a plan does that."""
 
@@ -83,7 +84,7 @@ def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeig
         read = Fraction(0)
         for component in loaded:
             whole = component.kind == "experts" and arguments.enable_expert_parallel
-            ranks_of_tensor = 1 if whole else arguments.tensor_parallel_size
+            ranks_of_tensor = 1 if whole or _is_whole_gate(component, stage) else arguments.tensor_parallel_size
             size = _count(component, stage) * _compute_bytes_on_rank(component, model, ranks_of_tensor)
             if whole:
                 # Whole experts with all their scales; the first ranks have those that remain (`determine_expert_map`,
@@ -127,11 +128,21 @@ def _is_on(component: Component, stage: _Stage) -> bool:
     if component.kind == "towers":
         # LLaVA's row between the rows of an image belongs to the model itself.
         return stage.towers and (stage.first or not stage.tower_once or component.tensor.name == "image_newline")
+    table = component.kind == "embeddings" and not _is_head(component)
     if stage.model.embeddings_on_every_stage:
-        return True
-    if component.kind == "embeddings" and not _is_head(component):
+        # qwen3_5.py builds head and last norm where they are used, qwen3_next.py the norm only.
+        head = stage.model.family == "qwen3_next" and _is_head(component)
+        return table or head or stage.last or not stage.model.hybrid
+    if table:
         return stage.first or (stage.tied and stage.last)
     return stage.last
+
+
+def _is_whole_gate(component: Component, stage: _Stage) -> bool:
+    """Return whether each rank has all of a gate of linear attention: Marlin takes no part so small (maybe_disable_tp,
+    0.22.0 model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py:616)."""
+    marlin = stage.release >= GATES_WHOLE_SINCE and stage.model.quantization.method in ("awq", "gptq")
+    return marlin and re.search(r"\.in_proj_[ab]\.", component.tensor.name) is not None
 
 
 def _is_read(component: Component, stage: _Stage) -> bool:
@@ -206,7 +217,7 @@ def _compute_rope_bytes(model: Model, arguments: Arguments, release: tuple[int, 
     operators are on unless vLLM compiles, config/vllm.py).
     """
     elements = [size * rows for size, rows in model.rope_caches]
-    if model.family in MROPE_FAMILIES and release < MROPE_ROWS_ONCE:
+    if model.multimodal and model.family in MROPE_FAMILIES and release < MROPE_ROWS_ONCE:
         elements[0] *= 4
     width = 4 if model.rope_float32 or (model.latent and arguments.enforce_eager) else DTYPE_BYTES.get(model.dtype, 2)
     return width * sum(elements)
