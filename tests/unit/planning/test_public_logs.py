@@ -9,6 +9,7 @@ ENGINES are planned as their users would: with the GPU and the arguments, not wi
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -171,15 +172,26 @@ kv_cache_memory_bytes=2619930050
 max_num_batched_tokens=8192 --enable-prefix-caching
 52377383460 Qwen/Qwen3.6-35B-A3B 0.20.0 94.0 .9 65536 - 2.95 75456 kv_cache_dtype=fp8 max_num_seqs=1 \
 max_num_batched_tokens=8192 --enable-prefix-caching
+52000797369 Qwen/Qwen3.6-27B 0.20.0 200.0 .9 65536 - 4.8 36432 kv_cache_dtype=fp8 max_num_seqs=2 \
+max_num_batched_tokens=16384 --enable-prefix-caching -sc.method=mtp --spec-tokens=1
+52227470761 Qwen/Qwen3.6-27B 0.20.0 200.0 .9 131072 - 6.56 49600 kv_cache_dtype=fp8 max_num_seqs=2 \
+max_num_batched_tokens=16384 --enable-prefix-caching -sc.method=qwen3_5_mtp --spec-tokens=3
+56730870618 Qwen/Qwen3.6-35B-A3B 0.21.0 200.0 .9 262144 - 64.69 5463232 kv_cache_dtype=fp8 max_num_seqs=10 \
+max_num_batched_tokens=32768 --enable-prefix-caching -sc.method=mtp --spec-tokens=3
+56757617998 Qwen/Qwen3.6-35B-A3B 0.21.0 200.0 .9 262144 - 66.58 5747892 kv_cache_dtype=fp8 \
+max_num_batched_tokens=65536 --enable-prefix-caching -sc.method=mtp --spec-tokens=2
+56970046574 Qwen/Qwen3.6-35B-A3B 0.21.0 200.0 .9 262144 - 74.76 6455296 kv_cache_dtype=fp8 max_num_seqs=5 \
+max_num_batched_tokens=8192 --enable-prefix-caching -sc.method=mtp --spec-tokens=2
 """
 """Log, model, release, GPU as far as it is known and GiB of CUDA, share, max_model_len, GiB that were loaded, GiB and
 tokens of the KV cache, other arguments. Logs are numbered as an index of public files on GitHub has them; # is an issue
 of vLLM. The A40's GiB are those of an L40S.
 
-Of three hybrids the weights are another checkpoint's, in 4 bits, on a larger GPU. Of 47 that were found these 11 are
-not here: others that are refused (club-3090#142, 55685126685, 69102865712, 54092400981), DeepSeek V4 (#44376,
-63344308021), one planned by bounds (56336202239), and four that do not say enough, or contradict themselves (#21348,
-#17462, 62120644965, 56408971406 at full length).
+Of the hybrids with -sc, and of three others, the weights are another checkpoint's, in 4 bits, on a larger GPU; those
+with 0.21.0 are of 0.20.2 and a nightly build, which print tokens alike. Of 47 that were found these 11 are not here:
+others that are refused (club-3090#142, 55685126685, 69102865712, 54092400981), DeepSeek V4 (#44376, 63344308021), one
+planned by bounds (56336202239), and four that do not say enough, or contradict themselves (#21348, #17462, 62120644965,
+56408971406 at full length).
 """
 DIFFERENT = {
     "61534271581": "not judged: another program took and gave memory of the same pool while vLLM profiled",
@@ -196,12 +208,12 @@ DIFFERENT = {
 def _plan(line: str, kv_gib: float | None = None) -> EnginePlan:
     """The plan of a line of ENGINES, with its share of the GPU or with these GiB of KV cache."""
     _, repo, release, gpu, share, length, _, _, _, *more = line.split()
-    given = dict(word.split("=") for word in more if "=" in word)
+    given = dict(word.split("=") for word in more if re.match(r"\w+=", word))
     variables = {name: value for name, value in given.items() if name.isupper()}
     engine: dict[str, Any] = {key: yaml.safe_load(value) for key, value in given.items() if key not in variables}
     ranks = engine.get("tensor_parallel_size", 1)
     engine |= {"name": "engine", "model": repo, "gpus": list(range(ranks)), "gpu_memory_utilization": float(share)}
-    engine |= {"extra_env": variables, "extra_args": [word for word in more if word.startswith("--")]}
+    engine |= {"extra_env": variables, "extra_args": [word for word in more if word.startswith("-")]}
     if length != "-":
         engine["max_model_len"] = int(length)
     if kv_gib is not None:

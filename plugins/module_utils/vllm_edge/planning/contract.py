@@ -84,9 +84,6 @@ class Facts:
     pooling: bool = False
     """Whether it has modules.json of Sentence Transformers, with which vLLM serves it as an embedding model (`--runner
     pooling`), whatever its architecture is (get_pooling_config, 0.32.0 transformers_utils/config.py)."""
-    drafting: tuple[Tensor, ...] = ()
-    """Tensors of layers for multi-token prediction, which the model itself does not load. Only facts of a Model have
-    them apart from the others."""
 
 
 class Attention(StrEnum):
@@ -243,6 +240,8 @@ class Model:
     """Whether the KV cache takes no less than what is planned; for `generic` only."""
     latent: Latent | None = None
     """If the attention of all layers is latent."""
+    drafting: tuple[Tensor, ...] = ()
+    """Tensors of layers for multi-token prediction, which the model itself does not load; `facts` lacks them."""
     drafter: Model | None = None
     """What drafts tokens for it, without what both share: layers for multi-token prediction, or a checkpoint of its
     own."""

@@ -256,7 +256,7 @@ def _parse_engine(
     capability = find_weakest(gpus[slot] for slot in slots).compute_capability
     model = models[str(engine["model"])]
     model = replace(model, dtype=resolve_model_dtype(model, arguments.dtype, capability))
-    model, arguments = add_drafter(model, arguments, models)
+    model, arguments = add_drafter(model, arguments, models, release.number)
     kv_cache_dtype = resolve_dtype(model, arguments, release.version)
     block_size = choose_block_size(model, kv_cache_dtype, capability)
     # 0.33.0 model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py:148, with the CUDA 13 of vLLM's images.

@@ -23,6 +23,9 @@ from .memory.vllm_versions import derive_limit
 METHODS = frozenset({"mtp", "eagle", "eagle3", "draft_model", "ngram", "suffix"})
 SHORT = {"--spec-method": "method", "--spec-model": "model", "--spec-tokens": "num_speculative_tokens"}
 """Options since 0.22, and the keys that they set (engine/arg_utils.py, create_speculative_config)."""
+NVFP4_MTP_SINCE = (0, 20)
+"""0.19.0 takes mtp.fc for NVFP4 too, which ModelOpt leaves in BF16 (model_executor/models/qwen3_5_mtp.py,
+vllm-project/vllm#38650)."""
 VERIFIED_BYTES_PER_LOGIT = 16
 """For each draft in the first model runner: logits and their selection (2 B each), the latter in fp32 twice, and
 probabilities (4 B; 0.19.0 v1/sample/rejection_sampler.py:115-150)."""
@@ -81,7 +84,9 @@ def _resolve_method(method: str, draft: str) -> str:
     return method or named
 
 
-def add_drafter(model: Model, arguments: Arguments, models: Mapping[str, Model]) -> tuple[Model, Arguments]:
+def add_drafter(
+    model: Model, arguments: Arguments, models: Mapping[str, Model], release: tuple[int, int]
+) -> tuple[Model, Arguments]:
     """Return the model with what drafts tokens for it, and the arguments with why the plan does not count that.
 
     Args:
@@ -100,7 +105,7 @@ def add_drafter(model: Model, arguments: Arguments, models: Mapping[str, Model])
         if draft is None:
             records = "playbooks/record_facts.yml or vllm-edge facts records"
             uncounted = f"the draft {shown(asked.draft)} without facts, which {records}"
-        elif asked.method == "mtp" or draft.facts.drafting:
+        elif asked.method == "mtp" or draft.drafting:
             asked = replace(asked, method="mtp")
             try:
                 drafter = interpret_drafting(draft)
@@ -111,7 +116,7 @@ def add_drafter(model: Model, arguments: Arguments, models: Mapping[str, Model])
         else:
             drafter = draft
     if drafter and not uncounted:
-        uncounted = _find_obstacle(model, drafter, arguments, asked)
+        uncounted = _find_obstacle(model, drafter, arguments, asked, release)
     if drafter and not uncounted:
         alike = _describe_rope(drafter) == _describe_rope(model)
         if asked.method.startswith("eagle") and not alike:
@@ -127,11 +132,15 @@ def add_drafter(model: Model, arguments: Arguments, models: Mapping[str, Model])
     return model, replace(arguments, speculation=asked)
 
 
-def _find_obstacle(model: Model, drafter: Model, arguments: Arguments, asked: Speculation) -> str:
+def _find_obstacle(
+    model: Model, drafter: Model, arguments: Arguments, asked: Speculation, release: tuple[int, int]
+) -> str:
     """Return why a drafter cannot be counted; empty if it can."""
     size, length = arguments.tensor_parallel_size, arguments.max_model_len or derive_limit(model)
     if arguments.pipeline_parallel_size > 1:
         return "a drafter in a pipeline"
+    if release < NVFP4_MTP_SINCE and drafter.quantization.method == "modelopt_fp4":
+        return f"layers for multi-token prediction in NVFP4, which vLLM {release[0]}.{release[1]} does not load"
     if asked.ranks not in (0, size):
         return f"draft_tensor_parallel_size {asked.ranks} beside tensor_parallel_size {size}"
     if drafter.query_heads % size:

@@ -482,9 +482,10 @@ def _interpret(facts: Facts, build_layers: Callable[[_Config], tuple[DecoderLaye
         facts, config = _bound_unknown(facts, config, architecture)
     layers = (build_layers or family.layers)(config)
     latent = _read_latent(config) if family.layers is _build_latent_layers else None
+    drafting: tuple[Tensor, ...] = ()
     if family is not GENERIC and (latent or any(_DRAFTING.search(tensor.name) for tensor in facts.tensors)):
         kept, drafting = split_drafting(facts.tensors, len(layers))
-        facts = replace(facts, tensors=kept, drafting=drafting)
+        facts = replace(facts, tensors=kept)
     if family.name == "eagle3":
         facts = replace(facts, tensors=tuple(_name_middle_layer(tensor) for tensor in facts.tensors))
     experts, per_token, expert_size = _read_experts(config, family)
@@ -513,6 +514,7 @@ def _interpret(facts: Facts, build_layers: Callable[[_Config], tuple[DecoderLaye
         generic=family is GENERIC,
         kv_cache_exact=family is not GENERIC or is_kv_cache_exact(config.values, facts.tensors, _read_window(config)),
         latent=latent,
+        drafting=drafting,
     )
     tied = bool(config.get("tie_word_embeddings"))
     if family.name == "eagle3":
@@ -554,9 +556,7 @@ def interpret_drafting(model: Model) -> Model:
     v1/worker/gpu/spec_decode/eagle/utils.py). Raises FactsError if there are none, or a tensor is not known.
     """
     tensors = tuple(
-        tensor
-        for tensor in model.facts.drafting
-        if not re.search(r"(shared_head\.head|embed_tokens)\.weight$", tensor.name)
+        tensor for tensor in model.drafting if not re.search(r"(shared_head\.head|embed_tokens)\.weight$", tensor.name)
     )
     layers = {layer for tensor in tensors for layer in tensor.layers or ()}
     if not layers:
@@ -564,7 +564,7 @@ def interpret_drafting(model: Model) -> Model:
     said = {"num_hidden_layers": len(layers), "first_k_dense_replace": 0, "tie_word_embeddings": True}
     text = model.facts.config.get("text_config") or {}
     config = {**model.facts.config, **said, **({"text_config": {**text, **said}} if text else {})}
-    facts = replace(model.facts, config=config, tensors=tensors, drafting=())
+    facts = replace(model.facts, config=config, tensors=tensors)
     found = interpret(facts, None if model.latent else _build_full_layers)
     return replace(found, rope_caches=(), multimodal=False)
 
