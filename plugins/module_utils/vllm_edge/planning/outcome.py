@@ -149,7 +149,7 @@ def _compute_ranks(engine: Engine, end: End) -> tuple[Rank, ...]:
         loaded = overhead.allocator(model, text_only=arguments.language_model_only) + rank.bytes
         if model.drafter and model.drafter.family == "eagle3":
             # vLLM shares its table of embeddings if all values are those of the model's own.
-            loaded = replace(loaded, low=loaded.low - rank.by_kind["drafter_embeddings"])
+            loaded = replace(loaded, low=loaded.low - rank.by_kind.get("drafter_embeddings", 0))
         if model.generic:
             whole = per_rank(model, Arguments(), release.version)[0]
             loaded = generic.bound_weights(loaded.high, whole.bytes, len(engine.slots))
