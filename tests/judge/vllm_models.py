@@ -92,15 +92,17 @@ mla.MLAAttention = LatentAttention
 # The norm of linear attention is made on the device of the platform.
 current_platform.current_device = lambda: "meta"
 try:
-    from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention as Linear
+    from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as gdn
 
-    on_any = Linear.maybe_disable_tp
+    if int(vllm.__version__.split(".")[1]) == 22:  # whose AWQ has a class of its own for a CPU
+        gdn.AWQMarlinConfig = importlib.import_module(f"{fp8.__package__}.cpu_wna16").CPUAWQConfig
+    on_any = gdn.QwenGatedDeltaNetAttention.maybe_disable_tp
 
     def on_cuda(*given: Any) -> Any:
         with mock.patch.object(type(current_platform), "is_cuda", lambda _: True):
             return on_any(*given)
 
-    Linear.maybe_disable_tp = on_cuda
+    gdn.QwenGatedDeltaNetAttention.maybe_disable_tp = on_cuda
 except ImportError:
     pass  # since 0.22
 # Activation functions that older releases look up when they build a layer, and that the CPU build does not have.

@@ -43,7 +43,7 @@ class Command:
 
 
 COMMANDS: list[Command] = []
-"""In the order of `--help`, which is that of the functions below."""
+"""In the order of `--help`, which is that in which `command` registers them below."""
 
 
 def command(
@@ -328,10 +328,6 @@ SOURCE = (
 )
 
 
-def _parse_release(text: str) -> str:
-    return text.removeprefix("v")  # as images are tagged
-
-
 def _parse_gpu_memory(text: str) -> int:
     mib = above_zero(int)(text)
     if mib < LEAST_GPU_MIB:
@@ -348,7 +344,7 @@ GPUS = (
     option("--gpu-bandwidth", type=above_zero(float), metavar="GB/S", help="of a GPU's memory, in GB/s"),
     option(
         "--vllm",
-        type=_parse_release,
+        type=lambda text: text.removeprefix("v"),  # as images are tagged
         default="0.32.0",
         metavar="RELEASE",
         help="release of vLLM (default: %(default)s)",
@@ -363,7 +359,13 @@ _MODEL = (
 MODEL = option("--model", required=True, metavar="MODEL", help=_MODEL)
 
 
-@command(
+def _run_planner(options: Options, paths: HostPaths) -> int:
+    from .planning import command as planning
+
+    return planning.run(options.command.name, options)
+
+
+command(
     "plan",
     "plan one model on some GPUs, anywhere",
     option("--model", metavar="MODEL", help=f"{_MODEL}; as with vLLM it may also stand alone"),
@@ -379,14 +381,8 @@ MODEL = option("--model", required=True, metavar="MODEL", help=_MODEL)
         "--language-model-only (also --text-only), --limit-mm-per-prompt, --no-async-scheduling; of others that change "
         "the memory, such as --enable-lora or --speculative-config, the plan says that it does not count them."
     ),
-)
-def _run_plan(options: Options, paths: HostPaths) -> int:
-    from .planning import command as planning
-
-    return planning.run("plan", options)
-
-
-@command(
+)(_run_planner)
+command(
     "advise",
     "rank the profiles of some models on some GPUs, on any machine",
     option("--model", required=True, action="append", metavar="MODEL", help=f"{_MODEL}; may be repeated"),
@@ -399,25 +395,15 @@ def _run_plan(options: Options, paths: HostPaths) -> int:
     option("--max-num-seqs", metavar="N,...", help="requests that an engine runs at once (default: 16)"),
     option("--main", metavar="NAME", help="model of the main engine: the last part of its name"),
     anywhere=True,
-)
-def _run_advise(options: Options, paths: HostPaths) -> int:
-    from .planning import command as planning
-
-    return planning.run("advise", options)
-
-
-@command(
+)(_run_planner)
+command(
     "facts",
     "print the facts of a checkpoint as JSON, anywhere",
     MODEL,
     option("--repo", metavar="OWNER/NAME", help="name to record it under"),
     *SOURCE,
     anywhere=True,
-)
-def _run_facts(options: Options, paths: HostPaths) -> int:
-    from .planning import command as planning
-
-    return planning.run("facts", options)
+)(_run_planner)
 
 
 @command(

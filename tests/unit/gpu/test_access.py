@@ -112,32 +112,29 @@ def test_containers_of_the_hook_are_at_risk_and_those_of_cdi_are_not(host: Host)
     assert host.look() == found, "without a /dev/char"
 
 
-@pytest.mark.parametrize("kept_by", ["links in /dev/char", "cgroupfs"])
-def test_a_host_that_keeps_the_gpus_over_a_reload(host: Host, kept_by: str) -> None:
-    if kept_by == "cgroupfs":
-        host.answers["info"] = Ran(0, "cgroupfs\n")
-    else:
-        (host.root / "dev/char/195:255").symlink_to("../nvidiactl")
-    found = host.look()
-    assert (found.by_hook, found.at_risk, found.risk) == (("notebook", "trainer"), (), "")
-
-
-def test_containers_that_have_ended_are_left_out(host: Host) -> None:
+def end_trainer(host: Host) -> None:
     host.listed[1]["State"]["Pid"] = 0
-    error = "Error response from daemon: No such container: 4f6c"
-    host.answers["inspect"] = Ran(1, json.dumps(host.listed), error)
-    assert host.look().at_risk == ("notebook",)
+    host.answers["inspect"] = Ran(1, json.dumps(host.listed), "Error response from daemon: No such container: 4f6c")
 
 
-def test_no_container_runs(host: Host) -> None:
-    host.listed = []
-    assert host.look() == Access(reload_safe=True)
-    assert "inspect" not in host.asked
-
-
-def test_a_docker_that_systemd_does_not_know(host: Host) -> None:
-    host.unit = "LoadState=not-found\nActiveState=inactive\n"
-    assert host.look().at_risk
+@pytest.mark.parametrize(
+    ("changes", "at_risk"),
+    [
+        (lambda host: (host.root / "dev/char/195:255").symlink_to("../nvidiactl"), ()),
+        (lambda host: host.answers.update(info=Ran(0, "cgroupfs\n")), ()),
+        (lambda host: (host.listed.clear(), host.answers.update(inspect=Ran(1))), ()),
+        (end_trainer, ("notebook",)),
+        # A Docker that systemd does not know.
+        (lambda host: setattr(host, "unit", "LoadState=not-found\nActiveState=inactive\n"), ("notebook", "trainer")),
+    ],
+)
+def test_what_a_host_keeps_over_a_reload(
+    host: Host, changes: Callable[[Host], object], at_risk: tuple[str, ...]
+) -> None:
+    changes(host)
+    found = host.look()
+    assert (found.at_risk, bool(found.risk)) == (at_risk, bool(at_risk))
+    assert found.by_hook == (at_risk or (("notebook", "trainer") if host.listed else ()))
 
 
 @pytest.mark.parametrize("state", ["inactive", "failed", "deactivating"])

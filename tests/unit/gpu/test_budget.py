@@ -186,54 +186,44 @@ def test_budgets_that_are_refused(budgets: dict[str, Any], teaches: str) -> None
 # ---- standing still ---------------------------------------------------------------------------------------------
 
 
-def settle_over(
-    samples: list[GpuReading], owners: dict[int, Owner], budget: int, timeout_s: float
-) -> tuple[Any, float]:
-    """Settle over prepared samples, one a second; the last one repeats."""
+STILL, OVER = gpu(100, (7, 100)), gpu(500, (7, 500))
+HAS_ENDED = Owner("unknown", reason=ENDED)
+
+
+@pytest.mark.parametrize(
+    ("samples", "owner", "budget", "timeout_s", "expected"),
+    [
+        pytest.param([STILL], OURS, 200, 30, (True, 2, 1.0, 0), id="two equal samples"),
+        pytest.param([STILL], OURS, 200, 0, (False, 1, 0.0, 0), id="no time"),
+        *(
+            pytest.param(
+                [gpu(1000 + step * n, (7, 1000)) for n in range(4)], OURS, 20000, 30, expected, id=f"{step} MiB more"
+            )
+            for step, expected in ((15, (True, 2, 1.0, 0)), (16, (True, 5, 4.0, 0)))
+        ),
+        pytest.param(
+            [gpu(1000 * n, (7, 1000 * n)) for n in range(20)], OURS, 20000, 5, (False, 6, 5.0, 0), id="never still"
+        ),
+        pytest.param([gpu(500)] * 6 + [gpu(0)], OURS, 0, 30, (True, 8, 7.0, 0), id="what no process holds has time"),
+        pytest.param([gpu(500)], OURS, 0, 10, (True, 11, 10.0, 1), id="what stays is an orphan"),
+        pytest.param([OVER], OURS, 400, 30, (True, 2, 1.0, 1), id="a process is not waited for"),
+        pytest.param(
+            [OVER] * 2 + [gpu(0)], HAS_ENDED, 0, 30, (True, 4, 3.0, 0), id="one that ended is looked at again"
+        ),
+    ],
+)
+def test_samples_are_taken_until_the_memory_stands_still(
+    samples: list[GpuReading], owner: Owner, budget: int, timeout_s: float, expected: tuple[bool, int, float, int]
+) -> None:
+    """One a second; the last one repeats, and is the one that is judged."""
     clock, limits = Clock(), Limits({"GPU-0": budget}, {})
     clock.now = 0.0
 
     def read() -> HostReading:
         return HostReading("580", (samples[min(int(clock.now), len(samples) - 1)],))
 
-    def judge(reading: HostReading) -> Evaluation:
-        return evaluate(reading.gpus, owners, limits)
-
-    return settle(read, judge, timeout_s, clock=clock, sleep=clock.sleep), clock.now
-
-
-@pytest.mark.parametrize(("timeout_s", "samples", "seconds"), [(30, 2, 1.0), (0, 1, 0.0)])
-def test_two_equal_samples_settle(timeout_s: float, samples: int, seconds: float) -> None:
-    result, took = settle_over([gpu(100, (7, 100))], {7: OURS}, 200, timeout_s)
-    assert (result.settled, result.samples, took) == (samples == 2, samples, seconds)
-
-
-@pytest.mark.parametrize(("step", "settles_after"), [(15, 2), (16, 5)])
-def test_samples_that_differ_by_16_mib_are_not_equal(step: int, settles_after: int) -> None:
-    samples = [gpu(1000 + step * n, (7, 1000)) for n in range(4)]
-    result, _ = settle_over(samples, {7: OURS}, 20000, 30)
-    assert result.samples == settles_after
-
-
-def test_memory_that_never_stands_still_is_judged_at_the_deadline() -> None:
-    samples = [gpu(1000 * n, (7, 1000 * n)) for n in range(20)]
-    result, took = settle_over(samples, {7: OURS}, 20000, 5)
-    assert (result.settled, took) == (False, 5.0)
-    assert result.evaluation.gpus[0].engine_mib == 5000
-
-
-def test_memory_without_a_process_gets_time_to_come_back() -> None:
-    result, took = settle_over([gpu(500)] * 6 + [gpu(0)], {}, 0, 30)
-    assert (result.settled, result.evaluation.failures, took) == (True, (), 7.0)
-    # What stays is an orphan at the deadline.
-    result, took = settle_over([gpu(500)], {}, 0, 10)
-    assert (result.settled, len(result.evaluation.failures), took) == (True, 1, 10.0)
-    assert "500 MiB by no process" in result.evaluation.message
-
-
-def test_a_process_over_budget_is_not_waited_for_but_one_that_ended_is_looked_at_again() -> None:
-    result, took = settle_over([gpu(500, (7, 500))], {7: OURS}, 400, 30)
-    assert (len(result.evaluation.failures), took) == (1, 1.0)
-    samples = [gpu(500, (7, 500))] * 2 + [gpu(0)]
-    result, _ = settle_over(samples, {7: Owner("unknown", reason=ENDED)}, 0, 30)
-    assert result.evaluation.failures == ()
+    found = settle(
+        read, lambda seen: evaluate(seen.gpus, {7: owner}, limits), timeout_s, clock=clock, sleep=clock.sleep
+    )
+    assert (found.settled, found.samples, clock.now, len(found.evaluation.failures)) == expected
+    assert found.evaluation.gpus[0].reading == read().gpus[0]

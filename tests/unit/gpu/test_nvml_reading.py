@@ -83,9 +83,7 @@ def test_an_error_of_a_gpu_is_a_sentence_with_a_remedy(gpus: LabRoot) -> None:
     assert failure.sentence == ERRORS[code][0].format(gpu=f"{UUIDS[2]} (NVIDIA L4 at 00000000:B1:00.0)")
     assert failure.remedy == ERRORS[code][1]
     assert str(failure) == f"{failure.sentence} {failure.remedy}"
-
-
-def test_an_error_without_a_text_of_its_own_keeps_its_code(gpus: LabRoot) -> None:
+    # One without a text of its own keeps its code.
     gpus.set_fault(0, "nvml-error", "FREQ_NOT_SUPPORTED")
     with open_nvml() as session, pytest.raises(NvmlFailure, match="NVML answered FREQ_NOT_SUPPORTED for GPU-"):
         session.read()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.gpu import owners
-from ansible.module_utils.vllm_edge.gpu.owners import ContainerRef, Owner, decide_owner, parse_cgroup, parse_unit
+from ansible.module_utils.vllm_edge.gpu.owners import ContainerRef, Owner, decide_owner, parse_cgroup
 from ansible.module_utils.vllm_edge.names import LABEL_SIDECAR
 from ansible.module_utils.vllm_edge.switch.model import Interrupted
 from ansible.module_utils.vllm_edge.system import process
@@ -45,20 +45,9 @@ def test_container_of_a_cgroup(cgroup: str, around: frozenset[str], expected: Co
     assert parse_cgroup(cgroup, around) == expected
 
 
-@pytest.mark.parametrize(
-    ("cgroup", "expected"),
-    [
-        ("0::/system.slice/gdm.service", "gdm.service"),
-        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/jupyter.service", "jupyter.service"),
-        ("1:name=systemd:/user.slice\n0::/user.slice/session-3.scope", None),
-    ],
-)
-def test_unit_of_a_process_of_the_host(cgroup: str, expected: str | None) -> None:
-    assert parse_unit(cgroup) == expected
-
-
 KNOWN = {A: Container(A, "vllm-e2b", "running", {"vllm-edge.engine": "e2b"}), B: Container(B, "notebook", "running")}
 BESIDE = {A: Container(A, "vllm-edge-bench", "running", {LABEL_SIDECAR: "bench"})}
+USER = "user.slice/user-1000.slice/user@1000.service"
 UNREACHABLE = Owner("unknown", A[:12], None, f"Docker cannot say whose container {A[:12]} is: it does not answer")
 
 
@@ -71,6 +60,10 @@ UNREACHABLE = Owner("unknown", A[:12], None, f"Docker cannot say whose container
         pytest.param(f"0::/docker/{C}", KNOWN, Owner("foreign", C[:12]), id="Docker does not know it"),
         pytest.param(f"0::/libpod-{A}.scope", KNOWN, Owner("foreign", f"podman:{A[:12]}"), id="podman, same id"),
         pytest.param("0::/system.slice/x.service", KNOWN, Owner("foreign", None, "x.service"), id="host's service"),
+        pytest.param(
+            f"0::/{USER}/app.slice/x.service", KNOWN, Owner("foreign", None, "x.service"), id="user's service"
+        ),
+        pytest.param("1:name=systemd:/user.slice\n0::/user.slice/s-3.scope", KNOWN, Owner("foreign"), id="no service"),
         pytest.param(None, KNOWN, Owner("unknown", reason=owners.ENDED), id="gone"),
         pytest.param(
             f"0::/docker/{A}", "it does not answer", UNREACHABLE, id="Docker unreachable: unknown, not foreign"
@@ -82,7 +75,13 @@ def test_owner(cgroup: str | None, docker: Any, expected: Owner) -> None:
     assert decide_owner(cgroup, NOWHERE, lambda: docker) == expected
 
 
-def test_docker_is_asked_once_for_many_processes(docker_api: Any, processes: Any) -> None:
+def test_docker_is_asked_once_for_many_processes_and_left_alone_if_none_is_in_a_container(
+    docker_api: Any, processes: Any
+) -> None:
+    processes.belongs(100, "/system.slice/gdm.service")
+    service, ended = Owner("foreign", None, "gdm.service"), Owner("unknown", reason=owners.ENDED)
+    assert owners.find_owners([100, 4242]) == {100: service, 4242: ended}
+    assert docker_api == []
     processes.engine(101)
     processes.somebody(102)
     assert owners.find_owners([101, 102]) == {
@@ -90,13 +89,6 @@ def test_docker_is_asked_once_for_many_processes(docker_api: Any, processes: Any
         102: Owner("foreign", "someones-notebook"),
     }
     assert docker_api == ["listed"]
-
-
-def test_docker_is_left_alone_when_no_process_is_in_a_container(docker_api: Any, processes: Any) -> None:
-    processes.belongs(101, "/system.slice/gdm.service")
-    service, ended = Owner("foreign", None, "gdm.service"), Owner("unknown", reason=owners.ENDED)
-    assert owners.find_owners([101, 4242]) == {101: service, 4242: ended}
-    assert docker_api == []
 
 
 def test_unreachable_docker_is_a_sentence(no_docker: None) -> None:

@@ -365,6 +365,23 @@ for _name, _without in _WITHOUT_LINEAR.items():
         **CONFIGS["Qwen/Qwen3.5-4B"],
         "quantization_config": {**QUANTIZED[_name], **_without},
     }
+# As "nvidia/Qwen3.6-35B-A3B-NVFP4": attention in FP8, MLPs in NVFP4.
+_MIXED = {
+    f"model.language_model.layers.{index}.{part}": {"quant_algo": algorithm}
+    for index in range(32)
+    for part, algorithm in {
+        **dict.fromkeys((f"linear_attn.{part}" for part in ("in_proj_qkv", "in_proj_z", "out_proj")), "FP8"),
+        **dict.fromkeys((f"self_attn.{part}_proj" for part in "qkvo"), "FP8"),
+        **dict.fromkeys((f"mlp.{part}_proj" for part in ("gate", "up", "down")), "NVFP4"),
+    }.items()
+}
+CONFIGS["Qwen3.5-4B, FP8 and NVFP4"] = {
+    **CONFIGS["Qwen/Qwen3.5-4B"],
+    "quantization_config": {
+        **{"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": _MIXED},
+        **{"ignore": [], "producer": {"name": "modelopt", "version": "0.44.0"}},
+    },
+}
 CONFIGS["Qwen2-57B-A14B-Instruct, FP8 by channel"] = {
     **CONFIGS["Qwen/Qwen2-57B-A14B-Instruct"],
     "quantization_config": QUANTIZED["Qwen2.5-7B-Instruct, FP8 by channel"],
@@ -496,12 +513,25 @@ def headers(made: Mapping[str, Any]) -> Iterator[Header]:
 
 def _quantize(how: Mapping[str, Any] | None, name: str, dtype: str, shape: tuple[int, ...]) -> Iterator[Header]:
     """A linear weight as the quantizers of QUANTIZED store it; everything else as it is."""
-    listed = [*(how or {}).get("modules_to_not_convert", ()), *(how or {}).get("dynamic", ())]
-    kept = any(word.strip("-:.*") in name for word in [*listed, *(how or {}).get("ignore", ())])
-    if how is None or how.get("quant_method") in ("fp8", "mxfp4") or kept or not name.endswith("_proj.weight"):
+    layers, base = (how or {}).get("quantized_layers", {}), name.removesuffix(".weight")
+    if base in layers and layers[base]["quant_algo"] == "FP8":
+        yield name, "F8_E4M3", shape
+        yield f"{name}_scale", "F32", ()
+        yield f"{base}.input_scale", "F32", ()
+        return
+    if (
+        how is None
+        or (layers and base not in layers)
+        or how["quant_method"] in ("fp8", "mxfp4")
+        or not name.endswith("_proj.weight")
+    ):
         yield name, dtype, shape
         return
-    base, (rows, columns) = name.removesuffix(".weight"), shape
+    listed = (*how.get("modules_to_not_convert", ()), *how.get("dynamic", ()), *how.get("ignore", ()))
+    if any(word.strip("-:.*") in name for word in listed):
+        yield name, dtype, shape
+        return
+    rows, columns = shape
     if how["quant_method"] == "modelopt":
         yield name, "U8", (rows, columns // 2)
         yield f"{name}_scale", "F8_E4M3", (rows, columns // 16)

@@ -23,7 +23,8 @@ def together(name: str, gpu: float, requests: int, context: int = 256, size: int
 
 def alone(name: str, gpu: float) -> float:
     chosen, arguments = model(name), planner.arguments_of(engine(name))
-    return decode.estimate(chosen, arguments, weights.per_rank(chosen, arguments, REFERENCE), gpu).mid
+    found = decode.estimate(chosen, arguments, weights.per_rank(chosen, arguments, REFERENCE), gpu)
+    return found.mid if found else 0.0
 
 
 @pytest.mark.parametrize(("requests", "measured"), [(4, 383), (16, 1221), (32, 2071)])

@@ -9,7 +9,7 @@ from typing import Any
 import published
 import pytest
 from ansible.module_utils.vllm_edge.planning import feasibility
-from ansible.module_utils.vllm_edge.planning.contract import Arguments, Facts, Model, Quantization, Verdict
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Facts, Model, Quantization, Tensor, Verdict
 from ansible.module_utils.vllm_edge.planning.memory.vllm_versions import behaviour
 from checkpoints import DEFAULT, L4, model
 
@@ -26,6 +26,10 @@ W4A8 = {
     "facts": Facts("", "", {}, (), {"config_groups": {"group_0": _GROUP}}),
 }
 EXPERTS = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+
+
+MIXED, HEAD = "Qwen3.5-4B, FP8 and NVFP4", Facts("", "", {}, (Tensor("lm_head.weight_scale", "F8_E4M3", (64, 4)),))
+W4A16 = Facts("", "", {}, (), {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"})
 
 
 def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any) -> feasibility.Engine:
@@ -56,6 +60,9 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
 @pytest.mark.parametrize(
     ("name", "more", "said"),
     [
+        ("31b-bf16", {"max_num_batched_tokens": 512, "max_num_seqs": 1024}, "less than the 2,496 tokens of a video"),
+        ("31b-bf16", {"max_num_batched_tokens": 512, "without_videos": True}, ""),
+        ("e4b", {"max_num_batched_tokens": 512, "max_num_seqs": 1024}, "512 is less than max_num_seqs 1,024"),
         ("31b-bf16", {"version": "0.20.2", "pipeline_parallel_size": 2}, "#40786"),
         ("31b-bf16", {"version": "0.21.0", "pipeline_parallel_size": 2}, ""),
         ("31b-bf16", {"version": "0.20.2", "extra_args": ("--speculative-config={}",)}, "#41745"),
@@ -67,6 +74,12 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         # 2112 is 33 x 64: what Marlin takes in FP4, and would not in integers.
         ("26b-nvfp4", {"version": "0.19.0"}, ""),
         ("31b-bf16", {"tensor_parallel_size": 3}, "query heads 32 is not divisible"),
+        (MIXED, {"version": "0.23.0", "gpu": "NVIDIA A10"}, "modelopt_mixed needs compute capability 8.9"),
+        (MIXED, {"version": "0.24.0", "gpu": "NVIDIA A10"}, ""),
+        (MIXED, {"version": "0.22.0", "facts": HEAD}, "a quantized lm_head, which came with 0.23.0"),
+        (MIXED, {"version": "0.23.0", "facts": HEAD}, ""),
+        ("Qwen3.5-4B, modelopt", {"version": "0.20.0", "facts": W4A16}, "W4A16_NVFP4, which came with 0.21.0"),
+        ("Qwen3.5-4B, modelopt", {"version": "0.21.0", "facts": W4A16}, ""),
         (
             "26b-nvfp4",
             {"version": "0.19.0", "tensor_parallel_size": 2},

@@ -336,7 +336,7 @@ COUNTED = {"image": 0, "video": {"count": 0}, "audio": 0}
 
 def test_an_engine_for_text_only_has_the_memory_of_the_encoders_for_its_kv_cache() -> None:
     """With the tokens of a batch stated, since text only also makes the default smaller."""
-    wanted = {**NVFP4_TP2, "max_num_batched_tokens": 2048, "gpu_memory_utilization": 0.95}
+    wanted = {**NVFP4_TP2, "max_num_batched_tokens": 2496, "gpu_memory_utilization": 0.95}
     limits: tuple[dict[str, Any], ...] = ({}, {"limit_mm_per_prompt": COUNTED})
     all_of_it, text = (plan_of({**wanted, **more}, DEFAULT).gpus[0] for more in limits)
     assert (all_of_it.weights_bytes - text.weights_bytes) / MIB == pytest.approx(1098, abs=1)

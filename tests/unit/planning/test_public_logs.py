@@ -170,6 +170,7 @@ kv_cache_memory_bytes=2619930050
 54064687355 Qwen3.5-2B 0.19.1 94.0 .9 8192 - 75.09 1640160
 61544841280 Qwen/Qwen3.6-27B 0.24.0 200.0 .7 262144 - 47.84 1505068 kv_cache_dtype=fp8 \
 max_num_batched_tokens=8192 --enable-prefix-caching
+61652519493 Qwen/Qwen3.6-27B 0.28.0 200.0 .95 196608 - 7.33 227886 kv_cache_dtype=fp8 max_num_seqs=1
 52377383460 Qwen/Qwen3.6-35B-A3B 0.20.0 94.0 .9 65536 - 2.95 75456 kv_cache_dtype=fp8 max_num_seqs=1 \
 max_num_batched_tokens=8192 --enable-prefix-caching
 52000797369 Qwen/Qwen3.6-27B 0.20.0 200.0 .9 65536 - 4.8 36432 kv_cache_dtype=fp8 max_num_seqs=2 \
@@ -187,11 +188,11 @@ max_num_batched_tokens=8192 --enable-prefix-caching -sc.method=mtp --spec-tokens
 tokens of the KV cache, other arguments. Logs are numbered as an index of public files on GitHub has them; # is an issue
 of vLLM. The A40's GiB are those of an L40S.
 
-Of the hybrids with -sc, and of three others, the weights are another checkpoint's, in 4 bits, on a larger GPU; those
-with 0.21.0 are of 0.20.2 and a nightly build, which print tokens alike. Of 47 that were found these 11 are not here:
-others that are refused (club-3090#142, 55685126685, 69102865712, 54092400981), DeepSeek V4 (#44376, 63344308021), one
-planned by bounds (56336202239), and four that do not say enough, or contradict themselves (#21348, #17462, 62120644965,
-56408971406 at full length).
+Of the hybrids with -sc, and of four others, the weights are another checkpoint's, in 4 bits, on a larger GPU; one ran a
+build after 0.26, and those with 0.21.0 are of 0.20.2 and a nightly build, which print tokens alike. Of 47 that were
+found these 11 are not here: others that are refused (club-3090#142, 55685126685, 69102865712, 54092400981), DeepSeek V4
+(#44376, 63344308021), one planned by bounds (56336202239), and four that do not say enough, or contradict themselves
+(#21348, #17462, 62120644965, 56408971406 at full length).
 """
 DIFFERENT = {
     "61534271581": "not judged: another program took and gave memory of the same pool while vLLM profiled",

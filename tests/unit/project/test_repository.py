@@ -15,16 +15,16 @@ import yaml
 from helpers import ROOT, list_files
 
 LINES = {
-    "plugins": 44_500,
+    "plugins": 45_800,
     "roles": 8_200,
     "playbooks": 2_200,
     "group_vars": 680,
     "meta": 450,
     "lab": 8_300,
     "tools": 1_700,
-    "tests": 39_300,
+    "tests": 40_000,
     "molecule": 4_700,
-    "docs": 2_900,
+    "docs": 2_920,
 }
 """The most lines of each folder, a little above what is there. It is a reminder to take away what a change replaces; a
 commit that raises a number says why."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.module_utils.vllm_edge.gpu.models import by_total
+from ansible.module_utils.vllm_edge.gpu.models import L4_CUDA_MIB
 from ansible.module_utils.vllm_edge.inventory import engine_arguments, vllm_arguments
 from ansible.module_utils.vllm_edge.inventory.replicas import expand, list_replicas
 from ansible.module_utils.vllm_edge.planning import planner
@@ -29,7 +29,7 @@ MODELS: dict[str, Any] = DATA["vllm_models"]
 EXPANDED = dict(zip(("engines", "profiles"), expand(ENGINES, PROFILES, MODELS), strict=True))
 """With each replica as an engine of its own."""
 
-L4 = Gpu(*by_total(23034) or ("", 0))
+L4 = Gpu("NVIDIA L4", int(L4_CUDA_MIB * 2**20))
 CUDA_MIB = L4.cuda_total_bytes // 2**20
 
 

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from .cards import CARDS
 
-MIB = 2**20
-
 
 class GpuModel(NamedTuple):
     compute_capability: tuple[int, int]
@@ -37,7 +35,8 @@ def parse_capability(text: object) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{1,2})(?:\.(\d))?", str(text).strip())
     if found is None:
         raise ValueError(
-            f"{str(text)!r} is no compute capability; write it as nvidia-smi prints compute_cap, such as 8.9"
+            f"--compute-capability, gpu_compute_capability: {str(text)!r} is none; write it as nvidia-smi prints "
+            f"compute_cap, such as 8.9."
         )
     return int(found[1]), int(found[2] or 0)
 
@@ -60,8 +59,10 @@ def _read_cards(table: str) -> Iterator[tuple[str, GpuModel]]:
 
 
 GPU_MODELS: dict[str, GpuModel] = dict(_read_cards(CARDS))
-KNOWN_BY_TOTAL = "NVIDIA L4"
+L4 = "NVIDIA L4"
 """The model that its total alone names: other totals are those of several models, some older than the table."""
+L4_TOTAL_MIB, L4_CUDA_MIB = GPU_MODELS[L4].totals_mib[0], GPU_MODELS[L4].cuda_mib or 0
+"""nvidia-smi's total of an L4, and what CUDA has of it."""
 SHORT_NAMES = {
     "A100": "NVIDIA A100-SXM4-80GB",
     "A100 40GB": "NVIDIA A100-SXM4-40GB",
@@ -79,14 +80,6 @@ SHORT_NAMES = {
 """Names that people use for one of several variants."""
 OTHER_MAKERS = re.compile(r"\b(amd|radeon|instinct|mi\d{3}\w*|intel|arc|gaudi\d?|tpu|ascend|apple|m[1-5])\b", re.I)
 _NO_PART_OF_A_NAME = frozenset({"nvidia", "tesla", "geforce", "generation", "blackwell", "edition"})
-
-
-def by_total(nvml_total_mib: int) -> tuple[str, int] | None:
-    """Return name and CUDA's total in bytes of the model with this total of nvidia-smi; None if that names none."""
-    model = GPU_MODELS[KNOWN_BY_TOTAL]
-    if nvml_total_mib not in model.totals_mib:
-        return None
-    return KNOWN_BY_TOTAL, int((model.cuda_mib or 0) * MIB)
 
 
 def find_by_short_name(name: str) -> str | None:

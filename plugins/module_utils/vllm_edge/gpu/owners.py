@@ -96,15 +96,6 @@ def parse_cgroup(cgroup: str, around: frozenset[str] = frozenset()) -> Container
     return None
 
 
-def parse_unit(cgroup: str) -> str | None:
-    """Return the systemd service of a process from the content of its cgroup file; None if there is none."""
-    for path in _split_paths(cgroup):
-        for segment in reversed(path):
-            if segment.endswith(".service"):
-                return segment
-    return None
-
-
 def decide_owner(
     cgroup: str | None,
     around: frozenset[str],
@@ -121,7 +112,9 @@ def decide_owner(
         return Owner("unknown", reason=HIDDEN if hidden else ENDED)
     ref = parse_cgroup(cgroup, around)
     if ref is None:
-        return Owner("foreign", unit=parse_unit(cgroup))
+        # Of the services in its path the innermost one.
+        segments = (segment for path in _split_paths(cgroup) for segment in reversed(path))
+        return Owner("foreign", unit=next((name for name in segments if name.endswith(".service")), None))
     short = ref.id[:12]
     if ref.runtime != "docker":
         return Owner("foreign", container=f"{ref.runtime}:{short}" if ref.runtime == "podman" else short)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
-from ..gpu.models import by_total
+from ..gpu.models import L4_CUDA_MIB, L4_TOTAL_MIB
 from ..text import nearest, shown
 from .engine_arguments import (
     describe_unknown_engine_key,
@@ -115,10 +115,10 @@ def compute_vram_floor(engine: Mapping[str, Any], gpu_memory_mib: int, default: 
     kv_cache = engine.get("kv_cache_memory_bytes")
     if _is_number(kv_cache):
         return Floor(math.ceil(kv_cache / 2**20), f"kv_cache_memory_bytes {kv_cache} alone")
-    card, utilization = by_total(gpu_memory_mib), engine.get("gpu_memory_utilization", default)
-    if card is None or not _is_number(utilization) or not 0 < utilization <= 1:
+    utilization = engine.get("gpu_memory_utilization", default)
+    if gpu_memory_mib != L4_TOTAL_MIB or not _is_number(utilization) or not 0 < utilization <= 1:
         return None
-    cuda_total = card[1] // 2**20
+    cuda_total = int(L4_CUDA_MIB)
     said = "" if "gpu_memory_utilization" in engine else ", vLLM's default,"
     return Floor(
         math.floor(cuda_total * utilization),

@@ -57,7 +57,7 @@ _SPELLINGS: Sequence[tuple[str, str]] = (
     (r"\bextra_(?:args|env)\s+without\b", "Leave out"),
     (r"\bextra_(?:args|env):\s+\[([^]]*)\]", r"\1"),
     (r"\bvllm_image_base\s+with\b", "Take"),
-    (rf"(?<![\w\"'.])(?P<key>{_KEYS}): (?!\d+ %)", r"--\g<key> "),
+    (rf"(?<![\w\"'.])(?P<key>{_KEYS}):\s+(?!\d+\s%)", r"--\g<key> "),
 )
 """What the sentences of the planner say in variables and plays of Ansible, and how this command says it."""
 
@@ -127,10 +127,7 @@ def _load_path(path: Path) -> Facts:
 
 
 def load_model(source: str, options: Namespace) -> Model:
-    facts = load_facts(source, options)
-    if warning := families.warn_of_code(facts):
-        _warn(warning)
-    return families.interpret(facts)
+    return inputs.interpret(load_facts(source, options), _warn)
 
 
 def find_gpus(options: Namespace) -> list[Gpu]:
@@ -261,7 +258,7 @@ def _plan(options: Namespace) -> int:
     lines += ["", *(f"{name}: {line}" for name, line in serve.items())] if serve else []
     if options.details:
         for plan in plans.values():
-            lines += ["", "-" * 100, "", *render.lines(plan)]
+            lines += ["", "-" * 100, "", *render.lines(plan, render.spell_options)]
         lines += ["", *render.legend()]
     else:
         lines.append("--details has the memory of each GPU and advice.")

@@ -165,7 +165,7 @@ class Component:
 @dataclass(frozen=True)
 class Quantization:
     method: str
-    """As vLLM names it: `none`, `modelopt_fp4`, `modelopt`, `compressed-tensors`, `fp8`, `awq`, `gptq`."""
+    """As vLLM names it: `none`, `modelopt_fp4`, `modelopt`, `compressed-tensors`, `fp8`, `awq`, `gptq`, ..."""
     weight_bits: int
     group_size: int | None = None
     """Number of weights that share one scale; None if there is one scale per channel or tensor."""
@@ -276,6 +276,8 @@ class Arguments:
     default_max_num_seqs: int | None = None
     """vLLM's default on the engine's GPU, no option; None for a GPU below 70 GiB. The next field too."""
     default_max_num_batched_tokens: int | None = None
+    without_videos: bool = False
+    """Whether limit_mm_per_prompt has 0 for them, no option."""
     first_runner_options: frozenset[str] = frozenset()
     """The keys of its options that some release runs in its first model runner only."""
     second_runner: bool | None = None

@@ -47,13 +47,17 @@ TOGETHER_CONTEXT_TOKENS = 1024
 """Context of each of them."""
 
 
-def estimate(model: Model, arguments: Arguments, ranks: Sequence[RankWeights], bandwidth: float) -> Decode:
+def estimate(
+    model: Model, arguments: Arguments, ranks: Sequence[RankWeights], bandwidth: float | None
+) -> Decode | None:
     """Estimate tokens per second of one sequence.
 
     Args:
-        ranks: those of a pipeline, which work one after the other.
-        bandwidth: of each GPU's memory, in bytes per second.
+        ranks: those of a pipeline, which work one after the other; none if the weights are not known.
+        bandwidth: of each GPU's memory, in bytes per second; None if it is not known. Then there is no estimate.
     """
+    if not ranks or not bandwidth:
+        return None
     read = sum(rank.read_bytes_per_token for rank in ranks)
     low, mid, high = _estimate_rates(model, arguments, read, bandwidth)
     return Decode(low=low, mid=mid, high=high, ceiling=bandwidth / read)
@@ -63,7 +67,7 @@ def estimate_together(
     model: Model,
     arguments: Arguments,
     ranks: Sequence[RankWeights],
-    bandwidth: float,
+    bandwidth: float | None,
     kv_cache_dtype: str,
     most_requests: int,
     context_tokens: int = TOGETHER_CONTEXT_TOKENS,
@@ -76,7 +80,7 @@ def estimate_together(
     possible. Arithmetic is not counted, so the estimate is for tens of requests, not for hundreds.
 
     Args:
-        bandwidth: of each GPU's memory, in bytes per second.
+        ranks, bandwidth: as those of `estimate`.
         most_requests: how many the engine may run at once. If it is fewer than `wanted_requests`, it counts.
         context_tokens: tokens that each request has in the KV cache.
 
@@ -84,7 +88,7 @@ def estimate_together(
         The estimate; None for fewer than two requests.
     """
     requests = min(wanted_requests, most_requests)
-    if requests < 2:
+    if requests < 2 or not ranks or not bandwidth:
         return None
     read = sum(rank.read_bytes_per_token for rank in ranks)
     if model.experts:

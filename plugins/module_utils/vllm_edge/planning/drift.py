@@ -18,7 +18,7 @@ from ..engine.config import EngineConfig
 from ..engine.startup import Phase
 from ..engine.state import EngineState
 from .checkpoint.generic import is_generic
-from .contract import EnginePlan, GpuPlan, LoadTime
+from .contract import EnginePlan, GpuPlan
 from .feasibility import THRESHOLD_PERCENT
 from .memory.overhead import MIB
 
@@ -100,6 +100,10 @@ def expectation(
             share[name] = share.get(name, limits[name]) + plan.uncertainty_mib[0]
         for name, planned in (("kv_cache_tokens", plan.kv_cache_tokens), ("kv_blocks", plan.kv_blocks)):
             share[name] = planned * GENERIC_TIMES
+    load: dict[str, Any] = {"load_s": None}
+    if plan.load_s:
+        band = asdict(plan.load_s)
+        load = {"load_s": band, "load_other_s": band.pop("other"), "load_read_bytes": band.pop("read_bytes")}
     return {
         "vllm_version": vllm_version,
         "verdict": plan.verdict.value,
@@ -112,7 +116,7 @@ def expectation(
         if plan.decode_tok_s
         else None,
         "gpus": [_mib(gpu) for gpu in plan.gpus],
-        **_describe_load(plan.load_s),
+        **load,
         "tolerances": {**limits, **share},
         "on_drift": on_drift,
         "memory_threshold_percent": memory_threshold_percent,
@@ -206,13 +210,6 @@ def sentences(rows: Iterable[Mapping[str, Any]]) -> list[str]:
             "engines with playbooks/calibrate.yml; plan_drift and plan_drift_tolerances decide what happens."
         )
     return found
-
-
-def _describe_load(load: LoadTime | None) -> dict[str, Any]:
-    if load is None:
-        return {"load_s": None}
-    band, other = {"low": load.low, "mid": load.mid, "high": load.high}, asdict(load.other)
-    return {"load_s": band, "load_other_s": other, "load_read_bytes": load.read_bytes}
 
 
 def _mib(gpu: GpuPlan) -> dict[str, int]:

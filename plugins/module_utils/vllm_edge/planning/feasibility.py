@@ -16,6 +16,7 @@ from ..engine.config import EngineConfig
 from ..engine.state import EngineState
 from .checkpoint.model_classes import ADDED, GONE
 from .checkpoint.model_facts import ranges
+from .checkpoint.quantization import list_modelopt_algorithms
 from .contract import Arguments, EnginePlan, Gpu, Model, Verdict
 from .memory.overhead import MIB
 from .memory.vllm_versions import (
@@ -25,6 +26,7 @@ from .memory.vllm_versions import (
     WITHOUT_FLOAT16,
     Behaviour,
     behaviour,
+    count_whole_item_tokens,
     derive_limit,
     is_longer_allowed,
     list_supported,
@@ -59,6 +61,7 @@ LEAST_CAPABILITY = (7, 5)
 MIN_CAPABILITIES: Mapping[str, tuple[tuple[int, int], str]] = {
     "modelopt": ((8, 9), "modelopt.py"),
     "modelopt_fp4": ((7, 5), "modelopt.py"),
+    "modelopt_mixed": ((8, 9), "modelopt.py"),
     "mxfp4": ((8, 0), "mxfp4.py"),
     "fp8": ((7, 5), "fp8.py"),
     "awq": ((7, 5), "auto_awq.py"),
@@ -69,6 +72,9 @@ MIN_CAPABILITIES: Mapping[str, tuple[tuple[int, int], str]] = {
 mxfp4.py:72, fp8.py:147, auto_awq.py:234, auto_gptq.py:183; the same from 0.19.0 on, except for the next."""
 MODELOPT_FP8_ON_AMPERE_SINCE = (0, 27)
 """0.26.0 modelopt.py:413 asks for 8.9, 0.27.0 modelopt.py:408 for 8.0."""
+MODELOPT_MIXED_ON_TURING_SINCE = (0, 24)
+W4A16_NVFP4_SINCE, W4A16_NVFP4_MIXED_SINCE, MIXED_HEAD_SINCE = (0, 21), (0, 22), (0, 23)
+"""Of ModelOpt: QUANT_ALGOS, and get_quant_method of ModelOptMixedPrecisionConfig (modelopt.py)."""
 STATE_CAPABILITY = "the GPU's compute capability (gpu_compute_capability, --compute-capability)"
 FEW_ENOUGH_REQUESTS = 2.0
 LONG_CONTEXT_TOKENS = 40_000
@@ -179,6 +185,24 @@ def _check_model_class(engine: Engine) -> Iterator[Finding]:
     )
 
 
+def _check_modelopt(engine: Engine) -> Iterator[Finding]:
+    method, facts = engine.model.quantization.method, engine.model.facts
+    if not method.startswith("modelopt_"):
+        return
+    mixed, needs = method == "modelopt_mixed", []
+    if "W4A16_NVFP4" in list_modelopt_algorithms(facts.quantization):
+        needs.append((W4A16_NVFP4_MIXED_SINCE if mixed else W4A16_NVFP4_SINCE, "W4A16_NVFP4"))
+    if mixed and any("lm_head.weight_scale" in tensor.name for tensor in facts.tensors):
+        needs.append((MIXED_HEAD_SINCE, "MIXED_PRECISION with a quantized lm_head"))
+    for since, what in needs:
+        if engine.vllm < since:
+            yield Finding(
+                f"vLLM {_said(engine.vllm)} does not know ModelOpt's {what}, which came with {_said(since)}.0 (vLLM "
+                f"model_executor/layers/quantization/modelopt.py)",
+                f"vllm_image_base with vLLM {_said(since)}.0 or newer",
+            )
+
+
 def _check_pipeline(engine: Engine) -> Iterator[Finding]:
     stages, family = engine.arguments.pipeline_parallel_size, engine.model.family
     if family == "qwen3_vl_moe" and stages > 1 and engine.vllm < QWEN3_VL_PIPELINE_SINCE:
@@ -215,6 +239,20 @@ def _check_max_model_len(engine: Engine) -> Iterator[Finding]:
         )
 
 
+def _check_batch(engine: Engine) -> Iterator[Finding]:
+    arguments, sequences = engine.arguments, engine.max_num_seqs
+    item = count_whole_item_tokens(engine.model, arguments, engine.release.version)
+    least, why = max(
+        (sequences, f"max_num_seqs {sequences:,} (vLLM config/scheduler.py, verify_max_model_len)"),
+        (item, f"the {item:,} tokens of a video, which has to be whole (vLLM v1/core/encoder_cache_manager.py)"),
+    )
+    if arguments.max_num_batched_tokens is not None and arguments.max_num_batched_tokens < least:
+        yield Finding(
+            f"max_num_batched_tokens {arguments.max_num_batched_tokens:,} is less than {why}",
+            f"max_num_batched_tokens: {least}",
+        )
+
+
 def _check_capability(engine: Engine) -> Iterator[Finding]:
     """Yield what the GPU cannot compute; if its compute capability is not known, what some GPUs cannot."""
     has, name = engine.gpu.compute_capability, engine.gpu.name
@@ -235,11 +273,21 @@ def _list_needs(engine: Engine) -> Iterator[tuple[str, tuple[int, int], str, str
     model, method, has = engine.model, engine.model.quantization.method, engine.gpu.compute_capability
     if method in MIN_CAPABILITIES:
         least, file = MIN_CAPABILITIES[method]
+        if method == "modelopt_mixed" and engine.vllm >= MODELOPT_MIXED_ON_TURING_SINCE:
+            least = (7, 5)
         least = (8, 0) if method == "modelopt" and engine.vllm >= MODELOPT_FP8_ON_AMPERE_SINCE else least
         source = f"vLLM model_executor/layers/quantization/{file}, get_min_capability"
         yield f"the quantization {method}", least, source, ""
-    for needs, scheme in _list_schemes(model):
-        yield f"the scheme {scheme} of {method}", needs, "vLLM quantization/compressed_tensors/schemes", ""
+    # Schemes of compressed-tensors that need more than all GPUs have (0.19.0 to 0.33.0).
+    groups = model.facts.quantization.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights, inputs = (group.get(key) or {} for key in ("weights", "input_activations"))
+        kind = weights.get("num_bits"), weights.get("type")
+        source = "vLLM quantization/compressed_tensors/schemes"
+        if kind == (4, "int") and inputs.get("type") == "float":
+            yield f"the scheme W4A8 FP8 of {method}", (9, 0), source, ""
+        if kind == (4, "float") and weights.get("group_size") == 32:
+            yield f"the scheme MXFP4 of {method}", (8, 0), source, ""
     source = "vLLM platforms/cuda.py, check_if_supports_dtype"
     other_dtype_is_alike = engine.arguments.dtype == "auto" and model.family not in WITHOUT_FLOAT16
     if model.dtype == "bfloat16" and not (has is None and other_dtype_is_alike):
@@ -248,17 +296,6 @@ def _list_needs(engine: Engine) -> Iterator[tuple[str, tuple[int, int], str, str
         # vLLM has no KV cache named float32: that is `auto`, unless the checkpoint makes FP8 of it.
         other = model.dtype if model.dtype != "float32" else "auto"
         yield "an FP8 KV cache", (8, 9), "Triton has no fp8e4nv below it", f"kv_cache_dtype: {other}"
-
-
-def _list_schemes(model: Model) -> Iterator[tuple[tuple[int, int], str]]:
-    """Yield what schemes of compressed-tensors need, if that is more than all GPUs have (0.19.0 to 0.33.0)."""
-    groups = model.facts.quantization.get("config_groups")
-    for group in groups.values() if isinstance(groups, Mapping) else ():
-        weights, inputs = (group.get(key) or {} for key in ("weights", "input_activations"))
-        if weights.get("num_bits") == 4 and weights.get("type") == "int" and inputs.get("type") == "float":
-            yield (9, 0), "W4A8 FP8"
-        if weights.get("num_bits") == 4 and weights.get("type") == "float" and weights.get("group_size") == 32:
-            yield (8, 0), "MXFP4"
 
 
 def _check_dtype(engine: Engine) -> Iterator[Finding]:
@@ -363,9 +400,11 @@ def _build_misfit(engine: Engine, reason: str, where: str) -> Finding:
 
 RULES: Sequence[Rule] = (
     _check_model_class,
+    _check_modelopt,
     _check_pipeline,
     _check_drafters,
     _check_max_model_len,
+    _check_batch,
     _check_dtype,
     _check_capability,
     _check_divisibility,
@@ -455,7 +494,10 @@ def _is_speculative(engine: Engine) -> bool:
 
 
 def _is_fp4(model: Model) -> bool:
-    return model.quantization.method == "modelopt_fp4" or "nvfp4" in str(model.facts.quantization.get("format")).lower()
+    return (
+        model.quantization.method.startswith("modelopt_")
+        or "nvfp4" in str(model.facts.quantization.get("format")).lower()
+    )
 
 
 def _said(numbers: tuple[int, int]) -> str:
@@ -478,22 +520,20 @@ def check_threshold(percent: int) -> int:
     return percent
 
 
-def warn_of_plan(engines: Iterable[EnginePlan], gpus: Sequence[Gpu], experts: Iterable[str], percent: int) -> list[str]:
+def warn_of_plan(engines: Iterable[EnginePlan], gpus: Sequence[Gpu], experts: Sequence[str], percent: int) -> list[str]:
     """Return a sentence for GPUs on which the planned engines hold more than the threshold besides KV caches; GPUs that
     hold the same share one. An engine that does not start holds nothing.
 
     `experts` are the names of the engines whose model is a mixture of experts.
     """
-    held = dict.fromkeys(range(len(gpus)), 0)
-    names: dict[int, list[str]] = {slot: [] for slot in held}
+    held, mixtures, found = [0] * len(gpus), set(), []
     for engine in engines:
         for part in engine.gpus if engine.verdict in (Verdict.FITS, Verdict.CANNOT_SAY) else ():
             held[part.slot] += part.total_bytes - part.kv_cache_bytes
-            names[part.slot].append(engine.engine)
-    mixtures, found = set(experts), []
+            mixtures |= {part.slot} if engine.engine in experts else set()
     alike: dict[tuple[int, int, bool], list[int]] = {}
-    for slot, size in held.items():
-        alike.setdefault((size, gpus[slot].cuda_total_bytes, bool(mixtures & set(names[slot]))), []).append(slot)
+    for slot, size in enumerate(held):
+        alike.setdefault((size, gpus[slot].cuda_total_bytes, slot in mixtures), []).append(slot)
     for (size, total, mixture), slots in alike.items():
         verb = "will each hold" if len(slots) > 1 else "will hold"
         words = _describe(f"GPU {ranges(slots)}", size / MIB, total / MIB, percent, verb)

@@ -118,7 +118,7 @@ def _merge(settings: Sequence[Settings]) -> Settings:
 def _list_corrections(engine: Engine, outcome: Outcome) -> Iterator[Settings]:
     """Yield settings for an engine that vLLM refuses whatever memory there is."""
     key, _, value = outcome.fix.partition(": ")
-    if key in ("max_model_len", "dtype", "kv_cache_dtype"):
+    if key in ("max_model_len", "max_num_batched_tokens", "dtype", "kv_cache_dtype"):
         yield {key: int(value) if value.isdigit() else value}
     elif engine.arguments.kv_cache_dtype != "auto":
         yield {"kv_cache_dtype": "auto"}
@@ -282,5 +282,5 @@ def _list_losses(was: Engine, before: Outcome, engine: Engine, after: Outcome) -
 
 def _estimate_speed(engine: Engine, outcome: Outcome) -> float | None:
     weights = [rank.loaded for rank in outcome.ranks]
-    bandwidth = engine.bandwidth_bytes_per_s
-    return estimate(engine.model, engine.arguments, weights, bandwidth).mid if weights and bandwidth else None
+    speed = estimate(engine.model, engine.arguments, weights, engine.bandwidth_bytes_per_s)
+    return speed.mid if speed else None

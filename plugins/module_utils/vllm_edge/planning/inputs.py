@@ -16,11 +16,6 @@ from .checkpoint.inferred import is_approximate
 from .contract import Facts, Gpu, Model, UnknownArchitecture
 from .separate_process import read_in_subprocess
 
-_L4 = models.GPU_MODELS[models.KNOWN_BY_TOTAL]
-L4_TOTAL_MIB, L4_RESERVE_MIB = _L4.totals_mib[0], _L4.totals_mib[0] - (_L4.cuda_mib or 0)
-"""nvidia-smi's total of an L4, and what the driver keeps of it. A GPU whose CUDA total was never read is planned as if
-the driver kept as much, and of a larger memory the same fraction: no card of the table that was read keeps more."""
-
 SPEC: dict[str, Any] = {
     "models": {"type": "dict", "required": True},
     "gpus": {
@@ -85,10 +80,13 @@ def read_model(name: str, options: Mapping[str, Any], warn: Callable[[str], None
     """
     root = Path(options["weights_root"])
     facts = facts_of(name, options["models"][name], root, options["facts"], options["recorded"])
-    model = families.interpret(facts)
+    return interpret(facts, warn)
+
+
+def interpret(facts: Facts, warn: Callable[[str], None]) -> Model:
     if warning := families.warn_of_code(facts):
         warn(warning)
-    return model
+    return families.interpret(facts)
 
 
 def read_drafts(
@@ -130,8 +128,8 @@ def build_gpu(where: str, given: Mapping[str, Any], warn: Callable[[str], None])
             f"its plans are for them: those of another maker take other kernels and other memory."
         )
     nvml, reserved = given.get("nvml_total_mib"), given.get("nvml_reserved_mib")
-    if not name and nvml is not None and (found := models.by_total(nvml)):
-        name = found[0]
+    if not name and nvml == models.L4_TOTAL_MIB:
+        name = models.L4
     model = models.GPU_MODELS.get(name)
     stated, bandwidth = given.get("compute_capability"), given.get("bandwidth_gb_s")
     capability = None if stated in (None, "") else models.parse_capability(stated)
@@ -184,7 +182,9 @@ def _find_cuda_mib(where: str, name: str, nvml: int | None, reserved: int | None
         offered.append(model.compute_cuda_mib(nvml))
     if offered:
         return min(offered)
-    total = int(nvml - L4_RESERVE_MIB * max(1, nvml / L4_TOTAL_MIB))
+    # No card of the table of which it was read keeps more for its driver.
+    reserve = (models.L4_TOTAL_MIB - models.L4_CUDA_MIB) * max(1, nvml / models.L4_TOTAL_MIB)
+    total = int(nvml - reserve)
     warn(
         f"{where}: what CUDA can use of {nvml} MiB is not known for {name or 'this GPU'}; the plan assumes {total} "
         f"MiB, as if the driver reserved as much as on an L4, or more of a larger memory."

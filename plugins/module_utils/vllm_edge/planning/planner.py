@@ -15,7 +15,7 @@ from ..inventory.engine_arguments import derive_key, parse_arguments
 from ..text import shown
 from . import decode, feasibility
 from .checkpoint.inferred import is_approximate
-from .contract import Arguments, EnginePlan, Fix, Gpu, Model, Plan, Verdict
+from .contract import Arguments, EnginePlan, Fix, Gpu, KvCapacity, Model, Plan, Verdict
 from .feasibility import THRESHOLD_PERCENT, Engine, check_threshold, find_weakest, warn_of_plan
 from .fixes import Search, find_fixes
 from .load_time import plan_load
@@ -153,7 +153,8 @@ def arguments_of(engine: Mapping[str, Any]) -> Arguments:
     if takes_text_only(limits):
         chosen["language_model_only"] = True
     speculation = read_speculation([str(word) for word in engine.get("extra_args") or ()])
-    return Arguments(**chosen, first_runner_options=frozenset(keep), speculation=speculation)
+    chosen |= {"speculation": speculation, "without_videos": _takes_none(limits, "video")}
+    return Arguments(**chosen, first_runner_options=frozenset(keep))
 
 
 _SUFFIXES = {
@@ -165,12 +166,10 @@ _SCALED = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")
 """What vLLM's parser multiplies a number by, and where (0.32.0 utils/argparse_utils.py:29, engine/arg_utils.py:391)."""
 
 
-_NO_OPTIONS = frozenset({"first_runner_options", "flashinfer_states", "speculation"})
-
-
 def _is_option(name: str) -> bool:
     """Return whether a field of Arguments is an option of vLLM that may stand in an engine."""
-    return name not in _NO_OPTIONS and not name.startswith("default_") and name not in SWITCHES
+    derived = ("first_runner_options", "flashinfer_states", "speculation", "without_videos")
+    return name not in (*derived, *SWITCHES) and not name.startswith("default_")
 
 
 def _read_value(place: str, key: str, kind: str, value: Any) -> bool | int | float | str:
@@ -192,7 +191,7 @@ def _read_value(place: str, key: str, kind: str, value: Any) -> bool | int | flo
             share = math.nan
         if 0 < share <= 1:
             return share
-        right = share / 100 if 1 < share <= 100 else 0.92
+        right = share / 100 if 2 < share <= 100 else 0.92
         raise PlanError(f"{place} is no share of the GPU's memory, which is above 0 and at most 1; write {right:g}.")
     number = re.fullmatch(
         r"(\d{1,15})(\.\d{1,9}(?=[kmgt]))?([kmgtKMGT]?)" if key in _SCALED else r"(\d{1,15})()()", text
@@ -224,8 +223,12 @@ def takes_text_only(limits: Any) -> bool:
     """Return whether limit_mm_per_prompt allows no image, no video and no audio, which is the same as
     language_model_only (0.32.0 config/multimodal.py:304). vLLM allows 999 of a modality that is not named.
     """
-    counts = [limits.get(name, 999) if isinstance(limits, Mapping) else 999 for name in ("image", "video", "audio")]
-    return not any(count.get("count", 999) if isinstance(count, Mapping) else count for count in counts)
+    return all(_takes_none(limits, name) for name in ("image", "video", "audio"))
+
+
+def _takes_none(limits: Any, modality: str) -> bool:
+    count = limits.get(modality, 999) if isinstance(limits, Mapping) else 999
+    return not (count.get("count", 999) if isinstance(count, Mapping) else count)
 
 
 def _parse_engine(
@@ -252,16 +255,9 @@ def _parse_engine(
             f"{where}.gpus: {len(slots)} GPUs for tensor_parallel_size x pipeline_parallel_size = {ranks}; "
             f"give one for each."
         )
-    arguments = set_gpu_defaults(arguments, gpus[slots[0]], release.version)
-    capability = find_weakest(gpus[slot] for slot in slots).compute_capability
     model = models[str(engine["model"])]
-    model = replace(model, dtype=resolve_model_dtype(model, arguments.dtype, capability))
+    model, arguments, kv_cache_dtype = resolve(model, arguments, [gpus[slot] for slot in slots], release.version)
     model, arguments = add_drafter(model, arguments, models, release.number)
-    kv_cache_dtype = resolve_dtype(model, arguments, release.version)
-    block_size = choose_block_size(model, kv_cache_dtype, capability)
-    # 0.33.0 model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py:148, with the CUDA 13 of vLLM's images.
-    flashinfer = capability is not None and capability[0] in (9, 10, 12)
-    arguments = replace(arguments, default_block_size=block_size, flashinfer_states=flashinfer)
     return Engine(
         name,
         arguments,
@@ -278,6 +274,18 @@ def _parse_engine(
         tuple(free),
         release,
     )
+
+
+def resolve(model: Model, arguments: Arguments, gpus: Sequence[Gpu], version: str) -> tuple[Model, Arguments, str]:
+    """Return model and arguments with what vLLM chooses by the GPUs of an engine, and the dtype of its KV cache."""
+    arguments = set_gpu_defaults(arguments, gpus[0], version)
+    capability = find_weakest(gpus).compute_capability
+    model = replace(model, dtype=resolve_model_dtype(model, arguments.dtype, capability))
+    dtype = resolve_dtype(model, arguments, version)
+    # 0.33.0 model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py:148, with the CUDA 13 of vLLM's images.
+    flashinfer = capability is None or capability[0] in (9, 10, 12)
+    block_size = choose_block_size(model, dtype, capability)
+    return model, replace(arguments, default_block_size=block_size, flashinfer_states=flashinfer), dtype
 
 
 def _derive_settings(engine: Engine, outcome: Outcome) -> dict[str, float | int]:
@@ -315,20 +323,14 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         advice.insert(0, f"this plan is {engine.model.facts.source.removeprefix('recorded: ')}")
     unknown = _list_free_uncertainties(engine, outcome)
     if fits and kv is not None:
-        advice += _check_free_uncertainties(outcome, unknown)
+        advice += _check_free_uncertainties(outcome, kv, unknown)
         advice += feasibility.advise_on_context(engine.max_model_len, kv.max_concurrency)
         advice += _check_highest(engine, outcome)
     weights = tuple(rank.loaded for rank in outcome.ranks)
-    together = None
-    bandwidth = engine.bandwidth_bytes_per_s
+    reads = engine.model, engine.arguments, weights, engine.bandwidth_bytes_per_s
     second = uses_second_runner(engine.model, engine.arguments, engine.release.version)
-    advice += advise(engine.model, engine.arguments, weights, bandwidth, 0 if second else engine.max_num_seqs)
-    if kv and weights and bandwidth:
-        fit = kv.tokens // decode.TOGETHER_CONTEXT_TOKENS
-        most = min(fit, engine.max_num_seqs)
-        together = decode.estimate_together(
-            engine.model, engine.arguments, weights, bandwidth, engine.kv_cache_dtype, most
-        )
+    advice += advise(*reads, 0 if second else engine.max_num_seqs)
+    most = min(kv.tokens // decode.TOGETHER_CONTEXT_TOKENS, engine.max_num_seqs) if kv else 0
     if fits and (encoder := compute_encoder_bytes(engine)):
         advice.append(
             f"what its encoders need for images, videos or audio is not known: at most {mib(encoder)} by assumption, "
@@ -348,10 +350,8 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         kv_cache_tokens=kv.tokens if kv else 0,
         max_concurrency=kv.max_concurrency if kv else 0.0,
         max_context=kv.max_context_tokens if kv else 0,
-        decode_tok_s=decode.estimate(engine.model, engine.arguments, weights, bandwidth)
-        if weights and bandwidth
-        else None,
-        decode_together_tok_s=together,
+        decode_tok_s=decode.estimate(*reads),
+        decode_together_tok_s=decode.estimate_together(*reads, engine.kv_cache_dtype, most),
         gpus=outcome.gpus,
         kv_groups=kv.groups if kv else (),
         advice=tuple(advice),
@@ -393,23 +393,17 @@ def _list_free_uncertainties(engine: Engine, outcome: Outcome) -> dict[str, int]
     return {name: math.ceil(overhead.FREE_UNCERTAINTIES[name][0].high / MIB) for name in names if outcome.gpus}
 
 
-def _check_free_uncertainties(outcome: Outcome, unknown: Mapping[str, int]) -> list[str]:
+def _check_free_uncertainties(outcome: Outcome, kv: KvCapacity, unknown: Mapping[str, int]) -> list[str]:
     """Return a warning if an engine that fits would not do so with all that may be missing."""
-    kv, missing = outcome.kv, sum(unknown.values()) * MIB
-    if kv is None or not missing:
-        return []
-    room = kv.available_bytes - kv.needed_bytes
-    pinned = outcome.kv_cache_memory_bytes is not None
-    short = missing - (min(gpu.free_bytes for gpu in outcome.gpus) if pinned else room)
-    if short <= 0:
+    room, what = kv.available_bytes - kv.needed_bytes, "the KV cache has beside one request of max_model_len"
+    change = "take a smaller max_model_len or max_num_seqs"
+    if outcome.kv_cache_memory_bytes is not None:
+        room, what = min(gpu.free_bytes for gpu in outcome.gpus), "is free"
+        change = "raise plan_margin_mib or lower kv_cache_memory_bytes"
+    short = sum(unknown.values()) * MIB - room
+    if not unknown or short <= 0:
         return []
     reasons = " and ".join(f"{size:,} MiB {overhead.FREE_UNCERTAINTIES[name][1]}" for name, size in unknown.items())
-    what, change = (
-        "the KV cache has beside one request of max_model_len",
-        "take a smaller max_model_len or max_num_seqs",
-    )
-    if pinned:
-        what, change = "is free", "raise plan_margin_mib or lower kv_cache_memory_bytes"
     return [f"vLLM may take up to {reasons}, which is {mib(short)} more than {what}: measure it, or {change}"]
 
 

@@ -21,9 +21,6 @@ from .planner import AT_ONCE_TOKENS, takes_text_only
 
 BAR_WIDTH = 34
 
-LEGEND = (
-    "W weights, A activations, S sampler's warm-up, C CUDA context, G CUDA graphs, K KV cache, . free, | end of GPU"
-)
 HEADINGS = ("weights", "activ.", "warm-up", "context", "graphs", "KV", "free")
 
 
@@ -66,11 +63,19 @@ def _summarize(plan: Plan) -> tuple[str, ...]:
     return f"{plan.verdict.value}{about}", speed, *figures
 
 
-def lines(plan: Plan) -> list[str]:
+def spell_keys(fix: Fix) -> str:
+    """Return a change as keys of serving_engines."""
+    return fix.change
+
+
+Spell = Callable[[Fix], str]
+
+
+def lines(plan: Plan, spell: Spell = spell_keys) -> list[str]:
     result = describe_release(plan.vllm_version)
     result += [f"profile {plan.profile}, vLLM {plan.vllm_version}: {plan.verdict.value}"]
     for engine in plan.engines:
-        result += ["", *_engine(engine)]
+        result += ["", *_engine(engine, spell)]
     budgets = ", ".join(f"GPU {slot} {mib:,}" for slot, mib in sorted(plan.budgets_mib.items()))
     warnings = [line for sentence in plan.memory_warnings for line in _wrapped("warning: ", sentence)]
     return [*result, "", *_wrapped("budgets, MiB: ", budgets), *warnings]
@@ -84,12 +89,13 @@ def describe_release(version: str) -> list[str]:
 def legend() -> list[str]:
     return _wrapped(
         "",
-        f"{LEGEND}; figures are MiB per GPU; tok/s are estimates, for one sequence at short "
-        f"context unless they say otherwise.",
+        "W weights, A activations, S sampler's warm-up, C CUDA context, G CUDA graphs, K KV cache, . free, | end of "
+        "GPU; figures are MiB per GPU; tok/s are estimates, for one sequence at short context unless they say "
+        "otherwise.",
     )
 
 
-def refusals(plan: Plan, spell: Callable[[Fix], str] = lambda fix: fix.change) -> list[str]:
+def refusals(plan: Plan, spell: Spell = spell_keys) -> list[str]:
     """Return for each engine that does not start why, and changes with which it would, as `spell` writes them."""
     return [
         f"{engine.engine}: {engine.verdict.value}. {engine.reason}{_suggest(engine.fixes, spell)}"
@@ -98,7 +104,7 @@ def refusals(plan: Plan, spell: Callable[[Fix], str] = lambda fix: fix.change) -
     ]
 
 
-def _suggest(fixes: Sequence[Fix], spell: Callable[[Fix], str]) -> str:
+def _suggest(fixes: Sequence[Fix], spell: Spell) -> str:
     said = ""
     for number, fix in enumerate(fixes):
         costs = f" ({describe_costs(fix)})" if fix.settings and number < SHOWN_COSTS else ""
@@ -119,7 +125,8 @@ def spell_options(fix: Fix) -> str:
 
 def build_serve_command(repo: str, engine: Mapping[str, Any], plan: EnginePlan) -> str:
     """Return the `vllm serve` line of an engine that was planned, with what the plan adds to it."""
-    return shlex.join(["vllm", "serve", repo, *_list_options({**engine, **plan.settings})])
+    variables = [f"{name}={shlex.quote(str(value))} " for name, value in (engine.get("extra_env") or {}).items()]
+    return "".join(variables) + shlex.join(["vllm", "serve", repo, *_list_options({**engine, **plan.settings})])
 
 
 def _list_options(settings: Mapping[str, Any]) -> list[str]:
@@ -153,8 +160,8 @@ def bar(parts: Mapping[str, int], capacity_bytes: int, width: int = BAR_WIDTH) -
     return text
 
 
-def _engine(engine: EnginePlan) -> Iterator[str]:
-    for head, text in _describe(engine):
+def _engine(engine: EnginePlan, spell: Spell) -> Iterator[str]:
+    for head, text in _describe(engine, spell):
         yield from _wrapped(head, text)
     if engine.gpus:
         yield "  GPU " + " " * (BAR_WIDTH + 3) + "".join(f"{heading:>8}" for heading in HEADINGS)
@@ -165,13 +172,13 @@ def _engine(engine: EnginePlan) -> Iterator[str]:
             yield f"  {ranges(slots):>3} {line}"
 
 
-def _describe(engine: EnginePlan) -> Iterator[tuple[str, str]]:
+def _describe(engine: EnginePlan, spell: Spell) -> Iterator[tuple[str, str]]:
     """Yield the head and the text of each paragraph about an engine."""
     yield f"{engine.engine}  {engine.verdict.value}: ", engine.reason
     for fix in engine.fixes:
         speed = f", {fix.decode_tok_s:.1f} tok/s" if fix.decode_tok_s else ""
         then = f"{fix.max_concurrency:.1f} requests of {fix.max_model_len:,} tokens at once{speed}"
-        yield "  fix: ", f"set {fix.change}{f'; cost: {describe_costs(fix)}; {then}' if fix.settings else ''}"
+        yield "  fix: ", f"set {spell(fix)}{f'; cost: {describe_costs(fix)}; {then}' if fix.settings else ''}"
     for origin, arguments in engine.inherited.items():
         said = [f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in arguments.items()]
         yield "  arguments: ", f"{', '.join(said)}, from {origin}"

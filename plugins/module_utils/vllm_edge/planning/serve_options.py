@@ -26,6 +26,8 @@ NOT_PLANNED = frozenset({"--model", "--revision", "--tensor-parallel-size", "--p
 SECRET = frozenset({"--api-key", "--hf-token"})
 SERVER = "vllm.entrypoints.openai.api_server"
 """The module that earlier lines begin with, after `python -m`."""
+IMAGE = r"[/\w.:-]*\bvllm-openai(?:[:@]\S+)?"
+"""vLLM's image, after which a line of `docker run` has the options of vLLM."""
 SHELL = frozenset({"|", "&", "&&", ";", ">", ">>", "2>&1"})
 NEW_SHARE, OLD_SHARE, NEW_SHARE_SINCE = 0.92, 0.9, (0, 20)
 """vLLM's default of gpu_memory_utilization (config/cache.py: 0.19.0:41, 0.20.0:66, 0.33.0:215)."""
@@ -107,19 +109,22 @@ def _cut_line(words: Sequence[str]) -> tuple[list[str], dict[str, str], bool]:
     flat: list[str] = []
     for word in words:
         try:
-            is_line = re.search(rf"\bvllm\s+serve\b|{SERVER}", word)
+            is_line = re.search(rf"\bvllm\s+serve\b|{SERVER}|\s{IMAGE}\s", word)
             flat += shlex.split(word.replace("\\\n", " ")) if is_line else [word]
         except ValueError as error:
             raise ValueError(f"{shown(word)} is no line of a shell ({error}); put it into single quotes.") from error
     begins = [
         place
         for place, word in enumerate(flat, 1)
-        if word == SERVER or (word == "serve" and flat[place - 2].rpartition("/")[2] == "vllm")
+        if word == SERVER
+        or re.fullmatch(IMAGE, word)
+        or (word == "serve" and flat[place - 2].rpartition("/")[2] == "vllm")
     ]
     if not begins:
         return flat, {}, False
-    before, after = flat[: begins[0]], flat[begins[0] :]
-    if options := [word for word in before if word.startswith("--")]:
+    before, after = flat[: begins[-1]], flat[begins[-1] :]
+    runs_image = any(re.fullmatch(IMAGE, word) for word in before)
+    if options := [word for word in before if word.startswith("--") and not runs_image]:
         raise ValueError(f"{shown(options[0])} stands before vllm serve; give the line from there on.")
     ends = next((place for place, word in enumerate(after) if word in SHELL), len(after))
     pairs = [word.partition("=") for word in before if "=" in word]

@@ -148,7 +148,7 @@ def _is_own_quantization(model: Model, value: str) -> bool:
     """Return whether `--quantization` only names what the checkpoint is: `awq_marlin` is `awq` with another kernel."""
     own = model.quantization.method.replace("-", "_")
     said = value.replace("-", "_").removeprefix("auto_").removesuffix("_marlin")
-    return own != "none" and (said == own or (said == "modelopt" and own == "modelopt_fp4"))
+    return own != "none" and (said == own or (said == "modelopt" and own.startswith("modelopt_")))
 
 
 def judge(outcome: Outcome, found: Iterable[Unmodeled], engine: Engine) -> Outcome:

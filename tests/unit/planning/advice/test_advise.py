@@ -34,8 +34,9 @@ NVFP4_TP2 = {
 }
 
 
-def host(names: Iterable[str] = MODELS, gpus: int = 4, **more: Any) -> Host:
-    options = {"models": {name: model(name) for name in names}, "gpus": [L4] * gpus, "vllm_version": DEFAULT}
+def host(names: Iterable[str] = MODELS, gpus: int | list[Gpu] = 4, **more: Any) -> Host:
+    given = [L4] * gpus if isinstance(gpus, int) else gpus
+    options = {"models": {name: model(name) for name in names}, "gpus": given, "vllm_version": DEFAULT}
     return Host(**options | {"roles": ROLES} | more)
 
 
@@ -239,6 +240,15 @@ def test_the_chosen_one_fits_as_it_is_shown(sides: int) -> None:
     assert not any("gpu_memory_utilization" in engine for engine in written)
 
 
+@pytest.mark.parametrize("gpu", [Gpu("NVIDIA H100 80GB HBM3", 81079 * 2**20), Gpu("Tesla T4", 14909 * 2**20)])
+def test_requests_at_once_are_those_of_the_plan(gpu: Gpu) -> None:
+    """vLLM's batches on a large GPU are larger, and a T4 has another dtype."""
+    found = advised(host(("31b-w4a16", "e2b"), gpus=[gpu] * 2))
+    assert found.profiles[0].main.fit.at_once(found.profiles[0].main.max_model_len) == pytest.approx(
+        found.chosen.plan.engines[0].max_concurrency
+    )
+
+
 def test_names_and_parsers_of_the_chosen_one() -> None:
     at = host(("31b-nvfp4", "e4b"), 3, engines={"other": {"model": "away"}, "31b-nvfp4-tp2": NVFP4_TP2})
     rank = find_rank(advised(at), lambda profile: profile.label == "31b-nvfp4 tp2 + e4b")
@@ -391,7 +401,7 @@ def test_what_cannot_be_advised_on_is_said(asked: dict[str, Any], said: str) -> 
 def test_a_gpu_whose_bandwidth_nobody_knows() -> None:
     at = dataclasses.replace(host(("e2b",)), gpus=[Gpu("", 23_659_151_360)])
     for by in ("tok_s", "together"):
-        with pytest.raises(AdviceError, match=f"advise_by: '{by}' needs the bandwidth of the GPU"):
+        with pytest.raises(AdviceError, match=f"advise_by: '{by}' needs the bandwidth of the GPU.* set gpu_name to"):
             advised(at, by=by)
     assert "not known" in "\n".join(render.lines(advised(at, by="context")))
     with pytest.raises(AdviceError, match="advise_min_tok_s: needs the bandwidth of the GPU, which is not known"):

@@ -41,20 +41,6 @@ def test_neither_a_model_of_which_nothing_is_known_nor_a_release_that_nobody_exa
     assert "nothing is recorded of somebody/else" in own["reason"]
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ({"max_num_seqs": [8, "many"]}, "advise_max_num_seqs: 'many' is not a number of requests"),
-        ({"vllm_version": "0.18.0"}, "0.19 to 0.33"),
-        ({"gpus": [{"nvml_total_mib": 49140}]}, "set gpu_name to the name that nvidia-smi prints"),
-    ],
-)
-def test_what_is_wrong_is_said(run_module: Run, more: dict[str, Any], said: str) -> None:
-    found = run_module("serving_advise", OPTIONS | more)
-    assert found["rc"] == 1
-    assert said in found["msg"]
-
-
 @pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "H100"])
 def test_a_gpu_that_is_named_has_its_speed(run_module: Run, name: str) -> None:
     """Its memory does not say which one it is: another H100 with the same has half the bandwidth."""

@@ -201,6 +201,13 @@ def test_float32_is_computed_in_bfloat16() -> None:
 
 WEIGHTS = {"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}}
 DYNAMIC = {"num_bits": 8, "type": "float", "dynamic": True}
+
+
+def _mix(*algorithms: str) -> dict[str, Any]:
+    layers = {f"layer{index}": {"quant_algo": name} for index, name in enumerate(algorithms)}
+    return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+
+
 PRODUCED, NVFP4 = {"producer": {"name": "modelopt"}}, {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 
 
@@ -218,6 +225,9 @@ PRODUCED, NVFP4 = {"producer": {"name": "modelopt"}}, {"quant_method": "modelopt
         ),
         ({**PRODUCED, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}, Quantization("modelopt_fp4", 4, 16)),
         ({**NVFP4, "kv_cache_scheme": DYNAMIC}, Quantization("modelopt_fp4", 4, 16)),
+        ({**NVFP4, "quant_algo": "W4A16_NVFP4"}, Quantization("modelopt_fp4", 4, 16)),
+        (_mix("FP8", "NVFP4"), Quantization("modelopt_mixed", 4, 16)),
+        (_mix("FP8"), Quantization("modelopt_mixed", 8)),
         (
             {"quant_method": "compressed-tensors", **WEIGHTS, "kv_cache_scheme": {"num_bits": 8}},
             Quantization("compressed-tensors", 8, None, "fp8"),
@@ -236,7 +246,8 @@ def test_quantization_as_it_is_written(config: Mapping[str, Any], expected: Quan
 
 def test_another_quantization_is_refused() -> None:
     without_sizes = [{"quant_method": name} for name in ("bitsandbytes", "compressed-tensors", "awq")]
-    for config in ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, {"load_in_4bit": True}, *without_sizes):
+    modelopt = {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, _mix("NVFP4", "W4A8_AWQ"), _mix()
+    for config in (*modelopt, {"load_in_4bit": True}, *without_sizes):
         said = config.get("quant_method", "without quant_method")
         with pytest.raises(FactsError, match=f"does not know the quantization '{said}.*; it knows"):
             with_quantization(QWEN, config)

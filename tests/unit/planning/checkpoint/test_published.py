@@ -115,7 +115,11 @@ def test_llavas_encoder_ends_at_the_layer_whose_output_is_read(layer: int | list
     assert left_out == {f"vision_tower.vision_model.post_layernorm.{leaf}" for leaf in ("weight", "bias")}
 
 
-@pytest.mark.parametrize("repo", [MAVERICK, "deepseek-ai/DeepSeek-V2-Lite-Chat", "deepseek-ai/DeepSeek-V3"])
+INDEXED = [MAVERICK, "deepseek-ai/DeepSeek-V2-Lite-Chat", "deepseek-ai/DeepSeek-V3"]
+INDEXED += ["Qwen/Qwen3.6-27B-FP8", "Qwen/Qwen3.6-35B-A3B"]
+
+
+@pytest.mark.parametrize("repo", INDEXED)
 def test_an_index_gives_the_same_shapes(repo: str) -> None:
     """Of the text model; encoders share what is left of the size, and fused experts may be transposed."""
     made = {**published.cut(published.CONFIGS[repo], 4), "num_nextn_predict_layers": 0}
@@ -127,7 +131,10 @@ def test_an_index_gives_the_same_shapes(repo: str) -> None:
         {(name, dtype, shape if len(shape) < 3 else math.prod(shape)) for name, dtype, shape in each}
         for each in (found, exact)
     )
-    assert {header for header in wanted if not header[0].startswith(("vision", "multi"))} <= told
+    others = ("vision", "multi", "model.visual")
+    left = {name for name, *_ in wanted - told if not name.startswith(others)}
+    # What may be in float32.
+    assert {name for name in left if not name.endswith(("A_log", "linear_attn.norm.weight"))} == set()
 
 
 def test_fused_q_k_and_v_of_awq_are_divided_by_columns() -> None:

@@ -112,7 +112,7 @@ def test_defaults_of_vllm_by_gpu(release: str, gpu: str, gib: int, sequences: in
         ("NVIDIA L4", 1, {}, ""),
         ("NVIDIA L4", 1, {"max_num_batched_tokens": 8192}, "has max_num_batched_tokens 8,192;"),
         (H100, 2, {}, f"has {H100}, NVLink, max_num_seqs 1,024, max_num_batched_tokens 8,192;"),
-        ("", 1, {"max_num_seqs": 8, "max_num_batched_tokens": 2048}, "has a GPU whose name is not known;"),
+        ("", 1, {"max_num_seqs": 8, "max_num_batched_tokens": 2496}, "has a GPU whose name is not known;"),
     ],
 )
 def test_what_lies_outside_of_the_fitted_runs_is_said_in_mib(

@@ -97,7 +97,7 @@ def describe_choice(asked: Wish, host: Host, profile: Profile) -> Chosen:
         name: (*planned[next(iter(replicas[name]))].advice, *list_own_advice(engine.fit))
         for name, engine in zip(engines, profile.engines, strict=True)
     }
-    return Chosen(asked.choose, engines, {PROFILE_NAME: described}, plan, advice)
+    return Chosen(engines, {PROFILE_NAME: described}, plan, advice)
 
 
 def assign_slots(profile: Profile, gpus: Sequence[Gpu]) -> list[tuple[int, ...]]:

@@ -12,7 +12,6 @@ from typing import Any
 from .. import planner
 from ..contract import DecodeTogether, EnginePlan, Gpu, Model, Plan
 from ..decode import TOGETHER_CONTEXT_TOKENS, TOGETHER_REQUESTS
-from ..memory.kv_cache import Group
 
 MIN_CONTEXT_TOKENS = 8192
 MAX_NUM_SEQS = 16
@@ -97,14 +96,13 @@ class Fit:
     plan: EnginePlan
     calibrated: bool
     """The KV cache has the model's own dtype, or one for which the checkpoint has scales."""
-    groups: Sequence[Group]
-    """Of the KV cache, with the tokens of all batches that are computed at once: they say what a request takes."""
-    in_flight_tokens: int
-    max_num_seqs: int = MAX_NUM_SEQS
-    together: Callable[[int], DecodeTogether | None] = lambda requests: None
+    at_once: Callable[[int], float]
+    """Returns how many requests of so many tokens the KV cache holds, if the engine fits."""
+    max_num_seqs: int
+    together: Callable[[int], DecodeTogether | None]
     """Estimates the speed of so many requests together, or of as many of them as run at once; None for one request, or
     if the bandwidth is not known."""
-    observed_as: str = ""
+    observed_as: str
     """The engine whose observations are in the plan; empty if there is none."""
 
     @property
@@ -120,9 +118,6 @@ class Fit:
     def spread(self) -> str:
         sequences = "" if self.max_num_seqs == MAX_NUM_SEQS else f" seqs={self.max_num_seqs}"
         return f"{self.shape}{'' if self.kv_cache_dtype == 'auto' else f' kv={self.kv_cache_dtype}'}{sequences}"
-
-    def at_once(self, tokens: int) -> float:
-        return self.plan.kv_blocks / sum(group.blocks(tokens, self.in_flight_tokens) for group in self.groups)
 
 
 @dataclass(frozen=True)
@@ -220,7 +215,6 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Chosen:
-    rank: int
     serving_engines: Mapping[str, Mapping[str, Any]]
     serving_profiles: Mapping[str, Mapping[str, Any]]
     plan: Plan

@@ -35,7 +35,7 @@ def document(advice: Advice) -> dict[str, Any]:
         "profiles": [_build_row(rank, profile, advice) for rank, profile in enumerate(advice.profiles, 1)],
         "rejected": [dataclasses.asdict(rejection) for rejection in advice.rejections],
         "chosen": {
-            "rank": advice.chosen.rank,
+            "rank": advice.wish.choose,
             "profile": PROFILE_NAME,
             "serving_engines": advice.chosen.serving_engines,
             "serving_profiles": advice.chosen.serving_profiles,
@@ -66,7 +66,8 @@ def lines(advice: Advice, how: Sequence[str] = ()) -> list[str]:
         ),
         "",
         *render.wrap(
-            f"chosen: {chosen.rank} of {count} (advise_choose), {advice.profiles[chosen.rank - 1].label}", "    "
+            f"chosen: {advice.wish.choose} of {count} (advise_choose), {advice.profiles[advice.wish.choose - 1].label}",
+            "    ",
         ),
         *(
             line
@@ -97,7 +98,7 @@ def lines(advice: Advice, how: Sequence[str] = ()) -> list[str]:
 def _list_chosen(advice: Advice) -> Iterator[tuple[str, Engine, EnginePlan]]:
     """Yield the chosen engines by name, each with the plan of its first replica: those of the others are equal."""
     planned = iter(advice.chosen.plan.engines)
-    profile = advice.profiles[advice.chosen.rank - 1]
+    profile = advice.profiles[advice.wish.choose - 1]
     for name, engine in zip(advice.chosen.serving_engines, profile.engines, strict=True):
         (first, *_) = itertools.islice(planned, engine.replicas)
         yield name, engine, first
@@ -111,27 +112,17 @@ def _describe_replicas(engine: Engine) -> str:
     return f", {engine.replicas} replicas{said}, each"
 
 
-SERVED = (
-    *("tensor_parallel_size", "pipeline_parallel_size", "max_model_len", "max_num_seqs", "kv_cache_dtype"),
-    *("kv_cache_memory_bytes", "gpu_memory_utilization"),
-)
-"""Keys of an advised engine that are options of `vllm serve`."""
-
-
 def list_serve_lines(advice: Advice) -> list[str]:
     """Return a line of `vllm serve` for each engine of the chosen profile, not wrapped, so that it can be copied."""
     planned = iter(advice.chosen.plan.engines)
     found: list[str] = []
     for engine in advice.chosen.serving_engines.values():
-        model = advice.host.models[engine["model"]]
         for each in list_replicas("engine", engine).values():
-            given = {**each, **next(planned).settings}
-            options = (f"--{key.replace('_', '-')}={given[key]}" for key in SERVED if key in given)
-            words = ["vllm", "serve", model.facts.repo, *options]
+            serve = render.build_serve_command(advice.host.models[engine["model"]].facts.repo, each, next(planned))
             devices = ",".join(map(str, each["gpus"]))
             port = each.get("port", FIRST_PORT + len(found))
-            names = ["--served-model-name", *each["served_names"], "--port", str(port)]
-            found.append(f"CUDA_VISIBLE_DEVICES={devices} {shlex.join([*words, *names])}")
+            names = shlex.join(["--served-model-name", *each["served_names"], "--port", str(port)])
+            found.append(f"CUDA_VISIBLE_DEVICES={devices} {serve} {names}")
     return found
 
 
@@ -169,14 +160,14 @@ def _render_table(advice: Advice) -> Iterator[str]:
     yield _format_columns("", "", "used/free", "low-  mid- high", "tokens", "", "(advice)")
     seen: set[Any] = set()
     for rank, profile in enumerate(advice.profiles, 1):
-        if rank != advice.chosen.rank and (profile.choice in seen or len(seen) >= ROWS):
+        if rank != advice.wish.choose and (profile.choice in seen or len(seen) >= ROWS):
             continue
         seen.add(profile.choice)
         row = _build_row(rank, profile, advice)
         speed = row["tok_s_together_estimate" if together else "tok_s_estimate"]
         label, *more = textwrap.wrap(profile.label, COLUMNS[1], subsequent_indent="  ", break_on_hyphens=False)
         yield _format_columns(
-            f"{'>' if rank == advice.chosen.rank else ''}{rank}",
+            f"{'>' if rank == advice.wish.choose else ''}{rank}",
             label,
             f"{row['gpus_used']}/{row['gpus_free']}",
             f"{speed['low']:.{digits}f}-{speed['mid']:5.{digits}f}-{speed['high']:5.{digits}f}"

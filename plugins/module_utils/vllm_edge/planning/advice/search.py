@@ -9,7 +9,6 @@ estimates.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -24,9 +23,7 @@ from .. import planner
 from ..contract import EnginePlan, Gpu, Model, Verdict
 from ..decode import TOGETHER_CONTEXT_TOKENS, TOGETHER_REQUESTS, estimate_together
 from ..fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES, Search
-from ..memory.kv_cache import groups as kv_groups
-from ..memory.kv_cache import resolve_dtype
-from ..memory.vllm_versions import count_batches_in_flight, max_num_batched_tokens
+from ..memory.kv_cache import count_requests
 from ..memory.weights import per_rank
 from .choice import build_arguments, describe_choice, match_observed
 from .model import (
@@ -215,28 +212,24 @@ def _plan_engine(engine: Mapping[str, Any], gpu: Gpu, shape: Shape, host: Host, 
 
 def _plan_fits(name: str, gpu: Gpu, shape: Shape, max_num_seqs: int, asked: Wish, host: Host) -> Iterator[Fit]:
     """Yield the engine with each dtype of the KV cache that makes a difference."""
-    model = host.models[name]
     seen: set[str] = set()
     for dtype in KV_CACHE_DTYPES:
         stated = build_arguments(name, shape, dtype, asked.min_context_tokens, max_num_seqs, host)
         engine = add_defaults(stated, host.inventory)
-        arguments = planner.arguments_of(engine)
-        resolved = resolve_dtype(model, arguments, host.vllm_version)
+        given = (host.models[name], planner.arguments_of(engine), [gpu], host.vllm_version)
+        model, arguments, resolved = planner.resolve(*given)
         if resolved in seen:
             continue
         seen.add(resolved)
         observed_as = match_observed(engine, host)[0]
         plan = _plan_engine(engine, gpu, shape, host, Search.NOWHERE)
         about = (model, arguments, host.vllm_version)
-        groups = kv_groups(*about) if plan.verdict is Verdict.FITS else ()
-        in_flight = count_batches_in_flight(*about) * max_num_batched_tokens(*about)
+        at_once = functools.cache(functools.partial(count_requests, *about, plan.kv_blocks))
         own = resolved in (model.dtype, model.quantization.kv_cache_dtype)
-        fit = Fit(name, gpu, shape, dtype, plan, own, groups, in_flight, max_num_seqs, observed_as=observed_as)
-        if bandwidth := gpu.bandwidth_bytes_per_s:
-            most = min(max_num_seqs, plan.kv_cache_tokens // TOGETHER_CONTEXT_TOKENS)
-            given = (model, arguments, per_rank(*about), bandwidth, resolved, most, TOGETHER_CONTEXT_TOKENS)
-            fit = dataclasses.replace(fit, together=functools.partial(estimate_together, *given))
-        yield fit
+        most = min(max_num_seqs, plan.kv_cache_tokens // TOGETHER_CONTEXT_TOKENS)
+        speed = (model, arguments, per_rank(*about), gpu.bandwidth_bytes_per_s, resolved, most, TOGETHER_CONTEXT_TOKENS)
+        together = functools.partial(estimate_together, *speed)
+        yield Fit(name, gpu, shape, dtype, plan, own, at_once, max_num_seqs, together, observed_as)
         if plan.verdict in WITHOUT_KV:
             return
 

@@ -111,7 +111,8 @@ def _split_by_kv_heads(model: Model, tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool, unknown: Sharding | None) -> Component:
-    if _NOT_LOADED.search(tensor.name):
+    # Hybrids leave out `mtp`, which is for speculative decoding (qwen3_next.py, qwen3_5.py).
+    if _NOT_LOADED.search(tensor.name) or (model.hybrid and tensor.name.startswith("mtp.")):
         return Component(tensor, "other", Sharding.NOT_LOADED, read_per_token=0.0)
     if any(tower in tensor.name.split(".") for tower in _TOWERS):
         sharding = _shard_tower(tensor) if towers is Sharding.SHARDED else towers
@@ -125,7 +126,7 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool,
             f"{model.facts.repo}: {tensor.name} {list(tensor.shape)} is not a weight that the planner knows of a "
             f"{model.architecture}, so it cannot say how the weight is distributed over the GPUs."
         )
-    if kind == "embeddings":
+    if kind == "embeddings" and tensor.shape not in ((), (1,)):
         return _classify_embedding(tensor, path, tied)
     if leaf in ("g_idx", "weight_g_idx") and model.facts.quantization.get("desc_act") is False:
         # Marlin replaces it by an empty tensor (quantization/utils/marlin_utils.py, marlin_make_empty_g_idx).
@@ -138,6 +139,8 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool,
     if kind == "router":
         wide = model.router_float32 or path.endswith("e_score_correction_bias")
         return Component(tensor, kind, sharding, float32=wide)
+    if path.endswith("linear_attn.in_proj_qkv") and tensor.shape in ((), (1,)):
+        tensor = replace(tensor, count=3)  # vLLM has a scale for each of Q, K and V.
     if path.endswith("linear_attn.A_log"):
         return Component(tensor, kind, sharding, float32=True)
     if path in ("self_attn.q_norm", "self_attn.k_norm") and tensor.layers:

@@ -85,8 +85,8 @@ class _Family:
     """Whether the RoPE caches are in float32 whatever the model's dtype is."""
     tower_ropes: tuple[tuple[int, int], ...] = ()
     """Rotary dimension and rows of the RoPE caches of the tower."""
-    tower_heads: int = 0
-    """Attention heads of Qwen's tower; 0 for other towers."""
+    qwen_tower: bool = False
+    """Whether the tower is that of Qwen2.5-VL or a later one."""
     expert_size: str = "moe_intermediate_size"
     """The key of an expert's intermediate size. If it is intermediate_size, no layer has a dense MLP."""
     router_float32: bool = False
@@ -369,7 +369,7 @@ FAMILIES: Mapping[str, _Family] = {
         {"decoder_sparse_step": 1},
         Sharding.SHARDED,
         every_stage=True,
-        tower_heads=16,
+        qwen_tower=True,
     ),
     "Qwen2MoeForCausalLM": _Family("qwen2_moe", _build_qwen_layers, _QWEN2_MOE, every_stage=True),
     "MixtralForCausalLM": _Family(
@@ -407,7 +407,7 @@ FAMILIES: Mapping[str, _Family] = {
         "qwen3_5_moe", _build_hybrid_layers, _HYBRID | {"decoder_sparse_step": 1}, every_stage=True
     ),
     "Qwen3_5ForConditionalGeneration": _Family(
-        "qwen3_5", _build_hybrid_layers, _HYBRID, Sharding.SHARDED, every_stage=True, tower_heads=16
+        "qwen3_5", _build_hybrid_layers, _HYBRID, Sharding.SHARDED, every_stage=True, qwen_tower=True
     ),
     "Qwen3_5MoeForConditionalGeneration": _Family(
         "qwen3_5_moe",
@@ -415,7 +415,7 @@ FAMILIES: Mapping[str, _Family] = {
         _HYBRID | {"decoder_sparse_step": 1},
         Sharding.SHARDED,
         every_stage=True,
-        tower_heads=16,
+        qwen_tower=True,
     ),
     "GptOssForCausalLM": _Family(
         "gpt_oss",
@@ -669,10 +669,10 @@ def _list_rope_caches(config: _Config, layers: tuple[DecoderLayer, ...], ropes: 
 def _list_tower_ropes(facts: Facts, family: _Family) -> Iterable[tuple[int, int]]:
     """Return those of the tower; Qwen's rotates half of each head (qwen3_vl.py)."""
     yield from family.tower_ropes
-    for tensor in facts.tensors if family.tower_heads else ():
+    for tensor in facts.tensors if family.qwen_tower else ():
         if tensor.name.endswith("visual.blocks.*.attn.proj.weight"):
-            # The smallest, of Qwen3.5-0.8B, has 12 heads.
-            yield tensor.shape[0] // (12 if tensor.shape[0] == 768 else family.tower_heads) // 2, 8192
+            # All have 16 heads but the smallest, of Qwen3.5-0.8B.
+            yield tensor.shape[0] // (12 if tensor.shape[0] == 768 else 16) // 2, 8192
 
 
 def _size_rope_cache(config: _Config, parameters: Mapping[str, Any], head_size: int) -> tuple[int, int]:

@@ -31,7 +31,7 @@ def read(repo: str, revision: str, endpoint: str, token: str | None) -> Facts:
     os.environ.update(HF_HUB_DISABLE_IMPLICIT_TOKEN="1", HF_TOKEN="")
     try:
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import EntryNotFoundError, SafetensorsParsingError
+        from huggingface_hub.errors import SafetensorsParsingError
     except ImportError as error:
         raise FactsError(
             f"The hub's client is needed to read {repo} there ({error}). Install huggingface_hub, or name a directory "
@@ -52,12 +52,8 @@ def read(repo: str, revision: str, endpoint: str, token: str | None) -> Facts:
                 return read_json(Path(path), "Fetch it again.")
 
             config = document("config.json")
-            quantization = None
-            if not model_facts.find_quantization(config):
-                try:
-                    quantization = document("hf_quant_config.json")
-                except EntryNotFoundError:
-                    quantization = None
+            name = "hf_quant_config.json"
+            quantization = document(name) if name in names and not model_facts.find_quantization(config) else None
         files = api.get_safetensors_metadata(repo, revision=commit).files_metadata
     except SafetensorsParsingError as error:
         raise FactsError(f"{repo} at {shown_endpoint} has a damaged safetensors file: {error}.") from error

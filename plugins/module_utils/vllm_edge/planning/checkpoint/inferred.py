@@ -28,7 +28,7 @@ _PATH = re.compile(
 _SCALARS = frozenset(
     {"weight_scale_2", "weight_global_scale", "input_scale", "input_global_scale", "k_scale", "v_scale"}
 )
-_OWN_SIZE = ("q_norm", "k_norm", "per_layer_projection_norm", "q_a_layernorm", "kv_a_layernorm")
+_OWN_SIZE = ("q_norm", "k_norm", "per_layer_projection_norm", "q_a_layernorm", "kv_a_layernorm", "linear_attn.norm")
 """Norms whose size is not the hidden size."""
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 """The keys of config.json of the number of experts of a layer."""
@@ -121,8 +121,9 @@ class _Sizes:
         part = path.rsplit(".", 1)[-1]
         head, kv = self._read_head(layer)
         hidden, queries = self._hidden, self._heads * head
+        gated = self._config.get("attn_output_gate", "linear_conv_kernel_dim" in self._config)
         attention: dict[str, Shape] = {
-            "q_proj": (queries, hidden),
+            "q_proj": (2 * queries if gated else queries, hidden),
             "k_proj": (kv * head, hidden),
             "v_proj": (kv * head, hidden),
             "o_proj": (hidden, queries),
@@ -134,8 +135,12 @@ class _Sizes:
             attention = self._list_latent()
         if "self_attn." in path:
             return attention.get(part)
+        if "linear_attn." in path:
+            return self._list_linear().get(part)
         if part in ("embed_tokens", "lm_head"):
             return self._read("vocab_size"), hidden
+        if part == "eh_proj" or path == "mtp.fc":  # multi-token prediction
+            return hidden, 2 * hidden
         if "per_layer" in part:  # Gemma 4's E models
             width = self._read("hidden_size_per_layer_input")
             every = width * self._read("num_hidden_layers")
@@ -150,6 +155,8 @@ class _Sizes:
         if "experts" in path and "shared" not in path:
             size = self._read("moe_intermediate_size", "intermediate_size")
             experts = () if re.search(r"experts\.\d+\.", path) else (self._read(*EXPERT_KEYS),)
+        elif part == "shared_expert_gate":
+            return 1, hidden
         elif re.search(r"(^|\.)(gate|router|router\.proj)$", path):
             return self._read(*EXPERT_KEYS), hidden
         elif "shared_experts." in path:  # DeepSeek
@@ -167,6 +174,19 @@ class _Sizes:
             "gate_up_proj": (2 * size, hidden),
         }
         return (*experts, *mlp[part]) if part in mlp else None
+
+    def _list_linear(self) -> dict[str, Shape]:
+        heads, keys = self._read("linear_num_value_heads"), self._read("linear_num_key_heads")
+        size, keys = self._read("linear_value_head_dim"), keys * self._read("linear_key_head_dim")
+        values = heads * size
+        rows = {"qkv": 2 * keys + values, "z": values, "qkvz": 2 * (keys + values), "a": heads, "b": heads}
+        return {
+            **{f"in_proj_{part}": (count, self._hidden) for part, count in {**rows, "ba": 2 * heads}.items()},
+            "conv1d": (rows["qkv"], 1, self._read("linear_conv_kernel_dim")),
+            "out_proj": (self._hidden, values),
+            "norm": (size,),
+            **dict.fromkeys(("A_log", "dt_bias"), (heads,)),
+        }
 
     def _list_latent(self) -> dict[str, Shape]:
         rank, rope, value = (self._read(key) for key in ("kv_lora_rank", "qk_rope_head_dim", "v_head_dim"))
@@ -190,13 +210,13 @@ class _Sizes:
         if match is None or "tower" in name or "vision" in name or "audio" in name or "projector" in name:
             return None
         path, leaf = match["path"], match["leaf"] or ""
-        if leaf.endswith("_proj"):  # experts in one tensor have no leaf of their own
+        if leaf.endswith(("_proj", "dt_bias")):  # experts in one tensor, and dt_bias, have no leaf of their own
             path, leaf = f"{path}.{leaf}", "weight"
         if leaf in ("layer_scalar", *_SCALARS):
             return (self._dtype if leaf == "layer_scalar" else "F32"), (1,)
         if leaf == "e_score_correction_bias":
             return "F32", (self._read(*EXPERT_KEYS),)
-        if re.search(r"norm(_\d)?$", path) and not path.endswith(_OWN_SIZE):
+        if re.search(r"norm(_\d|_hidden|_embedding)?$", path) and not path.endswith(_OWN_SIZE):
             return self._dtype, (self._hidden,)
         linear = self._find_linear(path, int(match["layer"] or 0))
         if linear is None:

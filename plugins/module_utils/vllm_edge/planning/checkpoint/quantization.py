@@ -10,6 +10,9 @@ from ...text import shown
 from ..contract import Facts, Quantization
 from .headers import FactsError
 
+FOUR_BITS = frozenset({"NVFP4", "W4A16_NVFP4"})
+"""Of ModelOpt, stored alike; the second does not quantize activations."""
+
 
 def read_quantization(facts: Facts) -> Quantization:
     """Return vLLM's name of the method, its bits, and what it makes of the KV cache.
@@ -31,7 +34,7 @@ def read_quantization(facts: Facts) -> Quantization:
         # bitsandbytes wrote none at first (`load_in_4bit`).
         name = f"modelopt {str(algorithm or '').upper()}" if family == "modelopt" else method or "without quant_method"
         raise FactsError(
-            f"{facts.repo}: the planner does not know the quantization '{name}'; it knows modelopt (NVFP4, FP8), "
+            f"{facts.repo}: the planner does not know the quantization '{name}'; it knows modelopt (NVFP4, FP8, both), "
             "compressed-tensors, fp8, mxfp4, awq and gptq."
         )
     for what, value, most in (("bits", found.weight_bits, 64), ("group size", found.group_size or 1, 2**20)):
@@ -49,9 +52,21 @@ def _read_modelopt(method: str, config: Mapping[str, Any]) -> Quantization | Non
     inner = config.get("quantization") or config
     algorithm = str(inner.get("quant_algo") or "").upper()
     kv_cache = _read_modelopt_kv_cache(config, inner)
-    if algorithm == "NVFP4":
+    if algorithm in FOUR_BITS:
         return Quantization("modelopt_fp4", 4, _read_group_size(inner, 16), kv_cache)
+    if algorithm == "MIXED_PRECISION":
+        used = list_modelopt_algorithms(config)
+        four = bool(used & FOUR_BITS)
+        known = used and used <= FOUR_BITS | {"FP8"}
+        return Quantization("modelopt_mixed", 4 if four else 8, 16 if four else None, kv_cache) if known else None
     return Quantization("modelopt", 8, None, kv_cache) if algorithm.startswith("FP8") else None
+
+
+def list_modelopt_algorithms(config: Mapping[str, Any]) -> set[str]:
+    """Return ModelOpt's names of what it made of the layers, in capitals; of one for all, that."""
+    inner = config.get("quantization") or config
+    layers = (inner.get("quantized_layers") or {}).values()
+    return {str(how.get("quant_algo") or "").upper() for how in layers or [inner]}
 
 
 def _read_compressed_tensors(method: str, config: Mapping[str, Any]) -> Quantization | None:

@@ -321,7 +321,7 @@ def compute_state_bytes(state: State, model: Model, arguments: Arguments) -> int
     said = arguments.mamba_ssm_cache_dtype
     recurrent = (state.dtype or dtype) if said == "auto" else said
     elements = state.convolution * (state.rows + arguments.drafts), state.recurrent
-    sizes = (count * DTYPE_BYTES[kind] for count, kind in zip(elements, (dtype, recurrent), strict=True))
+    sizes = (count * DTYPE_BYTES.get(kind, 4) for count, kind in zip(elements, (dtype, recurrent), strict=True))
     return sum(size // arguments.tensor_parallel_size for size in sizes)
 
 

@@ -76,8 +76,16 @@ CONTEXT_BYTES_ELSEWHERE = Uncertain(
     0.0,
     0.0,
     400 * MIB,
-    "an assumption: the context grows with the GPU, and nobody measured it for this planner on another one than an L4",
+    "an assumption: the context grows with the GPU, and only an L4, an H100 and an H200 were measured",
 )
+CONTEXT_BYTES_OF_HOPPER = Uncertain(
+    (527 - 200) * MIB,
+    (527 - 200) * MIB,
+    400 * MIB,
+    "measured: on an H100 and an H200 526.8 MiB were taken after torch.cuda.init() and set_device (PyTorch 2.11, CUDA "
+    "13.0, driver 580.159.04), here beyond what an L4 takes",
+)
+HOPPER = frozenset({"NVIDIA H100 80GB HBM3", "NVIDIA H200"})
 NVLINK_BYTES = Uncertain(
     64 * MIB,
     32 * MIB,
@@ -306,7 +314,7 @@ def context(ranks: int, gpu_name: str = FITTED_GPU, nvlink: bool = False) -> Unc
     if ranks > 1:
         found += CONTEXT_BYTES_PER_PEER * (ranks - 1)
     if gpu_name != FITTED_GPU:
-        found += CONTEXT_BYTES_ELSEWHERE
+        found += CONTEXT_BYTES_OF_HOPPER if gpu_name in HOPPER else CONTEXT_BYTES_ELSEWHERE
     return found + NVLINK_BYTES if nvlink and ranks > 1 else found
 
 

@@ -309,6 +309,16 @@ def max_num_batched_tokens(model: Model, arguments: Arguments, version: str) -> 
     return min(tokens, sequences * max_model_len(model, arguments))
 
 
+def count_whole_item_tokens(model: Model, arguments: Arguments, version: str) -> int:
+    """Return the tokens of the largest image or video, if vLLM refuses to start with fewer in a batch; 0 otherwise.
+
+    Source: 0.32.0 platforms/cuda.py:337, v1/core/encoder_cache_manager.py:346.
+    """
+    none = arguments.language_model_only or arguments.without_videos
+    whole = behaviour(version).batch_holds_multimodal_item and _attends_to_whole_items(model)
+    return GEMMA4_VIDEO_TOKENS if whole and not none else 0
+
+
 def max_num_seqs(model: Model, arguments: Arguments, version: str) -> int:
     """Return the sequences of one batch. Source: 0.33.0 engine/arg_utils.py:3232."""
     if arguments.max_num_seqs is not None:

@@ -111,7 +111,7 @@ def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeig
 
 
 def _is_head(component: Component) -> bool:
-    return component.tensor.name.endswith("lm_head.weight")
+    return "lm_head." in component.tensor.name
 
 
 def _count(component: Component, stage: _Stage) -> int:
