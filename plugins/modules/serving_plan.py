@@ -201,7 +201,7 @@ def main() -> None:
         plan = planner.plan(
             name,
             engines,
-            models,
+            models | inputs.read_drafts(engines, options, module.warn),
             gpus,
             version,
             observations=observed,

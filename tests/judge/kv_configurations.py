@@ -16,7 +16,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.vllm_edge.planning.contract import Arguments, Attention, DecoderLayer, Latent, Model
+from ansible.module_utils.vllm_edge.planning.checkpoint import families
+from ansible.module_utils.vllm_edge.planning.contract import (
+    Arguments,
+    Attention,
+    DecoderLayer,
+    Latent,
+    Model,
+    Speculation,
+)
 from ansible.module_utils.vllm_edge.planning.memory import kv_cache
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "planning"))
@@ -44,9 +52,10 @@ class Configuration:
 
     def as_json(self) -> dict[str, Any]:
         """For the judge, in which nothing of this project is imported."""
-        layers = [
+        layers = (*self.model.layers, *(self.model.drafter.layers if self.model.drafter else ()))
+        described = [
             {
-                "index": layer.index,
+                "index": index,
                 "kv_heads": layer.kv_heads,
                 "head_size": layer.head_size,
                 "window": layer.window_tokens if layer.attention is Attention.SLIDING else None,
@@ -56,12 +65,13 @@ class Configuration:
                 "own_cache": layer.shares_with is None,
                 "state": layer.state is not None,
             }
-            for layer in self.model.layers
+            for index, layer in enumerate(layers)
         ]
         names = ("tensor_parallel_size", "pipeline_parallel_size", "kv_cache_dtype", "max_model_len", "block_size")
         names += ("enable_prefix_caching", "mamba_ssm_cache_dtype", "flashinfer_states")
         return {
-            "layers": layers,
+            "layers": described,
+            "drafts": self.arguments.drafts,
             "linear": self.model.facts.config.get("text_config") or {},
             **{name: getattr(self.arguments, name) for name in names},
             **({"kv_cache_dtype": kv_cache.DS_MLA} if self.arguments.ds_mla else {}),
@@ -78,8 +88,9 @@ def configurations() -> tuple[Configuration, ...]:
         (family, replace(model(layers, maximum=maximum), latent=V3_2 if family == "DeepSeek V3.2" else None))
         for family, layers, maximum in shapes(generator)
     )
-    hybrids = (("Qwen3.5", published.families.interpret(published.facts(repo))) for repo in HYBRIDS)
-    made = itertools.chain(others, hybrids)
+    hybrids = [("Qwen3.5", families.interpret(published.facts(repo))) for repo in HYBRIDS]
+    drafted = ((family, replace(each, drafter=families.interpret_drafting(each))) for family, each in hybrids)
+    made = itertools.chain(others, hybrids, drafted)
     return tuple(configuration for family, each in made for configuration in _around(generator, family, each))
 
 
@@ -141,6 +152,14 @@ def shapes(generator: random.Random) -> Iterator[tuple[str, list[DecoderLayer], 
     for others in ((), (full(0, 8, 128),), (full(0, 8, 128), sliding(0, 8, 128, 1000), sliding(0, 8, 128, 512))):
         kinds = (DecoderLayer(0, Attention.CHUNKED, 8, 128, 1000), *others)
         yield "Llama 4", [replace(kinds[index % len(kinds)], index=index) for index in range(24)], 131072
+    # Qwen3-32B, Gemma 3 4B and gpt-oss-20b with a layer of EAGLE-3 after theirs, and Qwen3-32B with Qwen3-0.6B
+    qwen = [_layer(index, 8, 128) for index in range(64)]
+    gemma = [_layer(index, 4, 256, None if index % 6 == 5 else 1024) for index in range(34)]
+    gpt = [_layer(index, 8, 64, None if index % 2 else 128) for index in range(24)]
+    yield "drafted", [*qwen, _layer(64, 8, 80)], 40960
+    yield "drafted", [*gemma, _layer(34, 8, 128)], 131072
+    yield "drafted", [*gpt, _layer(24, 8, 64)], 131072
+    yield "drafted", [*qwen, *(_layer(64 + index, 8, 128) for index in range(28))], 40960
 
 
 def differences(configuration: Configuration, told: Mapping[str, Any], version: str) -> list[str]:
@@ -238,6 +257,9 @@ def _around(generator: random.Random, family: str, made: Model) -> Iterator[Conf
                 mamba_ssm_cache_dtype=generator.choice(("auto", "auto", "float16")),
                 flashinfer_states=generator.choice((True, False)),
             )
+        if made.drafter:
+            arguments = replace(arguments, speculation=Speculation("mtp", generator.choice((1, 2, 3, 5))))
+            arguments, ranks = replace(arguments, pipeline_parallel_size=1), 1
         try:
             much = kv_cache.capacity(made, arguments, 2**40, "0.33.0")
             # The release keeps one block back.

@@ -136,10 +136,13 @@ def config_of(given: dict[str, Any]) -> Config:
         ),
         attention_config=SimpleNamespace(hisparse_config=None, backend=None),
         device_config=SimpleNamespace(device_type="cuda"),
-        speculative_config=None,
+        # Of layers for multi-token prediction; what they read further is asked for below.
+        speculative_config=mock.MagicMock(method="mtp", num_speculative_tokens=given["drafts"])
+        if given["drafts"]
+        else None,
         kv_transfer_config=None,
-        num_prefill_lookahead_tokens=0,
-        num_speculative_tokens=0,
+        num_prefill_lookahead_tokens=1 if given["drafts"] else 0,
+        num_speculative_tokens=given["drafts"],
         # Asks for Triton, which this image has not and every CUDA image has.
         use_v2_model_runner=True,
     )

@@ -32,7 +32,7 @@ for absent in ("gguf", "gguf.constants", "gguf.quants", "diskcache"):
 
 import torch
 import vllm
-from vllm.config import CacheConfig, LoadConfig, ModelConfig, VllmConfig, set_current_vllm_config
+from vllm.config import CacheConfig, LoadConfig, ModelConfig, SpeculativeConfig, VllmConfig, set_current_vllm_config
 from vllm.config.lora import LoRAConfig
 from vllm.distributed import parallel_state
 from vllm.lora import model_manager
@@ -49,7 +49,7 @@ if int(vllm.__version__.split(".")[1]) >= 33:
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "U8": torch.uint8, "I32": torch.int32}
-DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8, "I64": torch.int64}
+DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8, "I64": torch.int64, "BOOL": torch.bool}
 
 
 def inspect_here(lazy: Any) -> Any:
@@ -237,6 +237,8 @@ def build(given: dict[str, Any], directory: str) -> tuple[Any, VllmConfig]:
     engine.parallel_config.pipeline_parallel_size = parallel_state._PP.world_size
     rotary_embedding._ROPE_DICT.clear()
     torch.set_default_dtype(config.dtype)
+    if given.get("drafter"):
+        config = add_drafter(given, engine, directory)
     try:
         with set_current_vllm_config(engine), torch.device("meta"):
             model = initialize_model(engine, model_config=config)
@@ -247,6 +249,32 @@ def build(given: dict[str, Any], directory: str) -> tuple[Any, VllmConfig]:
         torch.set_default_dtype(torch.float32)
     model.judge_loaded = loaded
     return model, engine
+
+
+def add_drafter(given: dict[str, Any], engine: VllmConfig, directory: str) -> ModelConfig:
+    """Make the engine one that decodes speculatively; the configuration of its drafter."""
+    if "drafter_config" in given:
+        directory = f"{directory}/drafter"
+        Path(directory).mkdir()
+        (Path(directory) / "config.json").write_text(json.dumps(given["drafter_config"]))
+    spec = SpeculativeConfig(
+        method=given["drafter"].split()[0],
+        model=directory,
+        num_speculative_tokens=1,
+        target_model_config=engine.model_config,
+        target_parallel_config=engine.parallel_config,
+    )
+    engine.speculative_config = spec
+    return spec.draft_model_config
+
+
+def is_shared(model: Any, name: str) -> bool:
+    """Whether a parameter of a drafter is replaced by that of its model after it is loaded (v1/spec_decode/eagle.py of
+    0.19, llm_base_proposer.py later)."""
+    what = (
+        "embed_tokens" if ".embed_tokens." in name else "lm_head" if re.search("(lm_|shared_head.)head", name) else ""
+    )
+    return bool(what) and not getattr(model, f"has_own_{what}", False)
 
 
 def size_of(tensors: Any) -> int:
@@ -282,6 +310,8 @@ def answer(given: dict[str, Any]) -> dict[str, Any]:
     # Of experts in GPTQ, if the checkpoint has none (quantization/auto_gptq.py).
     deleted += () if any(name.endswith("_bias") for name, *_ in given["headers"]) else (".w13_bias", ".w2_bias")
     parameters = {name: value for name, value in model.named_parameters() if not name.endswith(deleted)}
+    if given.get("drafter"):
+        parameters = {name: value for name, value in parameters.items() if not is_shared(model, name)}
     # From 0.25 to 0.31 load_weights names a part of the experts' layer otherwise than the layer itself does.
     reported = {name.replace(".routed_experts.", ".") for name in model.judge_loaded or parameters}
     return {
@@ -290,7 +320,7 @@ def answer(given: dict[str, Any]) -> dict[str, Any]:
         "rope_bytes": size_of(caches),
         "not_loaded": sorted({name.replace(".routed_experts.", ".") for name in parameters} - reported)[:5],
         "max_model_len": engine.model_config.max_model_len,
-        "lora_bytes": count_lora(model, engine),
+        "lora_bytes": [] if given.get("drafter") else count_lora(model, engine),
     }
 
 

@@ -458,9 +458,9 @@ _KEPT += [
     for index in range(27)
     for part in ("attn.qkv", "attn.proj", "mlp.linear_fc1", "mlp.linear_fc2")
 ]
-_KEPT += ["lm_head", "model.visual.merger.linear_fc1", "model.visual.merger.linear_fc2"]
+_KEPT += ["mtp.fc", "lm_head", "model.visual.merger.linear_fc1", "model.visual.merger.linear_fc2"]
 _WITHOUT_LINEAR: Mapping[str, Mapping[str, Any]] = {
-    "Qwen/Qwen2.5-7B-Instruct-AWQ": {"modules_to_not_convert": ["linear_attn", "visual"]},
+    "Qwen/Qwen2.5-7B-Instruct-AWQ": {"modules_to_not_convert": ["linear_attn", "visual", "mtp"]},
     "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4": {"dynamic": {"-:.*linear_attn.*": {}, "-:.*visual.*": {}}},
     "Qwen2.5-7B-Instruct, NVFP4": {"ignore": ["lm_head", "*linear_attn*", "*visual*"]},
 }
@@ -492,6 +492,53 @@ CONFIGS["Qwen3.5-4B, FP8 and NVFP4"] = {
         **{"ignore": [], "producer": {"name": "modelopt", "version": "0.44.0"}},
     },
 }
+
+QWEN3_32B = config(
+    "Qwen3ForCausalLM", "qwen3", (64, 5120, 25600, 64, 8, 151936, 40960), head_dim=128, tie_word_embeddings=False
+)
+_EAGLE3: dict[str, Any] = config(
+    "LlamaForCausalLMEagle3",
+    "llama",
+    (1, 5120, 25600, 64, 8, 151936, 40960),
+    **{"draft_vocab_size": 32000, "head_dim": 80, "rope_theta": 1000000, "tie_word_embeddings": False},
+)
+EAGLE3: Mapping[str, dict[str, Any]] = {
+    # sgl-project/SpecForge, configs/qwen3-32b-eagle3.json
+    "eagle3": _EAGLE3,
+    # sgl-project/sglang, its unit test of the configuration of a speculator, with the type that vLLM accepts
+    # (transformers_utils/configs/speculators/algos.py)
+    "eagle3 of speculators": {
+        **{"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "draft_vocab_size": 32000},
+        **{"norm_before_residual": True, "target_hidden_size": None, "torch_dtype": "bfloat16"},
+        "transformer_layer_config": {**_EAGLE3, **{"head_dim": 128, "hidden_act": "silu", "rms_norm_eps": 1e-06}},
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "verifier": {"architectures": ["Qwen3ForCausalLM"], "name_or_path": "Qwen/Qwen3-32B"},
+        },
+    },
+}
+"""Drafters for Qwen3-32B, the first with a table of embeddings of its own."""
+
+
+def eagle3_headers(made: Mapping[str, Any], table: bool) -> Iterator[Header]:
+    """The tensors of a drafter with that config.json, with a table of embeddings or without."""
+    text = made.get("transformer_layer_config", made)
+    hidden, layer = text["hidden_size"], "midlayer" if text is made else "layers.0"
+    if table:
+        yield "embed_tokens.weight", "BF16", (text["vocab_size"], hidden)
+    for part, _, shape in ((name, dtype, shape) for name, *dtype, shape in [*_attention(text), *_mlp(text)]):
+        wide = (shape[0], 2 * hidden) if part.split(".")[1][0] in "qkv" else shape
+        yield f"{layer}.{part}", "BF16", wide
+    for norm in ("hidden_norm", *_BOTH):
+        yield f"{layer}.{norm}.weight", "BF16", (hidden,)
+    yield "norm.weight", "BF16", (hidden,)
+    yield "fc.weight", "BF16", (hidden, 3 * hidden)
+    yield "lm_head.weight", "BF16", (made["draft_vocab_size"], hidden)
+    yield "d2t", "I64", (made["draft_vocab_size"],)
+    yield "t2d", "BOOL", (text["vocab_size"],)
+
 
 PARAMETERS: Mapping[str, int] = {
     "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
@@ -544,7 +591,11 @@ def headers(made: Mapping[str, Any]) -> Iterator[Header]:
         yield f"{head}lm_head.weight", "BF16", (text["vocab_size"], hidden)
     if "linear_conv_kernel_dim" in text:
         yield "mtp.fc.weight", "BF16", (hidden, 2 * hidden)
-        yield "mtp.layers.0.input_layernorm.weight", "BF16", (hidden,)
+        for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden", *(f"layers.0.{each}" for each in _BOTH)):
+            yield f"mtp.{norm}.weight", "BF16", (hidden,)
+        for name, *dtype, shape in [*_attention(text), *_MLPS.get(text["model_type"], _mlp)(text)]:
+            full = f"mtp.layers.0.{name}", *(dtype or ["BF16"]), shape
+            yield from _quantize(made.get("quantization_config"), *full)
     for index in range(text["num_hidden_layers"] + text.get("num_nextn_predict_layers", 0)):
         mlp = _MLPS.get(text["model_type"], _mlp)
         if index < text.get("first_k_dense_replace", 0):
@@ -573,13 +624,18 @@ def headers(made: Mapping[str, Any]) -> Iterator[Header]:
 
 def _quantize(how: Mapping[str, Any] | None, name: str, dtype: str, shape: tuple[int, ...]) -> Iterator[Header]:
     """A linear weight as the quantizers of QUANTIZED store it; everything else as it is."""
-    layers = (how or {}).get("quantized_layers", {})
-    if name.removesuffix(".weight") in layers and layers[name.removesuffix(".weight")]["quant_algo"] == "FP8":
+    layers, base = (how or {}).get("quantized_layers", {}), name.removesuffix(".weight")
+    if base in layers and layers[base]["quant_algo"] == "FP8":
         yield name, "F8_E4M3", shape
         yield f"{name}_scale", "F32", ()
-        yield f"{name.removesuffix('weight')}input_scale", "F32", ()
+        yield f"{base}.input_scale", "F32", ()
         return
-    if how is None or how["quant_method"] in ("fp8", "mxfp4") or not name.endswith("_proj.weight"):
+    if (
+        how is None
+        or (layers and base not in layers)
+        or how["quant_method"] in ("fp8", "mxfp4")
+        or not name.endswith("_proj.weight")
+    ):
         yield name, dtype, shape
         return
     listed = (*how.get("modules_to_not_convert", ()), *how.get("dynamic", ()), *how.get("ignore", ()))
@@ -908,6 +964,7 @@ def _pixtral(vision: Mapping[str, Any], text_hidden: int) -> Iterator[Header]:
     yield "multi_modal_projector.linear_2.weight", "BF16", (text_hidden, text_hidden)
 
 
+KEYS = ("name", "tensor_parallel_size", "pipeline_rank", "expert_parallel", "drafter")
 JUDGED_LAYERS = 6
 """Of hybrids 8, so that both stages of a pipeline have full attention."""
 
@@ -955,12 +1012,25 @@ def questions() -> list[dict[str, Any]]:
         experts = any(text.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
         if most > 1 and experts and text["model_type"] != "llama4_text":
             asked.append({**asked[-1], "expert_parallel": True})
+        if text.get("num_nextn_predict_layers") or "linear_conv_kernel_dim" in text:
+            asked += [
+                {**each, "drafter": "mtp"} for each in asked if each["name"] == repo and each["pipeline_rank"] is None
+            ]
+    for name in EAGLE3:
+        target = {"name": "Qwen/Qwen3-32B", "config": cut(QWEN3_32B), "headers": [], "expert_parallel": False}
+        found = {**target, "pipeline_rank": None, "drafter": name, "drafter_config": EAGLE3[name]}
+        asked += [
+            {**found, "headers": list(eagle3_headers(EAGLE3[name], name == "eagle3")), "tensor_parallel_size": size}
+            for size in (1, 2)
+        ]
     return asked
 
 
 def compare(asked: Mapping[str, Any], told: Mapping[str, Any], version: str) -> list[str]:
     """What the plan says otherwise than vLLM about a checkpoint, each as `name: ours, vLLM's`."""
-    found, size, stage = first_layers(asked["name"]), asked["tensor_parallel_size"], asked["pipeline_rank"]
+    size, stage, drafter = asked["tensor_parallel_size"], asked["pipeline_rank"], asked.get("drafter")
+    found = eagle3(drafter) if drafter in EAGLE3 else first_layers(asked["name"])
+    found = families.interpret_drafting(found) if drafter == "mtp" else found
     arguments = Arguments(
         tensor_parallel_size=size,
         pipeline_parallel_size=1 if stage is None else 2,
@@ -968,7 +1038,7 @@ def compare(asked: Mapping[str, Any], told: Mapping[str, Any], version: str) -> 
     )
     here = kv_cache.select_layers(found, arguments, stage or 0)
     rank = weights.per_rank(found, arguments, version)[stage or 0]
-    rope = rank.by_kind["rope_caches"]
+    rope = rank.by_kind.get("rope_caches", 0)
     # Copies of latent attention are made after loading.
     loaded = rank.bytes - rope - rank.by_kind.get("buffers", 0)
     adapters = []
@@ -988,9 +1058,15 @@ def compare(asked: Mapping[str, Any], told: Mapping[str, Any], version: str) -> 
             told["layers"],
         ),
         "parameters": (loaded, told["parameters_bytes"]),
-        "RoPE caches": (rope, told["rope_bytes"]),
+        "RoPE caches": (rope, told["rope_bytes"] if drafter != "mtp" else 0),
     }
     return [f"{name}: {mine}, {theirs}" for name, (mine, theirs) in compared.items() if mine != theirs]
+
+
+@functools.cache
+def eagle3(name: str) -> Model:
+    made = eagle3_headers(EAGLE3[name], name == "eagle3")
+    return families.interpret(model_facts.build_facts(name, "", EAGLE3[name], made))
 
 
 @functools.cache
@@ -1000,7 +1076,10 @@ def first_layers(repo: str) -> Model:
 
 def render(judged: Mapping[str, Any]) -> str:
     """judged.json: one line for each answer."""
-    keys = ("name", "tensor_parallel_size", "pipeline_rank", "expert_parallel")
-    keys += ("layers", "parameters_bytes", "rope_bytes", "lora_bytes")
-    lines = [json.dumps({key: each.get(key) for key in keys}) for each in judged["answers"]]
+
+    keys = (*KEYS, "layers", "parameters_bytes", "rope_bytes", "lora_bytes")
+    lines = [
+        json.dumps({key: each.get(key) for key in keys if key != "drafter" or each.get(key)})
+        for each in judged["answers"]
+    ]
     return f'{{"version": "{judged["version"]}", "answers": [\n' + ",\n".join(lines) + "\n]}\n"

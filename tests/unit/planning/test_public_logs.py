@@ -9,6 +9,8 @@ ENGINES are planned as their users would: with the GPU and the arguments, not wi
 from __future__ import annotations
 
 import functools
+import re
+from dataclasses import replace
 from typing import Any
 
 import checkpoints
@@ -191,13 +193,24 @@ max_num_batched_tokens=8192 --enable-prefix-caching
 61652519493 Qwen/Qwen3.6-27B 0.28.0 200.0 .95 196608 - 7.33 227886 kv_cache_dtype=fp8 max_num_seqs=1
 52377383460 Qwen/Qwen3.6-35B-A3B 0.20.0 94.0 .9 65536 - 2.95 75456 kv_cache_dtype=fp8 max_num_seqs=1 \
 max_num_batched_tokens=8192 --enable-prefix-caching
+52000797369 Qwen/Qwen3.6-27B 0.20.0 200.0 .9 65536 - 4.8 36432 kv_cache_dtype=fp8 max_num_seqs=2 \
+max_num_batched_tokens=16384 --enable-prefix-caching -sc.method=mtp --spec-tokens=1
+52227470761 Qwen/Qwen3.6-27B 0.20.0 200.0 .9 131072 - 6.56 49600 kv_cache_dtype=fp8 max_num_seqs=2 \
+max_num_batched_tokens=16384 --enable-prefix-caching -sc.method=qwen3_5_mtp --spec-tokens=3
+56730870618 Qwen/Qwen3.6-35B-A3B 0.21.0 200.0 .9 262144 - 64.69 5463232 kv_cache_dtype=fp8 max_num_seqs=10 \
+max_num_batched_tokens=32768 --enable-prefix-caching -sc.method=mtp --spec-tokens=3
+56757617998 Qwen/Qwen3.6-35B-A3B 0.21.0 200.0 .9 262144 - 66.58 5747892 kv_cache_dtype=fp8 \
+max_num_batched_tokens=65536 --enable-prefix-caching -sc.method=mtp --spec-tokens=2
+56970046574 Qwen/Qwen3.6-35B-A3B 0.21.0 200.0 .9 262144 - 74.76 6455296 kv_cache_dtype=fp8 max_num_seqs=5 \
+max_num_batched_tokens=8192 --enable-prefix-caching -sc.method=mtp --spec-tokens=2
 """
 """Log, model, release, GPU as far as it is known and GiB of CUDA, share, max_model_len, GiB that were loaded, GiB and
 tokens of the KV cache, other arguments. Logs are numbered as an index of public files on GitHub has them; # is an issue
 of vLLM. The A40's GiB are those of an L40S.
 
-Of four hybrids the weights are another checkpoint's, in 4 bits, on a larger GPU; one ran a build after 0.26. Of 47 that
-were found first these 10 are not here: others that are refused (club-3090#142, 55685126685, 69102865712, 54092400981),
+Of the hybrids with -sc, and of four others, the weights are another checkpoint's, in 4 bits, on a larger GPU; one ran a
+build after 0.26, and those with 0.21.0 are of 0.20.2 and a nightly build, which print tokens alike. Of 47 that were
+found first these 10 are not here: others that are refused (club-3090#142, 55685126685, 69102865712, 54092400981),
 DeepSeek V4 (#44376, 63344308021), and four that do not say enough, or contradict themselves (#21348, #17462,
 62120644965, 56408971406 at full length). The six before 67529778690 were found later; vLLM refused 55021192520.
 """
@@ -215,12 +228,12 @@ DIFFERENT = {
 def _plan(line: str, kv_gib: float | None = None) -> EnginePlan:
     """The plan of a line of ENGINES, with its share of the GPU or with these GiB of KV cache."""
     _, repo, release, gpu, share, length, _, _, _, *more = line.split()
-    given = dict(word.split("=") for word in more if "=" in word)
+    given = dict(word.split("=") for word in more if re.match(r"\w+=", word))
     variables = {name: value for name, value in given.items() if name.isupper()}
     engine: dict[str, Any] = {key: yaml.safe_load(value) for key, value in given.items() if key not in variables}
     ranks = engine.get("tensor_parallel_size", 1)
     engine |= {"name": "engine", "model": repo, "gpus": list(range(ranks)), "gpu_memory_utilization": float(share)}
-    first = next((index for index, word in enumerate(more) if word.startswith("--")), len(more))
+    first = next((index for index, word in enumerate(more) if word.startswith("-")), len(more))
     engine |= {"extra_env": variables, "extra_args": more[first:]}
     if length != "-":
         engine["max_model_len"] = int(length)
@@ -240,6 +253,36 @@ def test_load_and_tokens_of_a_public_engine(line: str) -> None:
     if tokens != "-":
         least, most = (_plan(line, float(left) + off).kv_cache_tokens for off in (-0.005, 0.005))
         assert least <= int(tokens) <= most
+
+
+def test_engines_with_drafters() -> None:
+    """Log 52101499359, a Gemma 4 26B with EAGLE-3: 7.77 GiB are 65,696 tokens and 3.54 requests; and 26052775130,
+    Qwen3-4B with Qwen3-0.6B, which loaded 8.67 GiB.
+
+    Of that drafter public files say how large it is, 1,855,768,160 bytes with a header of 8 + 1,624. Gemma's own sizes
+    give just these.
+    """
+    sizes = (1, 2816, 2112, 16, 8, 262144, 262144)
+    layer = published.config("LlamaForCausalLM", "llama", sizes, head_dim=256, tie_word_embeddings=False)
+    made = {"architectures": ["Eagle3Speculator"], "draft_vocab_size": 32000, "transformer_layer_config": layer}
+    made |= {"torch_dtype": "bfloat16"}
+    facts = model_facts.build_facts("eagle3", "", made, published.eagle3_headers(made, True))
+    assert model_facts.checkpoint_bytes(facts) + 1632 == 1855768160
+    gemma = replace(model("google/gemma-4-26B-A4B-it"), drafter=families.interpret(facts))
+    arguments = Arguments(max_model_len=98304, max_num_batched_tokens=8192, max_num_seqs=2, kv_cache_dtype="fp8")
+    least, most = (kv_cache.capacity(gemma, arguments, round(gib * GIB), "0.19.2") for gib in (7.765, 7.775))
+    assert least.tokens <= 65696 <= most.tokens
+    assert round(least.max_concurrency, 2) <= 3.54 <= round(most.max_concurrency, 2)
+
+    small = _qwen3((28, 1024, 3072, 16, 8, 151936, 40960), True)
+    draft = families.interpret(model_facts.build_facts("small", "", small, published.headers(small)))
+    engine: dict[str, Any] = {"name": "e", "model": "Qwen/Qwen3-4B", "gpus": [0], "gpu_memory_utilization": 0.85}
+    engine |= {"max_model_len": 2048, "extra_args": ["-sc.model=small", "--spec-tokens=5"]}
+    host = [Gpu("H20", 95 * GIB, stated_capability=(9, 0))]
+    models = {"Qwen/Qwen3-4B": model("Qwen/Qwen3-4B"), "small": draft}
+    (found,) = planner.plan("public", [engine], models, host, "0.19.0").engines
+    assert found.verdict is Verdict.FITS
+    assert found.gpus[0].weights_bytes / GIB == pytest.approx(8.67, rel=LOADED_WITHIN)
 
 
 def test_kv_cache_of_public_engines_as_their_users_plan_it() -> None:

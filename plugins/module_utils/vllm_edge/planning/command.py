@@ -22,10 +22,11 @@ from .advice import render as advice_render
 from .advice import search
 from .checkpoint import families, hub, model_facts, recording
 from .checkpoint.headers import GGUF, INDEX, MAX_HEADER_BYTES, FactsError, describe_gguf, read_json
-from .contract import Facts, Gpu, Model, Plan, Verdict
+from .contract import Facts, Gpu, Model, Plan, UnknownArchitecture, Verdict
 from .fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES, Search
 from .memory.vllm_versions import describe_fallback
 from .separate_process import read_in_subprocess
+from .speculation import read as read_speculation
 
 FITS, DOES_NOT_FIT, CANNOT_SAY = 0, 1, 2
 """Exit status of `plan` and `advise`."""
@@ -157,7 +158,11 @@ def find_gpus(options: Namespace) -> list[Gpu]:
 
 
 def plan_layouts(
-    model: Model, gpus: Sequence[Gpu], asked: serve_options.Asked, release: str
+    model: Model,
+    gpus: Sequence[Gpu],
+    asked: serve_options.Asked,
+    release: str,
+    drafts: Mapping[str, Model] | None = None,
 ) -> dict[str, tuple[Plan, Mapping[str, Any]]]:
     """Plan a model as one engine over 1, 2, 4, ... GPUs, or over as many as are asked for, by the name of the layout;
     if no context is asked for, each with the longest that fits, as with vLLM's `max_model_len: auto`. Returns each
@@ -178,7 +183,7 @@ def plan_layouts(
             "gpus": list(range(shape.gpus)),
             **({"max_model_len": model.max_position_embeddings} if asked.longest else {}),
         }
-        about = (engine["name"], [engine], {"model": model}, gpus, release)
+        about = (engine["name"], [engine], {**(drafts or {}), "model": model}, gpus, release)
         plan = planner.plan(*about, search=Search.NOWHERE)
         longest = plan.engines[0].max_context // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS
         too_long = plan.verdict is Verdict.KV_BELOW_MAX_MODEL_LEN or (
@@ -216,7 +221,14 @@ def _plan(options: Namespace) -> int:
     options.revision = options.revision or asked.revision
     options.count = options.count or (asked.gpus if asked.whole else 1)
     model, gpus = load_model(options.model or asked.model, options), find_gpus(options)
-    layouts = plan_layouts(model, gpus, asked, options.vllm)
+    speculation = read_speculation(asked.engine["extra_args"])
+    drafts = {}
+    if speculation and speculation.draft not in ("", model.facts.repo) and not speculation.uncounted:
+        try:
+            drafts[speculation.draft] = load_model(speculation.draft, Namespace(**vars(options) | {"revision": ""}))
+        except (FactsError, UnknownArchitecture) as error:
+            _warn(str(error))
+    layouts = plan_layouts(model, gpus, asked, options.vllm, drafts)
     plans = {name: plan for name, (plan, _) in layouts.items()}
     serve = {
         name: render.build_serve_command(model.facts.repo, engine, plan.engines[0])

@@ -207,6 +207,22 @@ class Encoder:
 
 
 @dataclass(frozen=True)
+class Speculation:
+    """Speculative decoding, as --speculative-config asks for it."""
+
+    method: str
+    """As vLLM resolves it: `mtp`, `eagle3`, `draft_model`, `ngram`, ...; empty if it cannot be read."""
+    tokens: int
+    """num_speculative_tokens, drafted for each token that is certain."""
+    draft: str = ""
+    """The repository or directory of the draft; empty if it has none, or is the model's own."""
+    ranks: int = 0
+    """draft_tensor_parallel_size; 0 if not given."""
+    uncounted: str = ""
+    """Why the plan does not count it; empty if it does."""
+
+
+@dataclass(frozen=True)
 class Model:
     """A checkpoint that has been interpreted."""
 
@@ -247,6 +263,11 @@ class Model:
     """If the attention of all layers is latent."""
     encoder: Encoder | None = None
     """If it has Qwen's tower."""
+    drafting: tuple[Tensor, ...] = ()
+    """Tensors of layers for multi-token prediction, which the model itself does not load; `facts` lacks them."""
+    drafter: Model | None = None
+    """What drafts tokens for it, without what both share: layers for multi-token prediction, or a checkpoint of its
+    own."""
 
     @property
     def hybrid(self) -> bool:
@@ -296,10 +317,16 @@ class Arguments:
     """VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS of extra_env; None for the default of the release."""
     ds_mla: bool = False
     """Whether the attention backend of the GPU keeps the KV cache in DeepSeek's own FP8 format, no option."""
+    speculation: Speculation | None = None
     default_block_size: int | None = None
     """Tokens of a block that the attention backend of the GPU wants, no option; None for vLLM's default."""
     flashinfer_states: bool = False
     """Whether vLLM takes FlashInfer's kernel for linear attention on the GPU, no option."""
+
+    @property
+    def drafts(self) -> int:
+        """Tokens that are drafted for each that is certain; 0 also where the plan does not count it."""
+        return self.speculation.tokens if self.speculation else 0
 
 
 @dataclass(frozen=True)
@@ -362,6 +389,8 @@ class RankWeights:
     by_kind: Mapping[str, int]
     read_bytes_per_token: int
     """How many of them are read to decode one token of one sequence."""
+    drafter_read_bytes: int = 0
+    """How many of the drafter's are read to draft one."""
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,27 @@ def estimate_together(
     return DecodeTogether(requests, context_tokens, low, mid, high)
 
 
+def estimate_speculative(
+    model: Model, arguments: Arguments, ranks: Sequence[RankWeights], bandwidth: float, drafts: int
+) -> tuple[float, float]:
+    """Estimate the least and the most tokens per second of one sequence with speculative decoding.
+
+    A step yields one token if no draft is accepted, and `drafts` + 1 if all are (v1/sample/rejection_sampler.py). It
+    reads the weights once, of experts as many as that many requests do, and the drafter with a head once for each
+    draft.
+    """
+    read = sum(rank.read_bytes_per_token for rank in ranks)
+    if model.experts:
+        one = model.experts_per_token / model.experts
+        read += round(sum(rank.by_kind.get("experts", 0) for rank in ranks) * (1 - (1 - one) ** (drafts + 1) - one))
+    low, _, high = _estimate_rates(model, arguments, read, bandwidth)
+    drafting = 0.0
+    if model.drafter:
+        head = model.drafter.vocabulary * model.hidden_size * 2 // arguments.tensor_parallel_size
+        drafting = drafts * ((ranks[-1].drafter_read_bytes + head) / bandwidth + FIXED_S.value)
+    return 1 / (1 / low + drafting), (drafts + 1) / (1 / high + drafting)
+
+
 def _estimate_rates(model: Model, arguments: Arguments, read: int, bandwidth: float) -> tuple[float, float, float]:
     """Return steps per second, low, mid and high, of an engine that reads so many bytes in a step."""
     reduces = ALL_REDUCES_PER_LAYER * len(model.layers) if arguments.tensor_parallel_size > 1 else 0

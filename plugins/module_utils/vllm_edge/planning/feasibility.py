@@ -547,9 +547,8 @@ def list_advice(engine: Engine) -> Iterator[str]:
             "enforce_eager leaves nothing out of the budget for graphs since vLLM 0.20, so the KV cache takes it all, "
             "and the sampler's warm-up was seen to fail on an L4 with 256 sequences; set max_num_seqs to what is needed"
         )
-    if _is_speculative(engine):
-        tools = ", and see first that tool calls come through it whole" if engine.tool_call_parser else ""
-        yield f"the drafter of --speculative-config is not in this plan; leave it memory, measure its acceptance{tools}"
+    if _is_speculative(engine) and engine.tool_call_parser:
+        yield "see first that tool calls come through speculative decoding whole"
     if model.experts:
         yield (
             f"all {model.experts} experts are in memory, of which a token reads {model.experts_per_token}: "

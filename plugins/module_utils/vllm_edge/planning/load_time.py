@@ -75,6 +75,7 @@ class Expected(Seconds):
 def plan_load(model: Model, arguments: Arguments) -> LoadTime | None:
     """Return the time of a load from a disk that nobody measured; None if the files' sizes are not known."""
     read_bytes = checkpoint_bytes(model.facts)
+    read_bytes += checkpoint_bytes(model.drafter.facts) if model.drafter else 0
     if not read_bytes:
         return None
     work = START_S + (EAGER_S if arguments.enforce_eager else COMPILED_S)

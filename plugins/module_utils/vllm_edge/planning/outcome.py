@@ -137,6 +137,11 @@ def _compute_ranks(engine: Engine, end: End) -> tuple[Rank, ...]:
     items = overhead.count_encoder_tokens(model, arguments, engine.max_model_len, tokens)
     run, outputs = overhead.encode(model, arguments, items if encodes(model, arguments, release.version) else 0)
     warm_up = profiled = overhead.sampler(model, rows)
+    if drafts := arguments.drafts:
+        in_parts = release.number >= overhead.VERIFIES_IN_PARTS_SINCE
+        warm_up = profiled = overhead.sampler_with_drafts(
+            model, drafts, sequences, tokens, second=second, in_parts=in_parts
+        )
     if second:
         copies = release.second_runner_copies_logits
         profiled = overhead.profile_logits(model, rows, arguments.tensor_parallel_size, copies=copies)
@@ -145,6 +150,9 @@ def _compute_ranks(engine: Engine, end: End) -> tuple[Rank, ...]:
         # Only the last rank of a pipeline samples (0.19.0 v1/worker/gpu_model_runner.py:5785).
         samples = rank.pipeline_rank == len(weights) - 1
         loaded = overhead.allocator(model, text_only=arguments.language_model_only) + rank.bytes
+        if model.drafter and model.drafter.family == "eagle3":
+            # vLLM shares its table of embeddings if all values are those of the model's own.
+            loaded = replace(loaded, low=loaded.low - rank.by_kind.get("drafter_embeddings", 0))
         if model.generic:
             whole = per_rank(model, Arguments(), release.version)[0]
             loaded = generic.bound_weights(loaded.high, whole.bytes, len(engine.slots))

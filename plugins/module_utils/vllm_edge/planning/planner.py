@@ -30,6 +30,7 @@ from .memory.vllm_versions import (
     list_first_runner_options,
     resolve_model_dtype,
     set_gpu_defaults,
+    uses_second_runner,
 )
 from .outcome import (
     Outcome,
@@ -40,6 +41,8 @@ from .outcome import (
     mib,
     to_sentence,
 )
+from .speculation import add_drafter, advise
+from .speculation import read as read_speculation
 from .unmodeled_arguments import TASK, find_unmodeled, judge, judge_generic, read_processor_options
 
 MARGIN_MIB = 512
@@ -97,7 +100,7 @@ def plan(
         if most.verdict not in (Verdict.FITS, Verdict.CANNOT_SAY):
             fixes = find_fixes(described, engine, most, parse, search)
             outcome = replace(outcome, fix=fixes[0].change if fixes else outcome.fix, fixes=fixes)
-        unmodeled = [*find_unmodeled(engine.model, engine.extra_args, engine.environment)]
+        unmodeled = [*find_unmodeled(engine.model, engine.extra_args, engine.environment, engine.arguments.speculation)]
         outcome = judge_generic(judge(outcome, unmodeled, engine), engine)
         found = _describe_engine(engine, outcome)
         if any(item.what == TASK.what for item in unmodeled):
@@ -153,6 +156,7 @@ def arguments_of(engine: Mapping[str, Any]) -> Arguments:
     chosen["without"] = _list_without(limits)
     if takes_text_only(limits):
         chosen["language_model_only"] = True
+    chosen["speculation"] = read_speculation([str(word) for word in engine.get("extra_args") or ()])
     return Arguments(**chosen, first_runner_options=frozenset(keep))
 
 
@@ -167,7 +171,7 @@ _SCALED = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")
 
 def _is_option(name: str) -> bool:
     """Return whether a field of Arguments is an option of vLLM that may stand in an engine."""
-    derived = ("ds_mla", "first_runner_options", "flashinfer_states", "max_pixels", "without")
+    derived = ("ds_mla", "first_runner_options", "flashinfer_states", "max_pixels", "speculation", "without")
     return not name.startswith("default_") and name not in derived and name not in SWITCHES
 
 
@@ -258,6 +262,7 @@ def _parse_engine(
         )
     model = models[str(engine["model"])]
     model, arguments, kv_cache_dtype = resolve(model, arguments, [gpus[slot] for slot in slots], release.version)
+    model, arguments = add_drafter(model, arguments, models, release.number)
     return Engine(
         name,
         arguments,
@@ -329,6 +334,8 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         advice += _check_highest(engine, outcome)
     weights = tuple(rank.loaded for rank in outcome.ranks)
     reads = engine.model, engine.arguments, weights, engine.bandwidth_bytes_per_s
+    second = uses_second_runner(engine.model, engine.arguments, engine.release.version)
+    advice += advise(*reads, 0 if second else engine.max_num_seqs)
     most = min(kv.tokens // decode.TOGETHER_CONTEXT_TOKENS, engine.max_num_seqs) if kv else 0
     if fits and (encoder := compute_encoder_bytes(engine)):
         advice.append(

@@ -17,9 +17,10 @@ from typing import Any
 from ..inventory.engine_arguments import Argument, parse_arguments
 from ..text import printable, shown
 from .checkpoint.headers import MODULES
-from .contract import Model, Verdict
+from .contract import Model, Speculation, Verdict
 from .feasibility import Engine
 from .outcome import Outcome, compute_encoder_bytes, compute_outcome, mib, to_sentence
+from .speculation import SHORT
 
 
 class Effect(StrEnum):
@@ -59,8 +60,8 @@ _ARGUMENTS: Mapping[str, Unmodeled] = {
         Unmodeled(Effect.OTHER, "which layers have buffers for adapters", _LOADED, loads=True),
     ),
     **dict.fromkeys(
-        ("--speculative-config", "--spec-method", "--spec-model", "--spec-tokens"),
-        Unmodeled(Effect.MORE, "weights and KV cache of the drafter, and larger batches"),
+        ("--speculative-config", *SHORT),
+        Unmodeled(Effect.MORE, "weights and KV cache of a drafter, and larger batches"),
     ),
     **dict.fromkeys(("--kv-transfer-config", "--ec-transfer-config", "--kv-offloading-size"), _CONNECTOR),
     "--enable-dbo": Unmodeled(Effect.MORE, "buffers of a second batch", _LOADED | _GRAPHS),
@@ -124,7 +125,9 @@ _DEFAULTS = {
 plans models that generate."""
 
 
-def find_unmodeled(model: Model, extra_args: Sequence[str], environment: Mapping[str, Any]) -> Iterator[Unmodeled]:
+def find_unmodeled(
+    model: Model, extra_args: Sequence[str], environment: Mapping[str, Any], speculation: Speculation | None = None
+) -> Iterator[Unmodeled]:
     """Yield what the plan does not count of an engine, in the order in which it is written."""
     pooling = model.facts.pooling
     for argument in parse_arguments(list(extra_args))[0]:
@@ -143,7 +146,11 @@ def find_unmodeled(model: Model, extra_args: Sequence[str], environment: Mapping
             continue  # memory/weights.py counts it
         if name == "--data-parallel-size" and not model.experts:
             continue  # each replica is an engine of its own
-        if name in _ARGUMENTS:
+        if name in ("--speculative-config", *SHORT) and speculation:
+            if speculation.uncounted:
+                what = f"{_ARGUMENTS[name].what} (the plan has no rule for {speculation.uncounted})"
+                yield replace(_ARGUMENTS[name], text=shown(argument.text), what=what)
+        elif name in _ARGUMENTS:
             yield replace(_ARGUMENTS[name], text=shown(argument.text))
     if pooling:
         yield replace(TASK, text=f"{MODULES} of the checkpoint", fix="extra_args: [--runner, generate]")

@@ -57,6 +57,10 @@ SWITCHED = {"extra_env": {"VLLM_USE_V2_MODEL_RUNNER": "0"}}
 PROMPT_EMBEDS = {"extra_args": ["--enable-prompt-embeds"]}
 
 
+def drafting(method: str) -> dict[str, object]:
+    return {"extra_args": ["--spec-method", method, "--spec-tokens=2"]}
+
+
 @pytest.mark.parametrize(
     ("architecture", "experts", "method", "engine", "first"),
     [
@@ -68,6 +72,10 @@ PROMPT_EMBEDS = {"extra_args": ["--enable-prompt-embeds"]}
         pytest.param("Qwen3MoeForCausalLM", 128, "none", {}, "0.29.0", id="experts"),
         pytest.param("Qwen3ForCausalLM", 0, "none", PROMPT_EMBEDS, "0.29.0", id="an option"),
         pytest.param("Qwen3ForCausalLM", 0, "none", SWITCHED, None, id="switched off"),
+        pytest.param("Qwen3ForCausalLM", 0, "none", drafting("mtp"), "0.22.0", id="layers that draft"),
+        pytest.param("Qwen3ForCausalLM", 0, "none", drafting("draft_model"), "0.31.0", id="a draft model"),
+        pytest.param("Qwen3ForCausalLM", 0, "none", drafting("ngram"), "0.32.0", id="n-grams"),
+        pytest.param("Qwen3ForCausalLM", 0, "none", drafting("suffix"), None, id="suffixes"),
     ],
 )
 def test_the_second_runner_by_release_model_and_option(
@@ -107,6 +115,16 @@ def test_batches_in_flight(release: str, pipeline: int, scheduling: bool | None,
     arguments = Arguments(pipeline_parallel_size=pipeline, async_scheduling=scheduling)
     assert versions.count_batches_in_flight(DENSE, arguments, release) == dense
     assert versions.count_batches_in_flight(EXPERTS, arguments, release) == experts
+
+
+@pytest.mark.parametrize(
+    ("method", "batches"),
+    [("mtp", [2, 2, 2]), ("draft_model", [1, 2, 2]), ("ngram", [1, 1, 2]), ("suffix", [1, 1, 1])],
+)
+def test_batches_in_flight_with_drafts(method: str, batches: list[int]) -> None:
+    """Without async scheduling there is one, which the first model runner has with some drafters only."""
+    arguments = planner.arguments_of(drafting(method))
+    assert [versions.count_batches_in_flight(DENSE, arguments, f"0.{minor}.0") for minor in (27, 28, 32)] == batches
 
 
 @pytest.mark.parametrize(

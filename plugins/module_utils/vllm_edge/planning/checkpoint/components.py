@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ..contract import Component, Model, Sharding, Tensor
@@ -39,7 +39,7 @@ VALUES = ("weight", "weight_packed", "qweight")
 _SUFFIX = re.compile(
     rf"\.(?P<leaf>{'|'.join(VALUES)}|{'|'.join(sorted(SCALES))}|weight_shape|weight_g_idx|g_idx|bias)$"
 )
-_NOT_LOADED = re.compile(r"(rotary_emb\.inv_freq|\.weight_shape|masked_bias)$|embed_(vision|audio)\.embedding\.")
+_NOT_LOADED = re.compile(r"^t2d$|(rotary_emb\.inv_freq|\.weight_shape|masked_bias)$|embed_(vision|audio)\.embedding\.")
 
 # Patterns for what is left of a name without the model's prefix, the layer and the leaf.
 _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
@@ -63,6 +63,11 @@ _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
         ),
         (r"(mlp|block_sparse_moe)\.gate$|router(\.|$)|shared_expert_gate$", "router", Sharding.REPLICATED),
         (r"e_score_correction_bias$", "router", Sharding.REPLICATED),
+        # Of drafters: torch's own Linear in deepseek_mtp.py, ReplicatedLinear in llama_eagle3.py, ColumnParallelLinear
+        # in qwen3_5_mtp.py.
+        (r"eh_proj$|^fc$|^d2t$", "other", Sharding.REPLICATED),
+        (r"^mtp_fc$", "other", Sharding.SHARDED),
+        (r"^(e|h)norm$|pre_fc_norm_(hidden|embedding)$|^fc_norm\.\*$", "norms", Sharding.REPLICATED),
         (r"per_layer_(input_gate|projection)$", "other", Sharding.REPLICATED),
         (r"per_layer_model_projection$", "other", Sharding.SHARDED),
         (r"(^|\.|_)(layer)?norm(_\d)?$|layer_scalar$", "norms", Sharding.REPLICATED),
@@ -112,8 +117,7 @@ def _split_by_kv_heads(model: Model, tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool, unknown: Sharding | None) -> Component:
-    # Hybrids leave out `mtp`, which is for speculative decoding (qwen3_next.py, qwen3_5.py).
-    if _NOT_LOADED.search(tensor.name) or (model.hybrid and tensor.name.startswith("mtp.")):
+    if _NOT_LOADED.search(tensor.name):
         return Component(tensor, "other", Sharding.NOT_LOADED, read_per_token=0.0)
     if any(tower in tensor.name.split(".") for tower in _TOWERS):
         sharding = _shard_tower(tensor, model.hidden_size) if towers is Sharding.SHARDED else towers
@@ -231,16 +235,28 @@ def cut_encoder(components: list[Component], feature_layer: int | list[int]) -> 
             yield component
 
 
-def drop_draft_layers(tensors: Iterable[Tensor], layers: int) -> Iterator[Tensor]:
-    """Yield the tensors of the decoder layers that config.json counts: those after them are for speculative decoding
-    (`num_nextn_predict_layers`), and deepseek_v2.py does not load them (get_spec_layer_idx_from_weight_name)."""
+def split_drafting(tensors: tuple[Tensor, ...], layers: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return the tensors of a model, and those of its layers for multi-token prediction, numbered from 0.
+
+    The latter are the decoder layers after those that config.json counts (`num_nextn_predict_layers`), which
+    deepseek_v2.py does not load (get_spec_layer_idx_from_weight_name), or the tensors `mtp.*` (qwen3_5_mtp.py), here
+    renamed to be alike.
+    """
+    kept, drafting = [], []
     for tensor in tensors:
-        if tensor.layers is None:
-            yield tensor
+        if mtp := re.match(r"(?:model\.)?mtp\.", tensor.name):
+            rest = tensor.name[mtp.end() :]
+            inner = rest.startswith("layers.")
+            name = f"model.{rest}" if inner else f"mtp_{rest}"
+            drafting.append(replace(tensor, name=name, layers=(0,) if inner else None))
             continue
-        kept = tuple(layer for layer in tensor.layers if layer < layers)
-        if kept:
-            yield replace(tensor, layers=kept)
+        if mine := tuple(layer for layer in tensor.layers or () if layer < layers):
+            kept.append(replace(tensor, layers=mine))
+        elif tensor.layers is None:
+            kept.append(tensor)
+        if beyond := tuple(layer - layers for layer in tensor.layers or () if layer >= layers):
+            drafting.append(replace(tensor, layers=beyond))
+    return tuple(kept), tuple(drafting)
 
 
 def copy_k_to_v(components: list[Component]) -> Iterator[Component]:

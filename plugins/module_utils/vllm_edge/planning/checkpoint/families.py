@@ -25,9 +25,10 @@ from ..contract import (
     Model,
     Sharding,
     State,
+    Tensor,
     UnknownArchitecture,
 )
-from .components import build_components, copy_k_to_v, cut_encoder, drop_draft_layers
+from .components import build_components, copy_k_to_v, cut_encoder, split_drafting
 from .config_keys import CONFIG_KEYS, check_config
 from .generic import count_layers, describe_generic, find_unbounded, has_towers, is_kv_cache_exact, widen_for_groups
 from .headers import FactsError
@@ -131,6 +132,10 @@ def _build_uniform_layers(config: _Config, by_type: bool = True) -> tuple[Decode
         )
     sliding = (window and (not mixed or types[index] == Attention.SLIDING) for index in config.layers)
     return _build_layers(config, (Attention.SLIDING if each else Attention.FULL for each in sliding), window)
+
+
+def _build_full_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+    return _build_layers(config, [Attention.FULL] * len(config.layers), None)
 
 
 def _build_qwen_layers(config: _Config) -> tuple[DecoderLayer, ...]:
@@ -423,6 +428,11 @@ FAMILIES: Mapping[str, _Family] = {
     "DeepseekV32ForCausalLM": _Family(
         "deepseek_v32", _build_indexed_layers, _DEEPSEEK | {"index_topk": 2048, "index_head_dim": 128}
     ),
+    # llama_eagle3.py, the drafter of another model.
+    **dict.fromkeys(
+        ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator"),
+        _Family("eagle3", _build_uniform_layers, {"max_position_embeddings": 2048}),
+    ),
     "Qwen3NextForCausalLM": _Family(
         "qwen3_next", _build_hybrid_layers, _HYBRID | {"decoder_sparse_step": 1}, every_stage=True
     ),
@@ -460,21 +470,25 @@ _PLAN_NEEDS = {
     "GraniteMoeHybridForCausalLM": "the state that its Mamba layers keep for each request beside the KV cache",
 }
 """What the planner would have to count of architectures that are asked for and that it refuses."""
+_DRAFTING = re.compile(r"^(model\.)?mtp\.|\.eh_proj\.")
 _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
 _BOTH_WAYS = {"is_causal": False, "use_bidirectional_attention": True}
 GENERIC = _Family("generic", _build_generic_layers, {}, Sharding.REPLICATED, every_stage=True, rope_float32=True)
 """For an architecture without a row. Its RoPE cache is counted in float32, the largest that it can be."""
 
 
-def interpret(facts: Facts) -> Model:
+def interpret(facts: Facts, layers: Callable[[_Config], tuple[DecoderLayer, ...]] | None = None) -> Model:
     """Interpret a checkpoint.
+
+    Args:
+        layers: how its layers are derived from config.json, in place of the family's way.
 
     Raises:
         UnknownArchitecture: if the architecture is not in FAMILIES, and its memory cannot be bounded either.
         FactsError: if config.json contradicts the tensors, or something in it or them is missing or unknown.
     """
     try:
-        return _interpret(facts)
+        return _interpret(facts, layers)
     except (FactsError, UnknownArchitecture):
         raise
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
@@ -495,26 +509,30 @@ def warn_of_code(facts: Facts) -> str:
     )
 
 
-def _interpret(facts: Facts) -> Model:
+def _interpret(facts: Facts, build_layers: Callable[[_Config], tuple[DecoderLayer, ...]] | None) -> Model:
     architectures = facts.config.get("architectures") or ["(none)"]
     if not isinstance(architectures, list | tuple) or not isinstance(architectures[0], str):
         raise FactsError(f"{facts.repo}: architectures in config.json is {shown(architectures)}, no list of names.")
     architecture = architectures[0]
     family = FAMILIES.get(architecture, GENERIC)
     check_config(facts.repo, facts.config)
-    text = facts.config.get("text_config") or {}
+    text = facts.config.get("text_config") or facts.config.get("transformer_layer_config") or {}
     said = {key: value for key, value in text.items() if value is not None or key not in facts.config}
     config = _Config(facts.repo, {**facts.config, **said}, family.defaults)
     _check_generates(facts.repo, architecture, config, family)
     if family is GENERIC:
         facts, config = _bound_unknown(facts, config, architecture)
-    layers = family.layers(config)
+    layers = (build_layers or family.layers)(config)
     latent = _read_latent(config) if layers[0].attention is Attention.LATENT else None
     indexed = latent is not None and latent.index_bytes > 0
-    if latent or family.name == "glm4_moe":
-        facts = replace(facts, tensors=tuple(drop_draft_layers(facts.tensors, len(layers))))
+    drafting: tuple[Tensor, ...] = ()
+    if family is not GENERIC and (latent or any(_DRAFTING.search(tensor.name) for tensor in facts.tensors)):
+        kept, drafting = split_drafting(facts.tensors, len(layers))
+        facts = replace(facts, tensors=kept)
+    if family.name == "eagle3":
+        facts = replace(facts, tensors=tuple(_name_middle_layer(tensor) for tensor in facts.tensors))
     experts, per_token, expert_size = _read_experts(config, family)
-    encoder = _read_encoder(facts) if family.qwen_tower else None
+    encoder = _read_encoder(facts) if family.qwen_tower and not build_layers else None
     tower_ropes = family.tower_ropes
     if encoder:
         # Qwen's tower rotates half of each of 16 heads; that of Qwen3.5-0.8B has 12.
@@ -546,8 +564,11 @@ def _interpret(facts: Facts) -> Model:
         kv_cache_exact=family is not GENERIC or is_kv_cache_exact(config.values, facts.tensors, _read_window(config)),
         latent=latent,
         encoder=encoder,
+        drafting=drafting,
     )
     tied = bool(config.get("tie_word_embeddings"))
+    if family.name == "eagle3":
+        tied = not any(tensor.name == "lm_head.weight" for tensor in facts.tensors)
 
     def copies(parts: list[Component]) -> list[Component]:
         return [*copy_k_to_v(parts)] if config.get("attention_k_eq_v") else []
@@ -569,6 +590,33 @@ def _interpret(facts: Facts) -> Model:
             "Fetch its weights again."
         )
     return replace(model, components=tuple(components + copies(components)))
+
+
+def _name_middle_layer(tensor: Tensor) -> Tensor:
+    """Return a tensor of an EAGLE-3 drafter with the name that its one layer has in vLLM (llama_eagle3.py)."""
+    if not tensor.name.startswith("midlayer."):
+        return tensor
+    return replace(tensor, name=tensor.name.replace("midlayer.", "layers.*."), layers=(0,))
+
+
+def interpret_drafting(model: Model) -> Model:
+    """Interpret the layers of a checkpoint for multi-token prediction as what vLLM builds of them.
+
+    Embeddings, head and RoPE cache are the model's own (0.19.0 v1/spec_decode/eagle.py:1322-1456;
+    v1/worker/gpu/spec_decode/eagle/utils.py). Raises FactsError if there are none, or a tensor is not known.
+    """
+    tensors = tuple(
+        tensor for tensor in model.drafting if not re.search(r"(shared_head\.head|embed_tokens)\.weight$", tensor.name)
+    )
+    layers = {layer for tensor in tensors for layer in tensor.layers or ()}
+    if not layers:
+        raise FactsError(f"{model.facts.repo} has no layers for multi-token prediction")
+    said = {"num_hidden_layers": len(layers), "first_k_dense_replace": 0, "tie_word_embeddings": True}
+    text = model.facts.config.get("text_config") or {}
+    config = {**model.facts.config, **said, **({"text_config": {**text, **said}} if text else {})}
+    facts = replace(model.facts, config=config, tensors=tensors)
+    found = interpret(facts, None if model.latent else _build_full_layers)
+    return replace(found, rope_caches=(), multimodal=False)
 
 
 def _check_generates(repo: str, architecture: str, config: _Config, family: _Family) -> None:

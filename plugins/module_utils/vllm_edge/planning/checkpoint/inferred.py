@@ -139,6 +139,8 @@ class _Sizes:
             return self._list_linear().get(part)
         if part in ("embed_tokens", "lm_head"):
             return self._read("vocab_size"), hidden
+        if part == "eh_proj" or path == "mtp.fc":  # multi-token prediction
+            return hidden, 2 * hidden
         if "per_layer" in part:  # Gemma 4's E models
             width = self._read("hidden_size_per_layer_input")
             every = width * self._read("num_hidden_layers")
@@ -214,7 +216,7 @@ class _Sizes:
             return (self._dtype if leaf == "layer_scalar" else "F32"), (1,)
         if leaf == "e_score_correction_bias":
             return "F32", (self._read(*EXPERT_KEYS),)
-        if re.search(r"norm(_\d)?$", path) and not path.endswith(_OWN_SIZE):
+        if re.search(r"norm(_\d|_hidden|_embedding)?$", path) and not path.endswith(_OWN_SIZE):
             return self._dtype, (self._hidden,)
         linear = self._find_linear(path, int(match["layer"] or 0))
         if linear is None:

@@ -37,8 +37,9 @@ def record(facts: Facts, source: str) -> dict[str, Any]:
     of them if it does not know the architecture."""
     architectures = list(facts.config.get("architectures") or [])
     config = {"architectures": architectures, **_select_needed(facts.config)}
-    if facts.config.get("text_config"):
-        config["text_config"] = _select_needed(facts.config["text_config"])
+    for key in ("text_config", "transformer_layer_config"):
+        if facts.config.get(key):
+            config[key] = _select_needed(facts.config[key])
     if not FAMILIES.keys() & architectures[:1]:
         config = dict(facts.config)
     return {

@@ -6,8 +6,10 @@ share a block table and form a group. All groups take their blocks from one pool
 a group. Therefore all pages have the same size, and groups have the same number of layers as far as possible.
 
 The arithmetic is that of vLLM's v1/core/kv_cache_utils.py (0.19.0; from 0.33.0 v1/core/kv_cache_planning.py) and
-v1/kv_cache_interface.py; differences between releases are in `vllm_versions`. Context parallelism, speculative
-decoding and KV connectors occur in no plan and are not covered.
+v1/kv_cache_interface.py; differences between releases are in `vllm_versions`. A drafter's layers are layers of the
+last pipeline rank like the others (0.19.0 v1/spec_decode/eagle.py:1246, load_model, registers them after the model's);
+the tokens that it looks ahead count in neither the check for one request nor the concurrency that vLLM prints. Context
+parallelism and KV connectors occur in no plan and are not covered.
 """
 
 from __future__ import annotations
@@ -185,7 +187,9 @@ def select_layers(model: Model, arguments: Arguments, pipeline_rank: int) -> ran
     ranks, layers = arguments.pipeline_parallel_size, len(model.layers)
     if not 1 <= ranks <= layers:
         raise UnsupportedKvCache(f"pipeline_parallel_size {ranks} does not divide {layers} layers")
-    return pipeline_stages(layers, ranks)[pipeline_rank]
+    found = pipeline_stages(layers, ranks)[pipeline_rank]
+    drafting = len(model.drafter.layers) if model.drafter and found.stop == layers else 0
+    return range(found.start, found.stop + drafting)
 
 
 def groups(model: Model, arguments: Arguments, version: str) -> tuple[Group, ...]:
@@ -196,8 +200,11 @@ def groups(model: Model, arguments: Arguments, version: str) -> tuple[Group, ...
     Raises UnsupportedKvCache if there is no such layer, or the release cannot group them.
     """
     release = behaviour(version)
+    drafting = model.drafter.layers if model.drafter else ()
     specs = {
-        layer.index: _spec(layer, model, arguments, release) for layer in model.layers if layer.shares_with is None
+        index: _spec(layer, model, arguments, release)
+        for index, layer in enumerate((*model.layers, *drafting))
+        if layer.shares_with is None
     }
     if not specs:
         raise UnsupportedKvCache("no layer of the model has a KV cache")
@@ -309,7 +316,7 @@ def _spec(layer: DecoderLayer, model: Model, arguments: Arguments, release: Beha
     block, state_page = _align_block(block, model, arguments, dtype, release)
     if layer.state:
         kept = caches_prefixes(arguments, release)
-        states = 2 + keeps_checkpoints(arguments, release) if kept else 1
+        states = (2 + keeps_checkpoints(arguments, release) if kept else 1) + arguments.drafts
         tokens = block if kept else max_model_len(model, arguments)
         return Spec(layer.attention, None, 0, 0, 0, tokens, state_page, states=states)
     sliding = layer.attention is Attention.SLIDING
@@ -335,7 +342,7 @@ def compute_state_bytes(state: State, model: Model, arguments: Arguments) -> int
     dtype = model.dtype if said == "auto" else said
     said = arguments.mamba_ssm_cache_dtype
     recurrent = (state.dtype or dtype) if said == "auto" else said
-    elements = state.convolution * state.rows, state.recurrent
+    elements = state.convolution * (state.rows + arguments.drafts), state.recurrent
     sizes = (count * DTYPE_BYTES.get(kind, 4) for count, kind in zip(elements, (dtype, recurrent), strict=True))
     return sum(size // arguments.tensor_parallel_size for size in sizes)
 

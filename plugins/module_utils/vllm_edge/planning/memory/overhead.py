@@ -33,6 +33,17 @@ SAMPLER_BYTES_PER_LOGIT = Uncertain(
     "probabilities (4 B, v1/sample/ops/topk_topp_sampler.py:112) and random numbers (4 B, ibid. random_sample): 14 B."
     " A log of E4B with 256 sequences on another GPU (vLLM 0.22.1) leaves 1.1 GiB for both, as these two give",
 )
+REJECTION_BYTES_PER_LOGIT = Uncertain(
+    26.0,
+    22.0,
+    30.0,
+    "computed: with any speculative decoding the first model runner profiles its rejection sampler with one draft for "
+    "each sequence (0.19.0 v1/worker/gpu_model_runner.py:5609). For a sequence live at once two rows of logits (2 B "
+    "each) and, while the token after the draft is sampled, its logits, their copy and log probabilities in fp32, "
+    "probabilities and random numbers (22 B); then what is left of that, the draft's logits in fp32 twice, "
+    "probabilities and random numbers (26 B; v1/sample/rejection_sampler.py:60-150)",
+)
+VERIFIES_IN_PARTS_SINCE = (0, 27)
 ALLOCATOR_BYTES = Uncertain(
     0.06 * GIB,
     0.03 * GIB,
@@ -190,14 +201,18 @@ class ObservationError(ValueError):
     """An observation that cannot be used. The message names the variable, the value and what would be right."""
 
 
-def list_captured_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[int]:
+def list_captured_sizes(max_num_seqs: int, max_num_batched_tokens: int, query: int = 1) -> list[int]:
     """Return the batch sizes for which vLLM captures graphs: 1, 2, 4, every 8 up to 248, every 16 from 256.
 
     The largest is at most twice max_num_seqs, at most 512 and at most max_num_batched_tokens. Source: vLLM 0.19.0
-    config/vllm.py:1399-1444, the same in 0.33.0 on GPUs before Blackwell (:2463).
+    config/vllm.py:1399-1444, the same in 0.33.0 on GPUs before Blackwell (:2463). With speculative decoding a request
+    has `query` tokens in a batch, and the first model runner rounds sizes up to multiples of it (0.19.0
+    config/compilation.py:1235, adjust_cudagraph_sizes_for_spec_decode); the second rounds those for decoding alone,
+    which makes about as many.
     """
-    most = min(max_num_seqs * 2, 512, max_num_batched_tokens)
-    return [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if size <= most]
+    most = min(max_num_seqs * query * 2, 512, max_num_batched_tokens)
+    sizes = (-(-size // query) * query for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)))
+    return sorted({size for size in sizes if size <= most})
 
 
 def sampler(model: Model, rows: int) -> Uncertain:
@@ -206,6 +221,29 @@ def sampler(model: Model, rows: int) -> Uncertain:
     With float32 the model's logits need no copy in fp32, which is 2 bytes less for each.
     """
     return (SAMPLER_BYTES_PER_LOGIT + (-2 if model.dtype == "float32" else 0)) * (rows * model.vocabulary)
+
+
+def sampler_with_drafts(
+    model: Model, drafts: int, sequences: int, tokens: int, *, second: bool, in_parts: bool
+) -> Uncertain:
+    """Return the bytes for sampling with speculative decoding, as vLLM profiles it or, in its second model runner,
+    needs it when it warms up.
+
+    The latter verifies all drafts of as many sequences as a batch has room for (0.33.0 v1/worker/gpu/warmup.py:304):
+    their logits, at least, and a copy in fp32, which may be there twice.
+
+    Args:
+        in_parts: whether the copy is made in parts of at most 1 GiB (0.27.0
+            v1/worker/gpu/spec_decode/rejection_sampler.py, MAX_CHUNK_BYTES).
+    """
+    rows = min(sequences, tokens)
+    if not second:
+        return REJECTION_BYTES_PER_LOGIT * (rows * model.vocabulary)
+    logits = min(sequences, tokens // (drafts + 2)) * (drafts + 1) * model.vocabulary
+    least = logits * DTYPE_BYTES.get(model.dtype, 2)
+    copy = min(4 * logits, GIB) if in_parts else 4 * logits
+    one = sampler(model, rows)
+    return Uncertain(max(one.value, least + copy), max(one.low, least), max(one.high, least + 2 * copy))
 
 
 def profile_logits(model: Model, rows: int, tensor_parallel_size: int, *, copies: bool) -> Uncertain:
@@ -385,9 +423,11 @@ def graphs(
     """
     if arguments.enforce_eager:
         return Uncertain(0.0, 0.0, 0.0)
-    sizes = list_captured_sizes(max_num_seqs, max_num_batched_tokens)
-    captured = len(sizes) + len([size for size in sizes if size <= max_num_seqs])
+    query = arguments.drafts + 1
+    sizes = list_captured_sizes(max_num_seqs, max_num_batched_tokens, query)
+    captured = len(sizes) + len([size for size in sizes if size <= max_num_seqs * query])
     layers = -(-len(model.layers) // arguments.pipeline_parallel_size)
+    layers += len(model.drafter.layers) if model.drafter else 0
     ranks = arguments.tensor_parallel_size * arguments.pipeline_parallel_size
     per_layer = GRAPH_BYTES_PER_LAYER_TENSOR_PARALLEL if arguments.tensor_parallel_size > 1 else GRAPH_BYTES_PER_LAYER
     pool = GRAPH_POOL_BYTES_PER_TOKEN_AND_HIDDEN * (max(sizes, default=0) * model.hidden_size)

@@ -40,6 +40,9 @@ class Behaviour:
     first_runner_options: str = ""
     """Options with which (some of them with a certain value) an engine stays in the first model runner, as keys
     (`_get_v2_model_runner_unsupported_features`, config/vllm.py); not those of unmodeled_arguments."""
+    first_runner_methods: str = ""
+    """Methods of speculative decoding with which an engine stays in the first model runner, of those that the plan
+    counts."""
     second_runner_estimates: bool = False
     """The second model runner estimates CUDA graphs too (v1/worker/gpu/model_runner.py, profile_cudagraph_memory)."""
     second_runner_encodes: bool = False
@@ -113,6 +116,11 @@ CHANGES = (
         },
         "config/vllm.py:1977",
     ),
+    Change(
+        (0, 22),
+        {"first_runner_methods": "draft_model ngram suffix"},
+        "config/vllm.py (_get_v2_model_runner_unsupported_features)",
+    ),
     Change((0, 23), {"second_runner": "LlamaForCausalLM MistralForCausalLM"}, "config/vllm.py:69,544"),
     Change((0, 23), {"first_runner_options": "-reasoning_config mamba_cache_mode"}, "config/vllm.py:1982"),
     # FlashAttention, FlashInfer and Triton all lay out their cache so that this applies.
@@ -174,6 +182,8 @@ CHANGES = (
         "config/vllm.py:2815",
     ),
     Change((0, 31), {"first_runner_options": "-logits_processors"}, "config/vllm.py:3051"),
+    Change((0, 31), {"first_runner_methods": "-draft_model"}, "config/vllm.py (the same function)"),
+    Change((0, 32), {"first_runner_methods": "-ngram"}, "config/vllm.py (the same function)"),
     Change((0, 32), {"first_runner_options": "-enable_elastic_ep -mamba_cache_mode"}, "config/vllm.py:2914"),
     Change((0, 33), {"keeps_checkpoints": True}, "model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py:692"),
 )
@@ -239,6 +249,8 @@ def uses_second_runner(model: Model, arguments: Arguments, version: str) -> bool
         return arguments.second_runner
     words = set(release.second_runner.split())
     if arguments.first_runner_options & set(release.first_runner_options.split()):
+        return False
+    if arguments.speculation and arguments.speculation.method in release.first_runner_methods.split():
         return False
     if "unquantized" in words and model.quantization.method != "none":
         return False
@@ -327,8 +339,8 @@ def count_batches_in_flight(model: Model, arguments: Arguments, version: str) ->
     """Return the number of batches whose tokens a request with sliding attention holds at once.
 
     Async scheduling is on unless it is switched off. With vLLM's own executor, one process per GPU, only speculative
-    decoding by something else than a drafter switches it off (0.33.0 config/vllm.py:1685), and no engine of a plan
-    decodes speculatively. Source: 0.26.0 config/vllm.py:512.
+    decoding by something else than a drafter switches it off, in the first model runner (0.33.0 config/vllm.py:1654);
+    up to 0.27 a draft model too (0.26.0 config/vllm.py:1073). Source: 0.26.0 config/vllm.py:512.
     """
     release = behaviour(version)
     if not release.batches_widen_window:
@@ -338,6 +350,9 @@ def count_batches_in_flight(model: Model, arguments: Arguments, version: str) ->
         return stages
     if uses_second_runner(model, arguments, version):
         return stages + 1
+    method = arguments.speculation.method if arguments.speculation else ""
+    if method in ("ngram", "suffix") or (method == "draft_model" and release.number < (0, 28)):
+        return stages
     return max(2, stages)
 
 

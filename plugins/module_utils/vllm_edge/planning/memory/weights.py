@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from ..checkpoint.components import ROW_PARALLEL, SCALES, VALUES, split_name
@@ -101,7 +101,8 @@ class _Stage:
 def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeights, ...]:
     """Return the weights of one rank of each stage of the pipeline. Ranks of tensor parallelism are alike.
 
-    The result is up to about 0.2 GiB below what vLLM logs, because its allocator rounds up.
+    What drafts tokens counts too, on the last stage, but a token of the model does not read it. The result is up to
+    about 0.2 GiB below what vLLM logs, because its allocator rounds up.
     """
     release = behaviour(version).number
     loaded = [component for component in model.components if component.sharding is not Sharding.NOT_LOADED]
@@ -134,8 +135,15 @@ def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeig
         held["buffers"] += _compute_latent_copies(model, arguments.tensor_parallel_size, len(layers))
         if arguments.enable_lora and not model.generic:
             held["adapters"] = _compute_lora_bytes(loaded, stage, arguments, version)
+        drafter_read = 0
+        if model.drafter and stage.last:
+            alone = replace(arguments, pipeline_parallel_size=1, enable_lora=False)
+            drafting = per_rank(model.drafter, alone, version)[0]
+            drafter_read = drafting.read_bytes_per_token
+            held["drafter_embeddings"] = drafting.by_kind.get("embeddings", 0)
+            held["drafter"] = drafting.bytes - held["drafter_embeddings"]
         by_kind = {kind: size for kind, size in held.items() if size}
-        ranks.append(RankWeights(len(ranks), sum(by_kind.values()), by_kind, round(read)))
+        ranks.append(RankWeights(len(ranks), sum(by_kind.values()), by_kind, round(read), drafter_read))
     return tuple(ranks)
 
 
