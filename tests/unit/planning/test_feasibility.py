@@ -26,6 +26,7 @@ W4A8, MXFP4, MXFP8 = (
 )
 ORDERED = {"quantization": Quantization("gptq", 4, 32), "facts": Facts("", "", {}, (), {"desc_act": True})}
 OF_MODELOPT = {"quantization": Quantization("modelopt_mxfp8", 8, 32)}
+IN_STAGES = {"gpu": "NVIDIA H100 PCIe", "pipeline_parallel_size": 2}
 LORA = {"enable_lora": True}
 EXPERTS = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
 
@@ -123,6 +124,8 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         (QWEN3_VL, {"version": "0.21.0", "pipeline_parallel_size": 2}, "start_layer"),
         (QWEN3_VL, {"version": "0.21.0"}, ""),
         (QWEN3_VL, {"version": "0.22.0", "pipeline_parallel_size": 2}, ""),
+        ("deepseek-ai/DeepSeek-V3.2", IN_STAGES | {"version": "0.22.0"}, "the indexers of all layers"),
+        ("deepseek-ai/DeepSeek-V3.2", IN_STAGES | {"version": "0.23.0"}, ""),
         # Architectures that a release does not have yet, no longer, or had not for a while.
         ("31b-bf16", MINISTRAL | {"version": "0.19.0"}, "does not know Ministral3ForCausalLM; the release that has it"),
         ("31b-bf16", MINISTRAL | {"version": "0.20.0"}, ""),

@@ -44,6 +44,9 @@ QWEN3_VL_PIPELINE_SINCE = (0, 22)
 """Qwen3-VL with pipeline parallelism: from 0.19 to 0.21 its second stage ends with `AttributeError:
 'Qwen3MoeLLMForCausalLM' object has no attribute 'start_layer'` (0.21.0 model_executor/models/qwen3_vl_moe.py:457), the
 dense one's likewise."""
+INDEXER_PIPELINE_FAILS, INDEXER_PIPELINE_SINCE = (0, 20), (0, 23)
+"""`KeyError: 'model.layers.3.self_attn.indexer.wk_weights_proj.weight'` (0.20.0 model_executor/models/deepseek_v2.py,
+_try_load_fp8_indexer_wk); 0.23.0 passes over layers of another stage (:765)."""
 DRAFTERS_SINCE = (0, 21)
 """The first source with model_executor/models/gemma4_mtp.py, vllm-project/vllm#41745."""
 TILE_PADDING_SINCE = (0, 25)
@@ -231,6 +234,13 @@ def _check_pipeline(engine: Engine) -> Iterator[Finding]:
             f"Qwen3-VL over pipeline_parallel_size {stages} crashes in vLLM {_said(engine.vllm)}, whose "
             f"{family}.py asks its language model for start_layer, which that lacks",
             "vllm_image_base with vLLM 0.22.0 or newer, or tensor_parallel_size in place of pipeline_parallel_size",
+        )
+    packed = any("indexer.wk.weight_scale_inv" in tensor.name for tensor in engine.model.facts.tensors)
+    if packed and stages > 1 and INDEXER_PIPELINE_FAILS <= engine.vllm < INDEXER_PIPELINE_SINCE:
+        yield Finding(
+            f"DeepSeek V3.2 in FP8 over pipeline_parallel_size {stages} crashes in vLLM {_said(engine.vllm)}, which "
+            f"looks on each stage for the indexers of all layers (deepseek_v2.py, _try_load_fp8_indexer_wk)",
+            "vllm_image_base with vLLM 0.23.0 or newer, or tensor_parallel_size in place of pipeline_parallel_size",
         )
     if family == "gemma4" and stages > 1 and engine.vllm < PIPELINE_FIXED:
         yield Finding(

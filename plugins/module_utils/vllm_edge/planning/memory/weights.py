@@ -63,6 +63,9 @@ FUSED_EXPERTS = frozenset(
 """Architectures whose adapters have gate and up of an expert as one (`is_3d_moe_weight` of the class, in
 model_executor/models/gpt_oss.py, qwen3_vl_moe.py and qwen3_5.py, 0.19.0 to 0.33.0)."""
 LORA_ONCE_SINCE = (0, 22)
+ROUTERS_TWICE = frozenset({"qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_vl_moe"})
+GLM_ROUTERS_SINCE = (0, 31)
+"""Before, the router of GLM-4.5 to 4.7 is torch's own Linear, which has no adapter (glm4_moe.py)."""
 GPTQ_EXPERT_ZEROS_WHOLE_SINCE = (0, 27)
 """Earlier releases keep the zero points of GPTQ's experts in the model's dtype, of half the bytes (0.26.0
 quantization/auto_gptq.py:586, 0.27.0:590). Those of linear layers count too, although Marlin needs none of symmetric
@@ -319,6 +322,8 @@ def _compute_lora_bytes(loaded: Sequence[Component], stage: _Stage, arguments: A
             continue
         if stage.release >= INDEXER_KEYS_WIDE and path.endswith((".indexer.wk", ".indexer.weights_proj")):
             continue  # in one layer, wk_weights_proj, which no adapter can name
+        if component.kind == "router" and model.family.startswith("glm4") and stage.release < GLM_ROUTERS_SINCE:
+            continue
         inputs, outputs = _read_sizes(component, model)
         # Phi stores Q, K and V, and gate and up, as one, and so do its adapters; GLM's do not.
         slices = 2 if path.endswith("gate_up_proj") and model.family != "phi3" else 1
@@ -339,6 +344,8 @@ def _compute_lora_bytes(loaded: Sequence[Component], stage: _Stage, arguments: A
         every = model.embeddings_on_every_stage
         head = stage.last or (every and not model.hybrid)
         tables = (stage.first or every or (stage.tied and stage.last)) + head
+        # A table that is also the head has two names in a class that has the language model in it.
+        tables += stage.release < LORA_ONCE_SINCE and model.family == "qwen3_vl" and stage.tied and stage.last
         elements += tables * (model.vocabulary + model.hidden_size)
     dtype = model.dtype if arguments.lora_dtype == "auto" else arguments.lora_dtype
     indices = PUNICA_BYTES_PER_TOKEN * max_num_batched_tokens(model, arguments, version)
@@ -350,9 +357,9 @@ def _count_names(path: str, stage: _Stage) -> int:
     wrapped_by_id of 0.22.0 lora/model_manager.py makes it one)."""
     if stage.release >= LORA_ONCE_SINCE:
         return 1
-    if stage.model.latent and path.startswith("self_attn."):
+    if stage.model.latent and path.startswith("self_attn.") and ".indexer." not in path:
         return 3 if path.endswith("kv_b_proj") else 2
-    router = path == "mlp.gate" and (stage.model.latent or stage.model.family in ("qwen3_moe", "qwen3_vl_moe"))
+    router = path == "mlp.gate" and (stage.model.latent or stage.model.family in ROUTERS_TWICE)
     return 2 if router and stage.release == (0, 21) else 1
 
 
