@@ -123,6 +123,13 @@ def shapes(generator: random.Random) -> Iterator[tuple[str, list[DecoderLayer], 
     # V2-Lite, V2, V3 and Kimi K2
     for count in (27, 60, 61):
         yield "DeepSeek", [DecoderLayer(index, Attention.LATENT, 1, 576) for index in range(count)], 163840
+    # Ministral 3 14B, Ministral 8B, whose window is as long as the longest request
+    for count, window, longest in ((40, None, 262144), (36, 32768, 32768)):
+        yield "Mistral", [_layer(index, 8, 128, window) for index in range(count)], longest
+    # A chunk that is no multiple of a block, in every layer, or beside sliding and full ones.
+    for others in ((), (full(0, 8, 128),), (full(0, 8, 128), sliding(0, 8, 128, 1000), sliding(0, 8, 128, 512))):
+        kinds = (DecoderLayer(0, Attention.CHUNKED, 8, 128, 1000), *others)
+        yield "Llama 4", [replace(kinds[index % len(kinds)], index=index) for index in range(24)], 131072
 
 
 def differences(configuration: Configuration, told: Mapping[str, Any], version: str) -> list[str]:

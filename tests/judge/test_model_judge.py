@@ -24,8 +24,12 @@ import published
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
 RECORD = PLANNING / "judged.json"
-FAILS = re.compile(r"AttributeError: 'Qwen3MoeLLMForCausalLM' object has no attribute 'start_layer'")
-"""Errors of vLLM itself: Qwen3-VL-MoE in a pipeline, up to 0.21, which the plan refuses."""
+FAILS = re.compile(
+    r"AttributeError: 'Qwen3MoeLLMForCausalLM' object has no attribute 'start_layer'"
+    r"|^0\.19\.\S+ \S*Ministral"
+)
+"""Errors of vLLM itself: Qwen3-VL-MoE in a pipeline, up to 0.21, which the plan refuses. 0.19 knows Ministral 3 in
+Mistral's own format only; with config.json it takes the classes of transformers, which the judge cannot load."""
 TIED = "mistralai/Mistral-Small-3.1-24B-Instruct-2503"
 """Up to 0.28 vLLM takes its head for the table of embeddings where transformers 5 says so, and the plan is larger."""
 
@@ -42,8 +46,12 @@ def judged(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def test_vllm_loads_every_checkpoint(judged: dict[str, Any]) -> None:
-    bad = [each for each in judged["answers"] if not FAILS.search(each.get("error", "")) and each.get("not_loaded", 1)]
-    assert bad == []
+    failed = [
+        (f"{judged['version']} {each['name']}: {each['error']}" if "error" in each else "", each)
+        for each in judged["answers"]
+        if each.get("not_loaded", 1)
+    ]
+    assert [each for error, each in failed if not FAILS.search(error)] == []
 
 
 def test_the_plan_is_exact(judged: dict[str, Any]) -> None:

@@ -153,6 +153,14 @@ def _mistral_small(positions: int) -> dict[str, Any]:
     return _mistral((40, 5120, 32768, 32, 8, 131072, positions), head_dim=128)
 
 
+def _ministral3(sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Without sliding_window, as transformers' Ministral3Config takes it (models/ministral3, 5.16.0)."""
+    rope = {"type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384, "rope_theta": 1e6}
+    rope |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+    more = {"head_dim": 128, "rope_parameters": {**rope, "rope_type": "yarn"}, "tie_word_embeddings": False}
+    return config("Ministral3ForCausalLM", "ministral3", sizes, **more)
+
+
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "Qwen/Qwen2.5-0.5B-Instruct": _qwen2((24, 896, 4864, 14, 2, 151936, 32768), 21, tied=True),
     "Qwen/Qwen2.5-7B-Instruct": _qwen2((28, 3584, 18944, 28, 4, 152064, 32768), 28),
@@ -188,6 +196,18 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         PIXTRAL,
         **{"torch_dtype": "bfloat16", "image_token_index": 10, "multimodal_projector_bias": False},
         **{"projector_hidden_act": "gelu", "spatial_merge_size": 2, "vision_feature_layer": -1},
+    ),
+    "mistralai/Ministral-3-14B-Instruct-2512-BF16": _multimodal(
+        "Mistral3",
+        "mistral3",
+        _ministral3((40, 5120, 16384, 32, 8, 131072, 262144)),
+        PIXTRAL,
+        **{"torch_dtype": "bfloat16", "image_token_index": 10, "multimodal_projector_bias": False},
+        **{"projector_hidden_act": "gelu", "spatial_merge_size": 2, "vision_feature_layer": -1},
+        tie_word_embeddings=False,
+    ),
+    "Ministral3ForCausalLM with the defaults of its configuration": _ministral3(
+        (34, 4096, 14336, 32, 8, 131072, 262144)
     ),
     "microsoft/Phi-3-mini-4k-instruct": _phi3((32, 3072, 8192, 32, 32, 32064, 4096), 2047),
     "microsoft/phi-4": _phi3((40, 5120, 17920, 40, 10, 100352, 16384), None),

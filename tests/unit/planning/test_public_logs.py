@@ -90,6 +90,14 @@ leadawon/LAMBO:backend_server Qwen/Qwen2.5-32B-Instruct 0.18.1 4 32768 15.39 5.2
 sostrowsk/dgx-spark-local-llm:gemma4-nvfp4.log google/gemma-4-26B-A4B-it 0.25.1 1 262144 - 84.68 3912140 auto
 sridhar1804/local-ai:logs/vllm.log microsoft/Phi-3-mini-4k-instruct 0.19.1 1 4096 7.12 13.06 35648 auto
 trietnguyeminh/Submission---EXACT--IJCNN:download.txt Qwen/Qwen3-8B 0.22.0 2 8192 7.71 3.92 57120 auto
+vinayakbaranwal12/context-length-inference-cost:2048 mistralai/Ministral-3-14B-Instruct-2512-BF16 \
+0.27.1 1 2048 26.05 97.2 636976 auto
+vinayakbaranwal12/context-length-inference-cost:8192 mistralai/Ministral-3-14B-Instruct-2512-BF16 \
+0.27.1 1 8192 26.05 97.2 636976 auto
+vinayakbaranwal12/context-length-inference-cost:262144 mistralai/Ministral-3-14B-Instruct-2512-BF16 \
+0.27.1 1 262144 26.05 97.2 636976 auto
+vinayakbaranwal12/context-length-inference-cost:fp8 mistralai/Ministral-3-14B-Instruct-2512-BF16 \
+0.27.1 1 131072 26.05 97.2 1273968 fp8
 """
 """Repository on GitHub and what of its files, model, release, ranks, max_model_len, GiB that were loaded and that were
 left on the GPU with the least, tokens, and dtype of the KV cache. Nothing is said of the load if the checkpoint is
@@ -154,6 +162,11 @@ myoceane.fr openai/gpt-oss-20b 0.19.0 A100:79.25 .65 131072 13.72 36.56 -
 53067131107:4B Qwen/Qwen3-4B 0.19.0 A100:39.49 .9 - 7.61 - -
 66080606939 Qwen/Qwen3-8B 0.19.0 47.4 .9 16384 15.27 25.94 188864
 62450865535 google/gemma-4-31B-it 0.27.1 H100:79.19 .9 16384 - 9.41 - kv_cache_dtype=fp8
+56816929356 nvidia/Gemma-4-26B-A4B-NVFP4 0.20.2 31.84 .85 256000 - 4.58 286007 kv_cache_dtype=fp8 \
+max_num_batched_tokens=16384 max_num_seqs=2
+52072816508 nvidia/Gemma-4-26B-A4B-NVFP4 0.19.2 31.84 .8 98304 - 8.29 72400 kv_cache_dtype=fp8
+60215307901 mistralai/Ministral-3-14B-Instruct-2512-BF16 0.27.1 H200:139.8 .9 2048 26.05 97.2 636976 \
+max_num_seqs=512
 67529778690 openai/gpt-oss-20b 0.19.1 4090:23.52 .9 131072 13.72 2.44 - max_num_batched_tokens=4096 \
 kv_cache_memory_bytes=2619930050
 """
@@ -161,10 +174,10 @@ kv_cache_memory_bytes=2619930050
 tokens of the KV cache, other arguments. Logs are numbered as an index of public files on GitHub has them; # is an issue
 of vLLM. The A40's GiB are those of an L40S.
 
-Of 47 that were found these 15 are not here: hybrids and others that are refused (55770092662, 69494016274, 61544841280,
-club-3090#142, 54064687355, 55685126685, 69102865712, 54092400981), DeepSeek V4 (#44376, 63344308021), one planned by
-bounds (56336202239), and four that do not say enough, or contradict themselves (#21348, #17462, 62120644965,
-56408971406 at full length).
+Of 47 that were found first these 15 are not here: hybrids and others that are refused (55770092662,
+69494016274, 61544841280, club-3090#142, 54064687355, 55685126685, 69102865712, 54092400981), DeepSeek V4 (#44376,
+63344308021), one planned by bounds (56336202239), and four that do not say enough, or contradict themselves (#21348,
+#17462, 62120644965, 56408971406 at full length).
 """
 DIFFERENT = {
     "61534271581": "not judged: another program took and gave memory of the same pool while vLLM profiled",

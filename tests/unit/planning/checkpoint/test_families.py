@@ -70,6 +70,12 @@ def test_a_weight_that_is_not_known_is_refused() -> None:
         with_tensor(QWEN, "model.layers.*.self_attn.indexer.weight", "BF16", (64, 64), (0, 1))
 
 
+def test_latent_attention_in_a_family_without_it_is_refused() -> None:
+    """Mistral Small 4 has the architecture of Mistral Small 3."""
+    with pytest.raises(UnknownArchitecture, match=r"MistralForCausalLM with latent attention \(MLA: model\.layers"):
+        with_tensor(MISTRAL, "model.layers.*.self_attn.kv_a_proj_with_mqa.weight", "BF16", (320, 4096), range(32))
+
+
 # -- layers
 
 
@@ -140,6 +146,8 @@ def test_a_window_for_some_layers() -> None:
     assert {layer.window_tokens for layer in layers if layer.attention is FULL} == {None}
     with pytest.raises(FactsError, match=r"layer_types .* has 1 entries \['linear_attention'\] for 60 layers"):
         changed(GEMMA, layer_types=["linear_attention"])
+    with pytest.raises(FactsError, match="sliding_window 512, and only full_attention in layer_types"):
+        changed(MISTRAL, sliding_window=512, layer_types=[FULL] * 32)
     with pytest.raises(FactsError, match="a sliding window for only some layers"):
         changed(QWEN, **QWEN_WINDOW | {"use_sliding_window": True, "max_window_layers": 20})
 

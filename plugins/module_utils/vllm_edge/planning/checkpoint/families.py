@@ -102,13 +102,19 @@ def _build_layers(config: _Config, kinds: Iterable[str], window: int | None) -> 
 def _build_uniform_layers(config: _Config, by_type: bool = True) -> tuple[DecoderLayer, ...]:
     """Return layers that differ at most in their attention type.
 
-    If there are no layer_types, or all are the same, sliding_window applies to every layer (`is_interleaved` in
-    vllm/engine/arg_utils.py). With mixed types llama.py follows the type (`by_type`), and Qwen's files refuse.
+    If there are no layer_types, or all are sliding, sliding_window applies to every layer. If all are full, it did so
+    up to 0.26 (`is_interleaved`, engine/arg_utils.py:1562 of 0.19.0) and does not since 0.27 (engine/arg_utils.py:1939
+    of 0.27.0). With mixed types llama.py follows the type (`by_type`), and Qwen's files refuse.
     """
     window, types = _read_window(config), config.get("layer_types") or []
     mixed = len(set(types)) > 1
     if mixed and not by_type and window:
         raise FactsError(f"{config.repo}: vLLM does not run this family with a sliding window for only some layers.")
+    if window and set(types) == {Attention.FULL}:
+        raise FactsError(
+            f"{config.repo}: config.json has sliding_window {window}, and only {Attention.FULL} in layer_types. "
+            "Releases of vLLM differ in which of them counts. Set sliding_window to null, or take layer_types away."
+        )
     sliding = (window and (not mixed or types[index] == Attention.SLIDING) for index in config.layers)
     return _build_layers(config, (Attention.SLIDING if each else Attention.FULL for each in sliding), window)
 
@@ -280,6 +286,10 @@ _LLAVA_NEXT = {
 }
 _MIXTRAL = {"vocab_size": 32000, "max_position_embeddings": 131072}
 _MISTRAL = {"sliding_window": 4096, "max_position_embeddings": 131072}
+# Of Ministral3Config, and of the language model that Mistral3Config makes itself: no window. So it is in Mistral's own
+# format, which vLLM prefers to config.json, if it says nothing (0.33.0 transformers_utils/config.py:893).
+_MISTRAL3 = {"vocab_size": 131072, "head_dim": 128, "max_position_embeddings": 131072}
+_MINISTRAL3 = {**_MISTRAL3, "max_position_embeddings": 262144}
 _QWEN2 = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _QWEN3 = {"head_dim": 128, "use_sliding_window": False, "max_window_layers": 28}
 _QWEN2_MOE = {"use_sliding_window": False, "decoder_sparse_step": 1, "shared_expert_intermediate_size": 5632}
@@ -299,7 +309,8 @@ FAMILIES: Mapping[str, _Family] = {
     "Gemma2ForCausalLM": _Family("gemma2", _build_patterned_layers, _GEMMA2, every_stage=True),
     "LlamaForCausalLM": _Family("llama3", _build_uniform_layers, {}),
     "MistralForCausalLM": _Family("mistral", _build_uniform_layers, _MISTRAL),
-    "Mistral3ForConditionalGeneration": _Family("mistral3", _build_uniform_layers, _MISTRAL, Sharding.SHARDED),
+    "Mistral3ForConditionalGeneration": _Family("mistral3", _build_uniform_layers, _MISTRAL3, Sharding.SHARDED),
+    "Ministral3ForCausalLM": _Family("ministral3", _build_uniform_layers, _MINISTRAL3),
     "Phi3ForCausalLM": _Family("phi3", _build_uniform_layers, {"max_position_embeddings": 4096}),
     "Glm4ForCausalLM": _Family("glm4", _build_uniform_layers, _GLM4),
     "Ernie4_5ForCausalLM": _Family("ernie4_5", _build_uniform_layers, _ERNIE),
@@ -575,7 +586,8 @@ def _read_scaling(config: _Config, parameters: Mapping[str, Any], key: str) -> f
 
 
 def _check(model: Model) -> None:
-    """Check that config.json and the tensors are of the same model. Raises FactsError."""
+    """Raise FactsError if config.json and the tensors are not of the same model, and UnknownArchitecture if the tensors
+    are of another one than the architecture's others."""
     repo = model.facts.repo
     seen = {layer for tensor in model.facts.tensors for layer in tensor.layers or ()}
     if seen != set(range(len(model.layers))):
@@ -584,6 +596,12 @@ def _check(model: Model) -> None:
         )
     for tensor in model.facts.tensors:
         leaf = tensor.name.rsplit(".", 1)[-1]
+        if ".kv_a_proj_with_mqa." in tensor.name and not model.latent:
+            raise UnknownArchitecture(
+                f"{repo} is a {model.architecture} with latent attention (MLA: {tensor.name}), as Mistral Small 4; the "
+                "planner knows that of DeepSeek and Kimi K2 only. Take one of these or a model without it, or start it "
+                "without a plan (-e plan_override=true)."
+            )
         if "self_attn.k_proj." in tensor.name and leaf in ("weight", "weight_packed"):
             for layer in (model.layers[index] for index in tensor.layers or ()):
                 if tensor.shape[0] != layer.kv_heads * layer.head_size:

@@ -2,10 +2,10 @@
 """Differences between releases of vLLM, as far as they affect memory on a GPU.
 
 CHANGES is the table: what each release changed, and the line of vLLM's sources that shows it. `behaviour` combines the
-rows up to a release. Every release from 0.19.0 to 0.33.0 was examined, so a row gives exactly the release that made a
-change. `make vllm-release` reads some fields of Behaviour from the sources of a release and says which differ. A newer
-release is planned like the last of them, and `describe_fallback` says so. After the table come the rules of vLLM 0.32.0
-for `dtype` and `max_model_len`.
+rows up to a release. Every release from 0.19.0 to 0.33.0 was examined, patch releases too, so a row gives exactly the
+release that made a change. `make vllm-release` reads some fields of Behaviour from the sources of a release and says
+which differ. A newer release is planned like the last of them, and `describe_fallback` says so. After the table come
+the rules of vLLM 0.32.0 for `dtype` and `max_model_len`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Behaviour:
 
 @dataclass(frozen=True)
 class Change:
-    since: tuple[int, int]
+    since: tuple[int, ...]
     sets: Mapping[str, Any]
     """Fields of Behaviour and their new values; of a text the words that come, and with `-` in front those that go."""
     source: str
@@ -86,7 +86,7 @@ LAST = (0, 33)
 CHANGES = (
     Change((0, 20), {"graphs_in_budget": True}, "envs.py:1725"),
     Change((0, 20), {"nvfp4_kv_cache": True}, "utils/torch_utils.py:64"),
-    Change((0, 21), {"tokens_by_concurrency": True}, "v1/core/kv_cache_utils.py:1708"),
+    Change((0, 20, 1), {"tokens_by_concurrency": True}, "v1/core/kv_cache_utils.py:1706"),
     Change((0, 22), {"batch_holds_multimodal_item": True}, "engine/arg_utils.py:2528"),
     Change((0, 22), {"scheme_overrides_dtype": False}, "model_executor/layers/attention/attention.py:238"),
     Change((0, 22), {"second_runner": "unquantized Qwen3ForCausalLM"}, "config/vllm.py:69,493,518"),
@@ -167,24 +167,24 @@ SWITCHES = {
 # audio of Gemma 4 (0.22.0 model_executor/models/gemma4_mm.py:86 and get_mm_max_tokens_per_item, the same until 0.33.0).
 GEMMA4_VIDEO_TOKENS = 32 * (70 + 2 + 6)
 
-VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})(?:\.\d{1,9})?(?:[-.+]?[a-z].*)?")
+VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?(?:[-.+]?[a-z].*)?")
 
 
 @functools.cache
 def behaviour(version: str) -> Behaviour:
-    """Return how a release of vLLM uses memory. Patch releases behave as their minor release, and releases after
-    LAST as LAST. Raises UnknownVersion if it is no release, or one before FIRST.
+    """Return how a release of vLLM uses memory; releases after LAST behave as LAST. Raises UnknownVersion if it is no
+    release, or one before FIRST.
 
     Args:
         version: as vLLM names itself: `0.19.0`, also with a build suffix, such as `0.32.0+cpu`.
     """
-    number = _parse_release(version)
-    if number is None or number < FIRST:
+    release = _parse_release(version)
+    if release is None or release < FIRST:
         known = f"{FIRST[0]}.{FIRST[1]} to {LAST[0]}.{LAST[1]}, and newer ones are planned like the last of them"
         raise UnknownVersion(f"how vLLM {version} uses memory is not known; known are the releases {known}")
-    result = Behaviour(version, number)
+    result = Behaviour(version, release[:2])
     for change in CHANGES:
-        if change.since <= number:
+        if change.since <= release:
             result = replace(
                 result, **{name: apply_change(getattr(result, name), to) for name, to in change.sets.items()}
             )
@@ -237,8 +237,8 @@ def counts_graphs(model: Model, arguments: Arguments, version: str) -> bool:
 
 def describe_fallback(version: str) -> str:
     """Return a sentence on the release by which an unexamined one is planned; empty if it was examined, or is none."""
-    number = _parse_release(version)
-    if number is None or number <= LAST:
+    release = _parse_release(version)
+    if release is None or release[:2] <= LAST:
         return ""
     return (
         f"Nobody has examined how vLLM {version} uses memory: this is a plan for {LAST[0]}.{LAST[1]}, the last release "
@@ -246,9 +246,9 @@ def describe_fallback(version: str) -> str:
     )
 
 
-def _parse_release(version: str) -> tuple[int, int] | None:
+def _parse_release(version: str) -> tuple[int, int, int] | None:
     found = VERSION.fullmatch(version)
-    return (int(found[1]), int(found[2])) if found else None
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
 
 
 def max_model_len(model: Model, arguments: Arguments) -> int:
