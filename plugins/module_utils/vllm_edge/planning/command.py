@@ -22,7 +22,7 @@ from .advice import render as advice_render
 from .advice import search
 from .checkpoint import families, hub, model_facts, recording
 from .checkpoint.headers import GGUF, INDEX, MAX_HEADER_BYTES, FactsError, describe_gguf, read_json
-from .contract import Facts, Gpu, Model, Plan, Verdict
+from .contract import Facts, Fix, Gpu, Model, Plan, Verdict
 from .fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES, Search
 from .memory.vllm_versions import describe_fallback
 from .separate_process import read_in_subprocess
@@ -158,16 +158,16 @@ def find_gpus(options: Namespace) -> list[Gpu]:
 
 def plan_layouts(
     model: Model, gpus: Sequence[Gpu], asked: serve_options.Asked, release: str
-) -> dict[str, tuple[Plan, Mapping[str, Any]]]:
+) -> dict[str, tuple[Plan, Mapping[str, Any], Fix | None]]:
     """Plan a model as one engine over 1, 2, 4, ... GPUs, or over as many as are asked for, by the name of the layout;
     if no context is asked for, each with the longest that fits, as with vLLM's `max_model_len: auto`. Returns each
-    plan with the engine."""
+    plan with the engine, and with the cheapest change that gives all of the model's context."""
     shapes = [
         shape
         for size in (TENSOR_PARALLEL_SIZES if asked.size is None else [asked.size])
         if (shape := advice_model.Shape(size, asked.stages)).gpus * asked.replicas <= len(gpus)
     ]
-    plans: dict[str, tuple[Plan, Mapping[str, Any]]] = {}
+    plans: dict[str, tuple[Plan, Mapping[str, Any], Fix | None]] = {}
     for shape in shapes:
         engine: dict[str, Any] = {
             "name": str(shape),
@@ -179,7 +179,8 @@ def plan_layouts(
             **({"max_model_len": model.max_position_embeddings} if asked.longest else {}),
         }
         about = (engine["name"], [engine], {"model": model}, gpus, release)
-        plan = planner.plan(*about, search=Search.NOWHERE)
+        plan = planner.plan(*about, search=Search.SAME_GPUS if asked.longest else Search.NOWHERE)
+        whole = next((fix for fix in plan.engines[0].fixes if fix.max_model_len == engine.get("max_model_len")), None)
         longest = plan.engines[0].max_context // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS
         too_long = plan.verdict is Verdict.KV_BELOW_MAX_MODEL_LEN or (
             model.generic and plan.verdict is not Verdict.FITS
@@ -197,7 +198,7 @@ def plan_layouts(
                 engine["max_model_len"] = min(model.max_position_embeddings, advice_model.MIN_CONTEXT_TOKENS)
             # More GPUs are the next line of the table.
             plan = planner.plan(*about, search=Search.EVERYWHERE if shape == shapes[-1] else Search.SAME_GPUS)
-        plans[engine["name"]] = plan, engine
+        plans[engine["name"]] = plan, engine, whole if plan.verdict is Verdict.FITS else None
     if not plans:
         replicas = f", times --data-parallel-size {asked.replicas}," if asked.replicas > 1 else ""
         raise ValueError(
@@ -217,10 +218,10 @@ def _plan(options: Namespace) -> int:
     options.count = options.count or (asked.gpus if asked.whole else 1)
     model, gpus = load_model(options.model or asked.model, options), find_gpus(options)
     layouts = plan_layouts(model, gpus, asked, options.vllm)
-    plans = {name: plan for name, (plan, _) in layouts.items()}
+    plans = {name: plan for name, (plan, _, _) in layouts.items()}
     serve = {
         name: render.build_serve_command(model.facts.repo, engine, plan.engines[0])
-        for name, (plan, engine) in layouts.items()
+        for name, (plan, engine, _) in layouts.items()
         if plan.verdict is Verdict.FITS
     }
     verdicts = {plan.verdict for plan in plans.values()}
@@ -239,6 +240,10 @@ def _plan(options: Namespace) -> int:
         name: [said.split(": ", 1)[1] for said in render.refusals(plan, render.spell_options)]
         for name, plan in plans.items()
     }
+    for name, (_, _, fix) in layouts.items():
+        if fix:
+            costs = f"{render.spell_options(fix)} ({render.describe_costs(fix)})"
+            why[name].append(f"{fix.max_model_len:,} tokens of context fit with {costs}.")
     longest = " The context is the longest that fits." if asked.longest else ""
     replicas = f" Each of {asked.replicas} replicas has this plan, on GPUs of its own." if asked.replicas > 1 else ""
     lines += ["", *render.overview(plans, why, render.NOTE + longest + replicas)]
