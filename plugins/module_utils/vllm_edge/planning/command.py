@@ -179,8 +179,7 @@ def plan_layouts(
             **({"max_model_len": model.max_position_embeddings} if asked.longest else {}),
         }
         about = (engine["name"], [engine], {"model": model}, gpus, release)
-        plan = planner.plan(*about, search=Search.SAME_GPUS if asked.longest else Search.NOWHERE)
-        whole = next((fix for fix in plan.engines[0].fixes if fix.max_model_len == engine.get("max_model_len")), None)
+        plan = planner.plan(*about, search=Search.NOWHERE)
         longest = plan.engines[0].max_context // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS
         too_long = plan.verdict is Verdict.KV_BELOW_MAX_MODEL_LEN or (
             model.generic and plan.verdict is not Verdict.FITS
@@ -198,7 +197,11 @@ def plan_layouts(
                 engine["max_model_len"] = min(model.max_position_embeddings, advice_model.MIN_CONTEXT_TOKENS)
             # More GPUs are the next line of the table.
             plan = planner.plan(*about, search=Search.EVERYWHERE if shape == shapes[-1] else Search.SAME_GPUS)
-        plans[engine["name"]] = plan, engine, whole if plan.verdict is Verdict.FITS else None
+        whole = None
+        if plan.verdict is Verdict.FITS and engine.get("max_model_len", most) < most:
+            longer = planner.plan(about[0], [{**engine, "max_model_len": most}], *about[2:], search=Search.SAME_GPUS)
+            whole = next((fix for fix in longer.engines[0].fixes if fix.max_model_len == most), None)
+        plans[engine["name"]] = plan, engine, whole
     if not plans:
         replicas = f", times --data-parallel-size {asked.replicas}," if asked.replicas > 1 else ""
         raise ValueError(
