@@ -105,6 +105,8 @@ def test_from_start_to_ready() -> None:
     again = life.on_health(OK, 135.0, "03:00:35")
     assert again.watchdog and not again.ready and again.status is None and not again.phase_changed
     assert life.on_log(LINE, 140.0).phase_changed is False, "a line does not bring a serving engine back to loading"
+    assert life.on_log("Model loading took 9.9 GiB", 140.0).late_facts, "Docker delivers a line after /health answers"
+    assert not life.on_log("Model loading took 9.9 GiB", 141.0).late_facts
 
 
 def test_how_often_the_status_and_more_time_are_sent_while_it_loads() -> None:

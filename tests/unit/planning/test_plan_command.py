@@ -89,6 +89,7 @@ def test_without_a_context_the_longest_that_fits_is_planned(capsys: pytest.Captu
     assert status == 1 and "tp2: oom_weights. Weights" in printed
     # Without a context, what helps is not asked to hold the longest that the model has.
     assert "Set --tensor-parallel-size=4 (2 more NVIDIA L4 than there are)." in " ".join(printed.split())
+    assert "tp4: 262,144 tokens of context fit with --" in run(capsys, *words[:7])[1]
     status, printed = run(capsys, "advise", *words[1:5])
     assert status == 1 and "oom_weights" in printed
 

@@ -99,8 +99,6 @@ leadawon/LAMBO:backend_server Qwen/Qwen2.5-32B-Instruct 0.18.1 4 32768 15.39 5.2
 sostrowsk/dgx-spark-local-llm:gemma4-nvfp4.log google/gemma-4-26B-A4B-it 0.25.1 1 262144 - 84.68 3912140 auto
 sridhar1804/local-ai:logs/vllm.log microsoft/Phi-3-mini-4k-instruct 0.19.1 1 4096 7.12 13.06 35648 auto
 trietnguyeminh/Submission---EXACT--IJCNN:download.txt Qwen/Qwen3-8B 0.22.0 2 8192 7.71 3.92 57120 auto
-vinayakbaranwal12/context-length-inference-cost:2048 mistralai/Ministral-3-14B-Instruct-2512-BF16 \
-0.27.1 1 2048 26.05 97.2 636976 auto
 vinayakbaranwal12/context-length-inference-cost:8192 mistralai/Ministral-3-14B-Instruct-2512-BF16 \
 0.27.1 1 8192 26.05 97.2 636976 auto
 vinayakbaranwal12/context-length-inference-cost:262144 mistralai/Ministral-3-14B-Instruct-2512-BF16 \

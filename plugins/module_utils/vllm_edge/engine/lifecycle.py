@@ -164,6 +164,8 @@ class Reaction:
     """End the engine for this reason."""
     probe: bool = False
     """Ask the engine for one token."""
+    late_facts: bool = False
+    """Record figures of the load again: Docker delivered their line after the first answer of /health."""
 
 
 NOTHING = Reaction()
@@ -289,11 +291,13 @@ class Supervision:
         self.tail.append(line)
         if is_progress(line):
             self.last_log = now
+        known = dict(self.progress.facts)
         self.progress.feed(line)
+        late = self.ready and self.progress.facts != known
         if not self.ready and self.phase is not self.progress.phase:
             self._end_phase(now)
             self.phase = self.progress.phase
-        return self._react(now, before=before)
+        return self._react(now, Reaction(late_facts=late), before)
 
     def on_usage(self, usage: Usage | None, now: float) -> None:
         """Process what the processes of a loading container have used: the log may be silent while they work."""

@@ -173,6 +173,8 @@ class Supervisor(Launcher):
             self.journal.write(f"{self.config.unit}: {life.status_text(time.monotonic())}")
         elif reaction.phase_changed:
             self.reporter.record(life.phase, log_facts=life.progress.facts)
+        elif reaction.late_facts:
+            self.reporter.record(log_facts=life.progress.facts)
         if reaction.probe:
             self._watchers.send_probe()
         self.notifier.send(

@@ -22,7 +22,7 @@ from .advice import render as advice_render
 from .advice import search
 from .checkpoint import families, hub, model_facts, recording
 from .checkpoint.headers import GGUF, INDEX, MAX_HEADER_BYTES, FactsError, describe_gguf, read_json
-from .contract import Facts, Gpu, Model, Plan, UnknownArchitecture, Verdict
+from .contract import Facts, Fix, Gpu, Model, Plan, UnknownArchitecture, Verdict
 from .fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES, Search
 from .memory.vllm_versions import describe_fallback
 from .separate_process import read_in_subprocess
@@ -163,16 +163,16 @@ def plan_layouts(
     asked: serve_options.Asked,
     release: str,
     drafts: Mapping[str, Model] | None = None,
-) -> dict[str, tuple[Plan, Mapping[str, Any]]]:
+) -> dict[str, tuple[Plan, Mapping[str, Any], Fix | None]]:
     """Plan a model as one engine over 1, 2, 4, ... GPUs, or over as many as are asked for, by the name of the layout;
     if no context is asked for, each with the longest that fits, as with vLLM's `max_model_len: auto`. Returns each
-    plan with the engine."""
+    plan with the engine, and with the cheapest change that gives all of the model's context."""
     shapes = [
         shape
         for size in (TENSOR_PARALLEL_SIZES if asked.size is None else [asked.size])
         if (shape := advice_model.Shape(size, asked.stages)).gpus * asked.replicas <= len(gpus)
     ]
-    plans: dict[str, tuple[Plan, Mapping[str, Any]]] = {}
+    plans: dict[str, tuple[Plan, Mapping[str, Any], Fix | None]] = {}
     for shape in shapes:
         engine: dict[str, Any] = {
             "name": str(shape),
@@ -202,7 +202,11 @@ def plan_layouts(
                 engine["max_model_len"] = min(model.max_position_embeddings, advice_model.MIN_CONTEXT_TOKENS)
             # More GPUs are the next line of the table.
             plan = planner.plan(*about, search=Search.EVERYWHERE if shape == shapes[-1] else Search.SAME_GPUS)
-        plans[engine["name"]] = plan, engine
+        whole = None
+        if plan.verdict is Verdict.FITS and engine.get("max_model_len", most) < most:
+            longer = planner.plan(about[0], [{**engine, "max_model_len": most}], *about[2:], search=Search.SAME_GPUS)
+            whole = next((fix for fix in longer.engines[0].fixes if fix.max_model_len == most), None)
+        plans[engine["name"]] = plan, engine, whole
     if not plans:
         replicas = f", times --data-parallel-size {asked.replicas}," if asked.replicas > 1 else ""
         raise ValueError(
@@ -229,10 +233,10 @@ def _plan(options: Namespace) -> int:
         except (FactsError, UnknownArchitecture) as error:
             _warn(str(error))
     layouts = plan_layouts(model, gpus, asked, options.vllm, drafts)
-    plans = {name: plan for name, (plan, _) in layouts.items()}
+    plans = {name: plan for name, (plan, _, _) in layouts.items()}
     serve = {
         name: render.build_serve_command(model.facts.repo, engine, plan.engines[0])
-        for name, (plan, engine) in layouts.items()
+        for name, (plan, engine, _) in layouts.items()
         if plan.verdict is Verdict.FITS
     }
     verdicts = {plan.verdict for plan in plans.values()}
@@ -251,6 +255,10 @@ def _plan(options: Namespace) -> int:
         name: [said.split(": ", 1)[1] for said in render.refusals(plan, render.spell_options)]
         for name, plan in plans.items()
     }
+    for name, (_, _, fix) in layouts.items():
+        if fix:
+            costs = f"{render.spell_options(fix)} ({render.describe_costs(fix)})"
+            why[name].append(f"{fix.max_model_len:,} tokens of context fit with {costs}.")
     longest = " The context is the longest that fits." if asked.longest else ""
     replicas = f" Each of {asked.replicas} replicas has this plan, on GPUs of its own." if asked.replicas > 1 else ""
     lines += ["", *render.overview(plans, why, render.NOTE + longest + replicas)]

@@ -258,7 +258,7 @@ def test_an_encoder_decides_only_where_it_may(
 def test_the_longest_context_leaves_room_for_an_encoder() -> None:
     asked = serve_options.read(["-tp", "1"], RELEASE)
     gpus = [Gpu("NVIDIA H100 80GB HBM3", 79 * GIB)]
-    ((planned, _),) = command.plan_layouts(generic("Qwen/Qwen3-VL-30B-A3B-Instruct"), gpus, asked, RELEASE).values()
+    ((planned, _, _),) = command.plan_layouts(generic("Qwen/Qwen3-VL-30B-A3B-Instruct"), gpus, asked, RELEASE).values()
     assert (planned.verdict, planned.engines[0].max_model_len) == (Verdict.FITS, 32768)
 
 

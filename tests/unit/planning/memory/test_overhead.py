@@ -84,6 +84,7 @@ def test_more_ranks_nvlink_and_other_gpus_widen_the_context() -> None:
     assert fitted.value == other.value and fitted.high < other.high < linked.high
     assert (linked.value - fitted.value) / MIB == 64
     assert overhead.context(1, "NVIDIA H100", True) == overhead.context(1, "NVIDIA H100")
+    assert {round(overhead.context(1, name).value / MIB) for name in overhead.HOPPER} == {527}
 
 
 def test_the_allocators_constant_is_for_models_that_have_it() -> None:
