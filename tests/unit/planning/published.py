@@ -233,6 +233,9 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "Qwen/Qwen3-8B": config(
         "Qwen3ForCausalLM", "qwen3", (36, 4096, 12288, 32, 8, 151936, 40960), head_dim=128, tie_word_embeddings=False
     ),
+    "Qwen/Qwen3-4B": config(
+        "Qwen3ForCausalLM", "qwen3", (36, 2560, 9728, 32, 8, 151936, 40960), head_dim=128, tie_word_embeddings=True
+    ),
     "Qwen/Qwen3-30B-A3B": config(
         "Qwen3MoeForCausalLM",
         "qwen3_moe",

@@ -48,7 +48,6 @@ MODELS: dict[str, Any] = {
     "Qwen/Qwen2.5-3B-Instruct": _qwen2((36, 2048, 11008, 16, 2, 151936, 32768), True),
     "Qwen/Qwen2.5-14B-Instruct": _qwen2((48, 5120, 13824, 40, 8, 152064, 32768), False),
     "Qwen/Qwen2.5-32B-Instruct": _qwen2((64, 5120, 27648, 40, 8, 152064, 32768), False),
-    "Qwen/Qwen3-4B": _qwen3((36, 2560, 9728, 32, 8, 151936, 40960), True),
     "Qwen/Qwen3-32B": _qwen3((64, 5120, 25600, 64, 8, 151936, 40960), False),
     "Qwen/Qwen3-235B-A22B-FP8": {
         **QWEN3_30B,

@@ -57,6 +57,10 @@ EMBEDDINGS_WITH_LORA = frozenset(
 """Families of which an adapter may change the table of embeddings and the head (`embedding_modules` of the model's
 class, the same from 0.19.0 to 0.33.0; of Qwen3.5 since 0.29.0, qwen3_5.py:313)."""
 QWEN3_5_EMBEDDINGS_SINCE = (0, 29)
+HEAD_IS_TABLE, HEAD_APART_SINCE = frozenset({"qwen3", "qwen3_vl"}), (0, 28)
+"""Earlier releases make a tied head the table's own module (0.27.0 qwen3.py:299, qwen3_vl.py:1679), which gets the
+buffers of a table under both names (0.27.0 lora/model_manager.py:432 lets lm_head pass). Since then it is a
+ParallelLMHead, which VocabParallelEmbeddingWithLoRA does not take (0.28.0 qwen3.py:298)."""
 FUSED_EXPERTS = frozenset(
     {"GptOssForCausalLM", "Qwen3VLMoeForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"}
 )
@@ -344,8 +348,7 @@ def _compute_lora_bytes(loaded: Sequence[Component], stage: _Stage, arguments: A
         every = model.embeddings_on_every_stage
         head = stage.last or (every and not model.hybrid)
         tables = (stage.first or every or (stage.tied and stage.last)) + head
-        # A table that is also the head has two names in a class that has the language model in it.
-        tables += stage.release < LORA_ONCE_SINCE and model.family == "qwen3_vl" and stage.tied and stage.last
+        tables += stage.release < HEAD_APART_SINCE and model.family in HEAD_IS_TABLE and stage.tied and stage.last
         elements += tables * (model.vocabulary + model.hidden_size)
     dtype = model.dtype if arguments.lora_dtype == "auto" else arguments.lora_dtype
     indices = PUNICA_BYTES_PER_TOKEN * max_num_batched_tokens(model, arguments, version)
