@@ -314,9 +314,18 @@ def answer(given: dict[str, Any]) -> dict[str, Any]:
         parameters = {name: value for name, value in parameters.items() if not is_shared(model, name)}
     # From 0.25 to 0.31 load_weights names a part of the experts' layer otherwise than the layer itself does.
     reported = {name.replace(".routed_experts.", ".") for name in model.judge_loaded or parameters}
+    batch = engine.scheduler_config.max_num_batched_tokens
+    of_batch = {
+        id(each): each
+        for module in model.modules()
+        for value in vars(module).values()
+        for each in (value if isinstance(value, list) else (value,))
+        if isinstance(each, torch.Tensor) and each.shape[:1] == (batch,)
+    }
     return {
         "layers": [layers[index] for index in sorted(layers)],
         "parameters_bytes": size_of(parameters.values()),
+        "token_bytes": size_of(of_batch.values()) // batch,
         "rope_bytes": size_of(caches),
         "not_loaded": sorted({name.replace(".routed_experts.", ".") for name in parameters} - reported)[:5],
         "max_model_len": engine.model_config.max_model_len,

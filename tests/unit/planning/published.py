@@ -1044,6 +1044,8 @@ def compare(asked: Mapping[str, Any], told: Mapping[str, Any], version: str) -> 
     rope = rank.by_kind.get("rope_caches", 0)
     # Copies of latent attention are made after loading.
     loaded = rank.bytes - rope - rank.by_kind.get("buffers", 0)
+    batches = (replace(arguments, max_num_batched_tokens=tokens) for tokens in (1, 2))
+    one, two = (weights.per_rank(found, batch, version)[stage or 0].bytes for batch in batches)
     adapters = []
     said_of_adapters = told["lora_bytes"][: 1 if asked["expert_parallel"] else 2]
     for sharded, said in zip((False, True), said_of_adapters, strict=False):
@@ -1061,6 +1063,7 @@ def compare(asked: Mapping[str, Any], told: Mapping[str, Any], version: str) -> 
             told["layers"],
         ),
         "parameters": (loaded, told["parameters_bytes"]),
+        "bytes for each token": (two - one, told.get("token_bytes") or 0),
         "RoPE caches": (rope, told["rope_bytes"] if drafter != "mtp" else 0),
     }
     return [f"{name}: {mine}, {theirs}" for name, (mine, theirs) in compared.items() if mine != theirs]
@@ -1080,9 +1083,10 @@ def first_layers(repo: str) -> Model:
 def render(judged: Mapping[str, Any]) -> str:
     """judged.json: one line for each answer."""
 
-    keys = (*KEYS, "layers", "parameters_bytes", "rope_bytes", "lora_bytes")
+    keys = (*KEYS, "layers", "parameters_bytes", "rope_bytes", "lora_bytes", "token_bytes")
+    seldom = ("drafter", "token_bytes")
     lines = [
-        json.dumps({key: each.get(key) for key in keys if key != "drafter" or each.get(key)})
+        json.dumps({key: each.get(key) for key in keys if key not in seldom or each.get(key)})
         for each in judged["answers"]
     ]
     return f'{{"version": "{judged["version"]}", "answers": [\n' + ",\n".join(lines) + "\n]}\n"

@@ -56,6 +56,8 @@ def test_what_other_releases_keep() -> None:
     assert ropes == [4 * 262144 * 128 * 2 + 589824, 262144 * 128 * 2 + 589824]
     stages = weights.per_rank(llava, Arguments(pipeline_parallel_size=2), "0.33.0")
     assert stages[0].by_kind["towers"] > 2**26 and stages[1].by_kind["towers"] == 4096 * 2  # image_newline
+    text = weights.per_rank(llava, Arguments(language_model_only=True), "0.33.0")[0]
+    assert text.by_kind["towers"] == 4096 * 2
     small, lora = published.first_layers("Qwen/Qwen3-4B"), Arguments(enable_lora=True)
     held = [weights.per_rank(small, lora, release)[0].by_kind["adapters"] for release in ("0.27.0", "0.28.0")]
     assert held[0] - held[1] == 16 * (151936 + 2560) * 2

@@ -137,8 +137,7 @@ def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeig
             if _is_read(component, stage):
                 read += size * Fraction(component.read_per_token)
         held["rope_caches"] += _compute_rope_bytes(model, arguments, release)
-        held["buffers"] += _compute_per_layer_embedding_buffer(model, arguments, version)
-        held["buffers"] += _compute_deepstack_buffers(model, arguments, version)
+        held["buffers"] += _compute_batch_buffers(model, arguments, version)
         held["buffers"] += _compute_latent_copies(model, arguments.tensor_parallel_size, len(layers))
         if arguments.enable_lora and not model.generic:
             held["adapters"] = _compute_lora_bytes(loaded, stage, arguments, version)
@@ -171,7 +170,8 @@ def _count(component: Component, stage: _Stage) -> int:
 def _is_on(component: Component, stage: _Stage) -> bool:
     if component.kind == "towers":
         # LLaVA's row between the rows of an image belongs to the model itself.
-        return stage.towers and (stage.first or not stage.tower_once or component.tensor.name == "image_newline")
+        own = component.tensor.name == "image_newline"
+        return own or (stage.towers and (stage.first or not stage.tower_once))
     table = component.kind == "embeddings" and not _is_head(component)
     if stage.model.embeddings_on_every_stage:
         # qwen3_5.py builds head and last norm where they are used, qwen3_next.py the norm only.
@@ -278,21 +278,16 @@ def _compute_rope_bytes(model: Model, arguments: Arguments, release: tuple[int, 
     return (4 if wide else DTYPE_BYTES.get(model.dtype, 2)) * sum(elements)
 
 
-def _compute_per_layer_embedding_buffer(model: Model, arguments: Arguments, version: str) -> int:
-    """Return the bytes that gemma4_mm.py keeps for the per-layer embeddings of one batch (Gemma 4's E models)."""
-    if not model.multimodal or not model.per_layer_embedding_size:
-        return 0
-    tokens = max_num_batched_tokens(model, arguments, version)
-    return tokens * len(model.layers) * model.per_layer_embedding_size * DTYPE_BYTES.get(model.dtype, 2)
-
-
-def _compute_deepstack_buffers(model: Model, arguments: Arguments, version: str) -> int:
-    """Return the bytes of the buffers in which Qwen3-VL keeps outputs of its encoder for a batch (qwen3_vl.py)."""
+def _compute_batch_buffers(model: Model, arguments: Arguments, version: str) -> int:
+    """Return the bytes of what a model keeps for each token of a batch: per-layer embeddings of Gemma 4's E models
+    (gemma4_mm.py), outputs of Qwen3-VL's encoder (qwen3_vl.py), and the tokens that an indexer has chosen, four bytes
+    each, also of layers that draft (0.19.0 deepseek_v2.py:1158, deepseek_mtp.py:77, the same in 0.33.0)."""
     text_only = arguments.language_model_only and behaviour(version).number >= DEEPSTACK_WITH_TOWER
-    if model.encoder is None or text_only:
-        return 0
+    size = len(model.layers) * model.per_layer_embedding_size if model.multimodal else 0
+    size += model.encoder.deepstack * model.hidden_size if model.encoder and not text_only else 0
+    chosen = model.facts.config.get("index_topk", 2048) if model.latent and model.latent.index_bytes else 0
     tokens = max_num_batched_tokens(model, arguments, version)
-    return model.encoder.deepstack * tokens * model.hidden_size * DTYPE_BYTES.get(model.dtype, 2)
+    return tokens * (size * DTYPE_BYTES.get(model.dtype, 2) + 4 * chosen)
 
 
 def _compute_latent_copies(model: Model, ranks: int, layers: int) -> int:
