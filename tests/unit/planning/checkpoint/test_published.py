@@ -49,12 +49,15 @@ def test_layers_and_bytes_are_vllms(case: tuple[Any, ...]) -> None:
 
 
 def test_what_other_releases_keep() -> None:
-    """As the judge found with their sources: RoPE of Qwen3-VL up to 0.31, towers on the second stage in 0.33, and
-    adapters of a tied head up to 0.27."""
+    """As the judge found with their sources: M-RoPE's rows up to 0.31, towers and their buffers on the second stage up
+    to 0.32, adapters of a tied head up to 0.27."""
     qwen, llava = published.first_layers("Qwen/Qwen3-VL-30B-A3B-Instruct"), published.first_layers(published.LLAVA)
     ropes = [weights.per_rank(qwen, Arguments(), release)[0].by_kind["rope_caches"] for release in ("0.31.0", "0.32.0")]
     assert ropes == [4 * 262144 * 128 * 2 + 589824, 262144 * 128 * 2 + 589824]
-    stages = weights.per_rank(llava, Arguments(pipeline_parallel_size=2), "0.33.0")
+    both = Arguments(pipeline_parallel_size=2)
+    buffers = [rank.by_kind.get("buffers", 0) for rank in weights.per_rank(qwen, both, "0.33.0")]
+    assert buffers == [2048 * 3 * 2048 * 2, 0]
+    stages = weights.per_rank(llava, both, "0.33.0")
     assert stages[0].by_kind["towers"] > 2**26 and stages[1].by_kind["towers"] == 4096 * 2  # image_newline
     text = weights.per_rank(llava, Arguments(language_model_only=True), "0.33.0")[0]
     assert text.by_kind["towers"] == 4096 * 2

@@ -91,8 +91,6 @@ class _Stage:
     layers: range
     release: tuple[int, int]
     towers: bool
-    tower_once: bool
-    """Only the first stage has towers."""
     tied: bool
     """The table of embeddings is also the head."""
 
@@ -117,7 +115,8 @@ def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeig
     once = release >= TOWERS_ON_FIRST_STAGE and uses_second_runner(model, arguments, version)
     ranks: list[RankWeights] = []
     for layers in pipeline_stages(len(model.layers), arguments.pipeline_parallel_size):
-        stage = _Stage(model, layers, release, not arguments.language_model_only, once, tied)
+        towers = not arguments.language_model_only and not (once and layers.start)
+        stage = _Stage(model, layers, release, towers, tied)
         held: Counter[str] = Counter()
         read = Fraction(0)
         for component in loaded:
@@ -137,7 +136,7 @@ def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeig
             if _is_read(component, stage):
                 read += size * Fraction(component.read_per_token)
         held["rope_caches"] += _compute_rope_bytes(model, arguments, release)
-        held["buffers"] += _compute_batch_buffers(model, arguments, version)
+        held["buffers"] += _compute_batch_buffers(stage, max_num_batched_tokens(model, arguments, version))
         held["buffers"] += _compute_latent_copies(model, arguments.tensor_parallel_size, len(layers))
         if arguments.enable_lora and not model.generic:
             held["adapters"] = _compute_lora_bytes(loaded, stage, arguments, version)
@@ -170,8 +169,7 @@ def _count(component: Component, stage: _Stage) -> int:
 def _is_on(component: Component, stage: _Stage) -> bool:
     if component.kind == "towers":
         # LLaVA's row between the rows of an image belongs to the model itself.
-        own = component.tensor.name == "image_newline"
-        return own or (stage.towers and (stage.first or not stage.tower_once))
+        return stage.towers or component.tensor.name == "image_newline"
     table = component.kind == "embeddings" and not _is_head(component)
     if stage.model.embeddings_on_every_stage:
         # qwen3_5.py builds head and last norm where they are used, qwen3_next.py the norm only.
@@ -278,15 +276,14 @@ def _compute_rope_bytes(model: Model, arguments: Arguments, release: tuple[int, 
     return (4 if wide else DTYPE_BYTES.get(model.dtype, 2)) * sum(elements)
 
 
-def _compute_batch_buffers(model: Model, arguments: Arguments, version: str) -> int:
+def _compute_batch_buffers(stage: _Stage, tokens: int) -> int:
     """Return the bytes of what a model keeps for each token of a batch: per-layer embeddings of Gemma 4's E models
     (gemma4_mm.py), outputs of Qwen3-VL's encoder (qwen3_vl.py), and the tokens that an indexer has chosen, four bytes
     each, also of layers that draft (0.19.0 deepseek_v2.py:1158, deepseek_mtp.py:77, the same in 0.33.0)."""
-    text_only = arguments.language_model_only and behaviour(version).number >= DEEPSTACK_WITH_TOWER
+    model, encodes = stage.model, stage.towers or stage.release < DEEPSTACK_WITH_TOWER
     size = len(model.layers) * model.per_layer_embedding_size if model.multimodal else 0
-    size += model.encoder.deepstack * model.hidden_size if model.encoder and not text_only else 0
+    size += model.encoder.deepstack * model.hidden_size if model.encoder and encodes else 0
     chosen = model.facts.config.get("index_topk", 2048) if model.latent and model.latent.index_bytes else 0
-    tokens = max_num_batched_tokens(model, arguments, version)
     return tokens * (size * DTYPE_BYTES.get(model.dtype, 2) + 4 * chosen)
 
 
