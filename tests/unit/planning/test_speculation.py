@@ -35,6 +35,8 @@ MODELS: dict[str, Model] = {
     "shared": published.eagle3("eagle3 of speculators"),
     "short": interpret("short", {**SMALL, "max_position_embeddings": 4096}),
     "other words": interpret("other words", {**SMALL, "vocab_size": 151000}),
+    "text": replace(published.first_layers("Qwen/Qwen3.5-4B"), architecture="Qwen3_5ForCausalLM", multimodal=False),
+    "NVFP4": published.first_layers("Qwen3.5-4B, modelopt"),
     "gpt-oss": families.interpret(published.facts("openai/gpt-oss-20b", 4)),
 }
 
@@ -158,6 +160,8 @@ def test_the_advice_has_the_interval_of_the_speed() -> None:
     ("name", "config", "more", "reason"),
     [
         ("qwen", {"method": "mtp", "num_speculative_tokens": 1}, {}, "has no layers for multi-token prediction"),
+        ("text", {"method": "mtp", "num_speculative_tokens": 1}, {"version": "0.27.0"}, "vLLM 0.27 does not know"),
+        ("NVFP4", {"method": "mtp", "num_speculative_tokens": 1}, {"version": "0.19.0"}, "vLLM 0.19 does not load"),
         ("qwen", {"model": "a/b", "num_speculative_tokens": 1}, {}, "the draft 'a/b' without facts"),
         ("qwen", {"model": "short", "num_speculative_tokens": 1}, {}, "a draft for 4,096 tokens beside max_model_len"),
         ("qwen", {"model": "other words", "num_speculative_tokens": 1}, {}, "vocab_size 151000"),

@@ -26,6 +26,8 @@ SHORT = {"--spec-method": "method", "--spec-model": "model", "--spec-tokens": "n
 NVFP4_MTP_SINCE = (0, 20)
 """0.19.0 takes mtp.fc for NVFP4 too, which ModelOpt leaves in BF16 (model_executor/models/qwen3_5_mtp.py,
 vllm-project/vllm#38650)."""
+TEXT_MTP_SINCE = (0, 28)
+"""0.27 has the text model of Qwen3.5 alone, and MTP only of the whole one (config/speculative.py:516)."""
 VERIFIED_BYTES_PER_LOGIT = 16
 """For each draft in the first model runner: logits and their selection (2 B each), the latter in fp32 twice, and
 probabilities (4 B; 0.19.0 v1/sample/rejection_sampler.py:115-150)."""
@@ -141,6 +143,8 @@ def _find_obstacle(
         return "a drafter in a pipeline"
     if release < NVFP4_MTP_SINCE and drafter.quantization.method == "modelopt_fp4":
         return f"layers for multi-token prediction in NVFP4, which vLLM {release[0]}.{release[1]} does not load"
+    if release < TEXT_MTP_SINCE and asked.method == "mtp" and model.family[:7] == "qwen3_5" and not model.multimodal:
+        return f"multi-token prediction of {model.architecture}, which vLLM {release[0]}.{release[1]} does not know"
     if asked.ranks not in (0, size):
         return f"draft_tensor_parallel_size {asked.ranks} beside tensor_parallel_size {size}"
     if drafter.query_heads % size:
