@@ -40,6 +40,7 @@ WINDOWS = (128, 512, 1000, 1024, 4096)
 LENGTHS = (1, 17, 1000, 4096, 8192, 16384, 32768, 100000)
 BATCHES = (256, 2048, 2496, 8192)
 HYBRIDS = ("Qwen/Qwen3.5-0.8B", "Qwen/Qwen3.5-4B", "Qwen/Qwen3.6-27B", "Qwen/Qwen3.6-35B-A3B")
+HYBRIDS += ("Qwen/Qwen3-Next-80B-A3B-Instruct",)
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Configuration:
 
     def as_json(self) -> dict[str, Any]:
         """For the judge, in which nothing of this project is imported."""
+        config = self.model.facts.config
         layers = (*self.model.layers, *(self.model.drafter.layers if self.model.drafter else ()))
         described = [
             {
@@ -72,7 +74,7 @@ class Configuration:
         return {
             "layers": described,
             "drafts": self.arguments.drafts,
-            "linear": self.model.facts.config.get("text_config") or {},
+            "linear": config.get("text_config", config) if self.model.hybrid else {},
             **{name: getattr(self.arguments, name) for name in names},
             **({"kv_cache_dtype": kv_cache.DS_MLA} if self.arguments.ds_mla else {}),
             "max_num_batched_tokens": self.arguments.max_num_batched_tokens,
