@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,14 @@ def judged(request: pytest.FixtureRequest) -> dict[str, Any]:
     return answers
 
 
-def test_vllm_loads_every_checkpoint(judged: dict[str, Any]) -> None:
+def test_vllm_loads_every_checkpoint(judged: dict[str, Any], record_property: Callable[[str, object], None]) -> None:
     failed = [
         (f"{judged['version']} {each['name']}: {each['error']}" if "error" in each else "", each)
         for each in judged["answers"]
         if each.get("not_loaded", 1)
     ]
+    for error, each in failed:
+        record_property("what vLLM does not load", [judged["version"], each["name"], error.partition(": ")[2]])
     assert [each for error, each in failed if not FAILS.search(error)] == []
 
 
