@@ -81,6 +81,9 @@ mxfp4.py:72, fp8.py:147, auto_awq.py:234, auto_gptq.py:183; the same from 0.19.0
 SCHEME_CAPABILITIES = {"MXFP4": (8, 0), "W4A8 FP8": (9, 0)}
 """Of schemes of compressed-tensors (`get_min_capability` in compressed_tensors/schemes, the same from 0.19.0 to
 0.33.0); the others need 7.5. FP8 below 8.9 and FP4 below 10.0 are multiplied in 16 bits through Marlin."""
+CUTLASS_INT8 = "CutlassInt8ScaledMMLinearKernel"
+"""The first of vLLM's kernels for INT8 takes every GPU (0.19.0 to 0.33.0 model_executor/kernels/linear/scaled_mm/
+cutlass.py, is_supported), and csrc/.../cutlass/c3x/scaled_mm_helper.hpp refuses INT8 from SM 100 on."""
 SCHEMES_SINCE = {"MXFP8": (0, 20)}
 MODELOPT_FP8_ON_AMPERE_SINCE = (0, 27)
 """0.26.0 modelopt.py:413 asks for 8.9, 0.27.0 modelopt.py:408 for 8.0."""
@@ -392,6 +395,15 @@ def _check_schemes(engine: Engine) -> Iterator[Finding]:
                 f"{engine.gpu.name} has {_said(has)} (vLLM compressed_tensors.py, _is_fp8_w4a8_sm90)",
                 "",
             )
+    linear = any(part.tensor.dtype == "I8" and part.kind != "experts" for part in engine.model.components)
+    allowed = CUTLASS_INT8 not in str(engine.environment.get("VLLM_DISABLED_KERNELS", "")).split(",")
+    if "W8A8 INT8" in found.schemes and linear and allowed and has and has >= FP4_UNITS_SINCE:
+        yield Finding(
+            f"vLLM multiplies INT8 with {CUTLASS_INT8}, which fails from compute capability 10.0 on, and "
+            f"{engine.gpu.name} has {_said(has)} (vllm-project/vllm#54311); without it vLLM takes Triton's",
+            f"extra_env: {{VLLM_DISABLED_KERNELS: {CUTLASS_INT8}}}",
+            after_load=True,
+        )
 
 
 def _check_dtype(engine: Engine) -> Iterator[Finding]:
