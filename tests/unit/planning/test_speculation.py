@@ -12,7 +12,7 @@ import kv_models
 import published
 import pytest
 from ansible.module_utils.vllm_edge import cli
-from ansible.module_utils.vllm_edge.planning import inputs, planner, speculation
+from ansible.module_utils.vllm_edge.planning import planner, speculation
 from ansible.module_utils.vllm_edge.planning.checkpoint import families, headers, model_facts, recording
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, EnginePlan, Gpu, Model, Speculation, Verdict
 from ansible.module_utils.vllm_edge.planning.memory import kv_cache, overhead, weights
@@ -178,19 +178,6 @@ def test_what_has_no_rule_is_named(name: str, config: dict[str, Any], more: dict
     bare = plan(name, None, **more) if name != "v3" else plan(name, None, 8)
     assert found.kv_cache_tokens == bare.kv_cache_tokens and "Without it it would fit" in found.reason
     assert found.fix.startswith("extra_args without ")
-
-
-def test_a_draft_is_an_entry_of_vllm_models_or_recorded() -> None:
-    warned: list[str] = []
-    facts = {name: recording.record(MODELS[name].facts, "a test") for name in ("Qwen/Qwen3-0.6B", "qwen")}
-    broken = {**facts["qwen"], "config": {**facts["qwen"]["config"], "hidden_size": 7}}
-    records = {"Qwen/Qwen3-0.6B": facts["Qwen/Qwen3-0.6B"], "a/draft": facts["Qwen/Qwen3-0.6B"], "a/broken": broken}
-    options = {"models": {"draft": {"repo": "a/draft"}}, "recorded": records, "weights_root": "/x", "facts": "recorded"}
-    names = ("draft", "a/draft", "Qwen/Qwen3-0.6B", "a/broken", "a/unknown")
-    engines = [{"extra_args": [f"-sc.model={name}", "--spec-tokens=2"]} for name in names]
-    found = inputs.read_drafts([*engines, {"extra_args": []}, {}], options, warned.append)
-    assert sorted(found) == ["Qwen/Qwen3-0.6B", "a/draft", "draft"]
-    assert len(warned) == 1 and "a/broken" in warned[0]
 
 
 def test_a_speculator_in_another_form_is_the_same() -> None:
