@@ -226,7 +226,7 @@ CASES: list[Case] = [
     *(
         extra("files of another model", [words], "and below /models the files of its own", remedy)
         for words, remedy in (
-            ('-sc={"model": "a/draft", "num_speculative_tokens": 2}', '"method": "ngram"'),
+            ('-sc={"model": "a/draft", "num_speculative_tokens": 2}', 'and else "ngram"'),
             ("--speculative-config.model=/data/draft", '"method": "mtp"'),
             ("--spec-model=a/draft", '"method": "mtp"'),
             ("--lora-modules=x=a/b", "merged"),

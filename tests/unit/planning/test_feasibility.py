@@ -139,6 +139,8 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         ("31b-bf16", EXAONE | {"version": "0.26.0"}, ""),
         ("31b-bf16", EXAONE | {"version": "0.27.0"}, "the release that has it is 0.32.0"),
         ("31b-bf16", EXAONE | {"version": "0.32.0"}, ""),
+        (MIXED, {"version": "0.21.0", "extra_args": ("--spec-tokens=2",)}, "has no --spec-tokens"),
+        (MIXED, {"version": "0.22.0", "extra_args": ("--spec-tokens=2",)}, ""),
         ("31b-bf16", LORA | {"version": "0.19.0"}, "takes no adapters for Gemma4ForConditionalGeneration (gemma4_mm"),
         ("31b-bf16", LORA | {"version": "0.20.0"}, ""),
         ("moonshotai/Kimi-K2-Instruct", LORA | {"version": "0.19.0"}, "takes no adapters for DeepseekV3ForCausalLM"),

@@ -215,7 +215,10 @@ def test_the_command_reads_the_draft_like_a_model(tmp_path: Path, capsys: pytest
     serve = ["vllm", "serve", f"{tmp_path}/qwen.json", "--max-model-len", "16384", "--max-num-seqs", "64"]
     command = ["plan", "--gpu", "H200", "--details", "--", *serve, "--spec-tokens", "3", "--speculative-config.model"]
     assert cli.main([*command, f"{tmp_path}/draft.json", "--speculative-config.method=eagle3"]) == 0
-    assert "1 to 4 tokens in a step" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 to 4 tokens in a step" in said and "tok/s is without drafts; --details" in said
+    assert cli.main([*command[:4], *serve, '-sc={"method": "suffix"}']) == 0
+    assert "ends at its start without arctic-inference" in " ".join(capsys.readouterr().out.split())
     assert cli.main([*command, f"{tmp_path}/broken.json"]) == 2
     told = capsys.readouterr()
     assert "broken.json is no record of a checkpoint" in told.err and "without facts" in " ".join(told.out.split())

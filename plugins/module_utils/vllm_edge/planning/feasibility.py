@@ -47,8 +47,9 @@ dense one's likewise."""
 INDEXER_PIPELINE_FAILS, INDEXER_PIPELINE_SINCE = (0, 20), (0, 23)
 """`KeyError: 'model.layers.3.self_attn.indexer.wk_weights_proj.weight'` (0.20.0 model_executor/models/deepseek_v2.py,
 _try_load_fp8_indexer_wk); 0.23.0 passes over layers of another stage (:765)."""
-DRAFTERS_SINCE = (0, 21)
-"""The first source with model_executor/models/gemma4_mtp.py, vllm-project/vllm#41745."""
+DRAFTERS_SINCE, SHORT_OPTIONS_SINCE = (0, 21), (0, 22)
+"""The first source with model_executor/models/gemma4_mtp.py, vllm-project/vllm#41745; and 0.22.0
+engine/arg_utils.py:1463."""
 TILE_PADDING_SINCE = (0, 25)
 """vLLM 0.25.1 pads what does not fill Marlin's tiles (quantization/utils/marlin_utils.py:220, :333), 0.21.0 does not.
 The releases between were not examined; padding is assumed from 0.25 on."""
@@ -259,6 +260,13 @@ def _check_drafters(engine: Engine) -> Iterator[Finding]:
         yield Finding(
             f"vLLM {_said(engine.vllm)} has no drafters for Gemma 4; they came with 0.21.0 (vllm-project/vllm#41745)",
             "extra_args without --speculative-config, or vllm_image_base with vLLM 0.21.0 or newer",
+        )
+    short = next((word for word in engine.extra_args if word.startswith("--spec-")), "")
+    if short and engine.vllm < SHORT_OPTIONS_SINCE:
+        yield Finding(
+            f"vLLM {_said(engine.vllm)} has no {short.partition('=')[0]}, which came with 0.22.0 (vLLM "
+            f"engine/arg_utils.py)",
+            "--speculative-config in its place",
         )
 
 
@@ -646,6 +654,8 @@ def warn_of_plan(engines: Iterable[EnginePlan], gpus: Sequence[Gpu], experts: Se
     held, mixtures, found = [0] * len(gpus), set(), []
     for engine in engines:
         for part in engine.gpus if engine.verdict in (Verdict.FITS, Verdict.CANNOT_SAY) else ():
+            if part.total_bytes > gpus[part.slot].cuda_total_bytes:
+                continue
             held[part.slot] += part.total_bytes - part.kv_cache_bytes
             mixtures |= {part.slot} if engine.engine in experts else set()
     alike: dict[tuple[int, int, bool], list[int]] = {}

@@ -105,7 +105,12 @@ _ARGUMENTS: Mapping[str, Unmodeled] = {
     **dict.fromkeys(("--hf-overrides", "--hf-config-path", "--model-class-overrides", "--diffusion-config"), _CONFIG),
     **dict.fromkeys(("--runner", "--convert"), TASK),
     "--mm-encoder-only": replace(TASK, loads=True),
-    "--data-parallel-size": Unmodeled(Effect.OTHER, "the experts, which vLLM shares out over the replicas", loads=True),
+    "--data-parallel-size": Unmodeled(
+        Effect.OTHER,
+        "the experts, which vLLM shares out over the replicas",
+        fix="tensor_parallel_size in place of --data-parallel-size",
+        loads=True,
+    ),
     "--model-impl": Unmodeled(Effect.MODEL, "the implementation of the model", loads=True),
     "--disable-sliding-window": Unmodeled(Effect.MODEL, "KV cache and longest request"),
 }
