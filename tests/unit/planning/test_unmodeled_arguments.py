@@ -27,6 +27,7 @@ from checkpoints import DEFAULT, GIB, L4, MIB, engine, model, plan, plan_of
         ["--kv-offloading-size", "8"],
         ["--decode-context-parallel-size=2"],
         ["--hf-overrides", '{"max_position_embeddings": 99}'],
+        ["--mamba-block-size=1024"],
         ["--mm-processor-kwargs.max_pixels=1000000"],
         ["--cudagraph-capture-sizes", "1", "2"],
         ["--no-disable-sliding-window", "--disable-hybrid-kv-cache-manager"],

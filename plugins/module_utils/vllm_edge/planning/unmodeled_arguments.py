@@ -99,6 +99,7 @@ _ARGUMENTS: Mapping[str, Unmodeled] = {
             *("--decode-context-parallel-size", "--prefill-context-parallel-size", "--disable-hybrid-kv-cache-manager"),
             *("--kv-cache-dtype-skip-layers", "--kv-sharing-fast-prefill", "--num-gpu-blocks-override"),
             *("--attention-backend", "--enable-mamba-shared-prefix-checkpoint", "--gdn-prefill-backend"),
+            *("--mamba-block-size", "--use-replayssm"),
         ),
         Unmodeled(Effect.OTHER, "the KV cache"),
     ),
