@@ -59,6 +59,7 @@ def plan(name: str, config: Any, size: int = 2, version: str = DEFAULT, **more: 
         (['-sc={"method": "suffix"}'], "suffix", 24, "", ""),
         (['-sc={"method": "medusa", "model": "a/b", "num_speculative_tokens": 4}'], "medusa", 0, "a/b", "the method"),
         (['-sc={"method": "mtp"}'], "mtp", 0, "", "num_speculative_tokens"),
+        (["--spec-tokens=2"], "draft_model", 0, "", "without a model"),
         (['-sc={"method": "mtp", "num_speculative_tokens": 0}'], "mtp", 0, "", "num_speculative_tokens"),
         (["-sc={}x"], "", 0, "", "no JSON object"),
         (
@@ -185,6 +186,9 @@ def test_a_speculator_in_another_form_is_the_same() -> None:
     facts = published.eagle3("eagle3 of speculators").facts
     again = model_facts.parse_record("a/b", json.loads(json.dumps(recording.record(facts, "a test"))), "a test")
     assert families.interpret(again).components == published.eagle3("eagle3 of speculators").components
+    for name, verdict in (("shared", Verdict.CANNOT_SAY), ("eagle3", Verdict.UNSUPPORTED_ENGINE)):
+        alone = plan(name, None)
+        assert alone.verdict is verdict and "drafts tokens for another model" in alone.reason
     with pytest.raises(headers.FactsError, match="has no layers for multi-token prediction"):
         families.interpret_drafting(QWEN)
 

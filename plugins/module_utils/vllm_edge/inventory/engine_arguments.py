@@ -323,7 +323,7 @@ def _find_foreign_files(where: str, argument: Argument) -> Iterator[str]:
         except ValueError:
             found = value
         if argument.dotted or not isinstance(found, dict):
-            named = [value.partition("=")[2] if name == "--lora-modules" else value]
+            named: list[Any] = [value.partition("=")[2] if name == "--lora-modules" else value]
             named = named if argument.dotted in ("", ".model") or name == "--default-mm-loras" else []
         else:
             named = [*found.values()] if name == "--default-mm-loras" else [found.get("model"), found.get("path")]

@@ -195,6 +195,14 @@ def findings(engine: Engine) -> list[Finding]:
 
 def _check_model_class(engine: Engine) -> Iterator[Finding]:
     name = engine.model.architecture
+    if engine.model.family == "eagle3":
+        names = name.endswith("Speculator")  # 0.33.0 transformers_utils/config.py, maybe_override_with_speculators
+        yield Finding(
+            f"{name} drafts tokens for another model"
+            + (", which vLLM then serves, and which the plan does not look up" if names else ", and answers nothing"),
+            "the model that it drafts for, with this one as --speculative-config.model",
+            Verdict.CANNOT_SAY if names else Verdict.UNSUPPORTED_ENGINE,
+        )
     events = sorted(
         (behaviour(release).number, has)
         for has, table in ((True, ADDED), (False, GONE))

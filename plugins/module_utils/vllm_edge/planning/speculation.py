@@ -64,6 +64,9 @@ def _resolve(said: Mapping[str, Any]) -> Speculation:
     uncounted = ""
     if method not in METHODS:
         uncounted = f"the method {shown(method)}; it counts {', '.join(sorted(METHODS))}"
+    elif not draft and method in ("draft_model", "eagle", "eagle3"):
+        # 0.19.0 config/speculative.py:397, 0.33.0 :1294
+        uncounted = "drafts without a model and a method that needs none, such as mtp or ngram, which vLLM refuses"
     elif other := sorted(said.keys() - _KEYS):
         uncounted = f"{shown(other[0])} in it"
     elif not (tokens.isdecimal() and ranks.isdecimal() and int(tokens) and len(tokens + ranks) < 9):
