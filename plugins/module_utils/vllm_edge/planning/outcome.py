@@ -222,7 +222,8 @@ def _judge_memory(engine: Engine, ranks: Sequence[Rank], pinned: int | None) -> 
     try:
         kv = capacity(engine.model, engine.arguments, by_stage, version)
     except UnsupportedKvCache as error:
-        return Outcome(Verdict.UNSUPPORTED_ENGINE, to_sentence(f"vLLM {version}: {error}"), "", gpu_plans)
+        why, fix = (*error.args, "")[:2]
+        return Outcome(Verdict.UNSUPPORTED_ENGINE, to_sentence(f"vLLM {version}: {why}"), fix, gpu_plans)
     worst = min(gpu_plans, key=lambda placed: placed.free_bytes)
     refusal = _check_room_for_kv_cache(engine, places, pinned) or _check_longest_request(engine, kv)
     refusal = refusal or _check_states(engine, kv) or _check_warm_up(worst)

@@ -68,7 +68,8 @@ kind."""
 
 
 class UnsupportedKvCache(ValueError):
-    """This release of vLLM cannot make a KV cache for the model with these arguments. The message says why."""
+    """This release of vLLM cannot make a KV cache for the model with these arguments. The arguments are why, and what
+    to set if anything helps."""
 
 
 @dataclass(frozen=True)
@@ -370,7 +371,8 @@ def _align_block(
     if release.batch_holds_block and caches_prefixes(arguments, release) and block > batch:
         raise UnsupportedKvCache(
             f"with prefix caching a block of {block:,} tokens, as large as the state of linear attention, has to fit "
-            f"into max_num_batched_tokens {batch:,}; raise that, or add --no-enable-prefix-caching"
+            f"into max_num_batched_tokens {batch:,}; it need not with --no-enable-prefix-caching",
+            f"max_num_batched_tokens: {block}",
         )
     return block, block * token_bytes
 
