@@ -72,6 +72,10 @@ class UnsupportedKvCache(ValueError):
     to set if anything helps."""
 
 
+class UncountedKvCache(UnsupportedKvCache):
+    """vLLM may make one, and the plan does not count it."""
+
+
 @dataclass(frozen=True)
 class Spec:
     """The cache of one layer on one rank. vLLM treats layers with equal specs alike."""
@@ -311,7 +315,7 @@ def _spec(layer: DecoderLayer, model: Model, arguments: Arguments, release: Beha
         raise UnsupportedKvCache(f"block_size {block} is not a multiple of {DEFAULT_BLOCK_TOKENS}")
     dtype = resolve_dtype(model, arguments, release.version)
     if dtype not in ELEMENT_BYTES:
-        raise UnsupportedKvCache(f"the size of a KV cache of dtype {dtype} is not known")
+        raise UncountedKvCache(f"the plan does not count a KV cache of dtype {dtype}", "kv_cache_dtype: auto")
     if layer.attention is Attention.LATENT and dtype not in LATENT_DTYPES and not arguments.ds_mla:
         raise UnsupportedKvCache(f"no backend for latent attention (MLA) has a KV cache of dtype {dtype}")
     block, state_page = _align_block(block, model, arguments, dtype, release)
