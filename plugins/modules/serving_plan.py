@@ -201,7 +201,7 @@ def main() -> None:
         plan = planner.plan(
             name,
             engines,
-            models | inputs.read_drafts(engines, options, module.warn),
+            models,
             gpus,
             version,
             observations=observed,

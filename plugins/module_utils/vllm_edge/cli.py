@@ -378,8 +378,9 @@ command(
         "that fits), --tensor-parallel-size (without it 1, 2, 4 and 8 GPUs are compared), --pipeline-parallel-size, "
         "--data-parallel-size, --enable-expert-parallel, --max-num-seqs, --max-num-batched-tokens, --dtype, "
         "--kv-cache-dtype, --block-size, --gpu-memory-utilization, --kv-cache-memory-bytes, --enforce-eager, "
-        "--language-model-only (also --text-only), --limit-mm-per-prompt, --no-async-scheduling; of others that change "
-        "the memory, such as --cpu-offload-gb or --speculative-config, the plan says that it does not count them."
+        "--language-model-only (also --text-only), --limit-mm-per-prompt, --no-async-scheduling, --speculative-config, "
+        "--enable-lora; of others that change the memory, such as --cpu-offload-gb, the plan says that it does not "
+        "count them."
     ),
 )(_run_planner)
 command(

@@ -223,6 +223,17 @@ CASES: list[Case] = [
     extra("not free to choose", ["--port=9000"], "'--port=9000' is not free", "the key port"),
     extra("not free to choose", ["--api-key=secret"], "'--api-key=...' is not free", "readable"),
     extra("not free to choose", ["--served-model-name", "a", "b"], "the key served_names"),
+    *(
+        extra("files of another model", [words], "and below /models the files of its own", remedy)
+        for words, remedy in (
+            ('-sc={"model": "a/draft", "num_speculative_tokens": 2}', 'and else "ngram"'),
+            ("--speculative-config.model=/data/draft", '"method": "mtp"'),
+            ("--spec-model=a/draft", '"method": "mtp"'),
+            ("--lora-modules=x=a/b", "merged"),
+            ('--lora-modules={"name": "x", "path": "/data/x"}', "merged"),
+            ('--default-mm-loras={"audio": "a/b"}', "merged"),
+        )
+    ),
     extra("not free to choose", ["google/gemma"], "belongs to no option", "the key model"),
     small("not free to choose", "extra_env", {"CUDA_VISIBLE_DEVICES": "3"}, "gpus of the engine says"),
     one("nothing reads it", "names", ["serving_profle"], "serving_profle: nothing reads", "mean serving_profile?"),

@@ -14,6 +14,7 @@ from ansible.module_utils.vllm_edge.planning.memory.vllm_versions import behavio
 from checkpoints import DEFAULT, L4, model
 
 QWEN3_VL, GPT_OSS = "Qwen/Qwen3-VL-30B-A3B-Instruct", "openai/gpt-oss-20b"
+INT8 = "Qwen2.5-7B-Instruct, INT8 by channel"
 
 MINISTRAL, BAICHUAN, EXAONE = (
     {"architecture": f"{name}ForCausalLM"} for name in ("Ministral3", "Baichuan", "ExaoneMoE")
@@ -49,7 +50,7 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         model=dataclasses.replace(found, **changes),
         extra_args=more.get("extra_args", ()),
         tool_call_parser=more.get("tool_call_parser", ""),
-        environment={},
+        environment=more.get("environment", {}),
         observed={},
         kv_cache_dtype=more.get("kv_cache", "bfloat16"),
         margin_bytes=0,
@@ -106,6 +107,9 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         ("31b-bf16", W4A8 | {"gpu": "NVIDIA L4"}, "scheme W4A8 FP8 of compressed-tensors needs compute capability 9.0"),
         ("31b-bf16", W4A8 | {"gpu": "NVIDIA H100 PCIe"}, ""),
         ("31b-bf16", W4A8 | {"gpu": "NVIDIA B200"}, "for compute capability 9.0 only, and NVIDIA B200 has 10.0"),
+        (INT8, {"gpu": "NVIDIA H100 PCIe"}, ""),
+        (INT8, {"gpu": "NVIDIA B200"}, "which fails from compute capability 10.0 on, and NVIDIA B200 has 10.0"),
+        (INT8, {"gpu": "NVIDIA B200", "environment": {"VLLM_DISABLED_KERNELS": f"a,{feasibility.CUTLASS_INT8}"}}, ""),
         ("31b-bf16", MXFP4 | {"gpu": "Tesla T4"}, "scheme MXFP4 of compressed-tensors needs compute capability 8.0"),
         ("31b-bf16", MXFP8 | {"version": "0.19.0"}, "vLLM 0.19 does not know the scheme MXFP8"),
         ("31b-bf16", MXFP8 | {"version": "0.20.0"}, ""),
@@ -135,6 +139,8 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         ("31b-bf16", EXAONE | {"version": "0.26.0"}, ""),
         ("31b-bf16", EXAONE | {"version": "0.27.0"}, "the release that has it is 0.32.0"),
         ("31b-bf16", EXAONE | {"version": "0.32.0"}, ""),
+        (MIXED, {"version": "0.21.0", "extra_args": ("--spec-tokens=2",)}, "has no --spec-tokens"),
+        (MIXED, {"version": "0.22.0", "extra_args": ("--spec-tokens=2",)}, ""),
         ("31b-bf16", LORA | {"version": "0.19.0"}, "takes no adapters for Gemma4ForConditionalGeneration (gemma4_mm"),
         ("31b-bf16", LORA | {"version": "0.20.0"}, ""),
         ("moonshotai/Kimi-K2-Instruct", LORA | {"version": "0.19.0"}, "takes no adapters for DeepseekV3ForCausalLM"),

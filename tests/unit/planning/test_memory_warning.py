@@ -46,6 +46,8 @@ def test_a_plan_warns_once_of_gpus_that_are_alike_and_of_none_that_holds_nothing
     (said,) = held.memory_warnings
     assert said.startswith("GPU 0-3 will each hold 19,304 of 22,563 MiB")
     assert refused.verdict is Verdict.OOM_WEIGHTS and refused.memory_warnings == ()
+    unsure = plan(engine("31b-bf16", extra_args=["--quantization=fp8"]), version=DEFAULT)
+    assert unsure.verdict is Verdict.CANNOT_SAY and unsure.memory_warnings == ()
 
 
 @pytest.mark.parametrize("percent", [0, -1, 101])

@@ -237,7 +237,9 @@ def test_replicas_and_what_is_not_counted(capsys: pytest.CaptureFixture[str]) ->
     assert status == 0 and "Each of 2 replicas has this plan" in printed and "tp2" not in printed
     mixture = ("plan", "google/gemma-4-26B-A4B-it", "--gpu", "H100", "--count", "2", "-ep", "--max-num-seqs", "16")
     assert run(capsys, *mixture, "--data-parallel-size=1")[0] == 0
-    assert "the experts, which vLLM shares out" in " ".join(run(capsys, *mixture, "-dp", "2")[1].split())
+    said = " ".join(run(capsys, *mixture, "-dp", "2")[1].split())
+    assert "the experts, which vLLM shares out" in said and "Each of 2 replicas" not in said
+    assert "Without it it would fit" in said and "Set tensor_parallel_size in place of --data-parallel-size." in said
     status, printed = run(capsys, *E2B, "--enable-dbo")
     assert status == 2 and "Leave out '--enable-dbo'" in " ".join(printed.split())
 

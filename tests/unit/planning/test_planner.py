@@ -348,7 +348,23 @@ def test_an_engine_for_text_only_has_the_memory_of_the_encoders_for_its_kv_cache
     assert plan_of(text_only, DEFAULT).verdict is Verdict.FITS
 
 
-@pytest.mark.parametrize("limits", [None, {}, {"image": 0, "video": 0}, {**COUNTED, "video": 1}, "image=0"])
+@pytest.mark.parametrize(
+    ("name", "without", "text_only"),
+    [
+        ("Qwen/Qwen3.5-4B", {"image", "video"}, True),
+        ("Qwen/Qwen3.5-4B", {"video"}, False),
+        ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", {"image"}, True),
+        ("31b-bf16", {"image", "video"}, True),
+        ("e4b", {"image", "video"}, False),
+    ],
+)
+def test_without_all_that_a_checkpoint_takes_it_is_for_text_only(name: str, without: set[str], text_only: bool) -> None:
+    found = published.first_layers(name) if name in published.CONFIGS else model(name)
+    asked = planner.arguments_of({"extra_args": [f"--limit-mm-per-prompt.{each}=0" for each in without]})
+    assert planner.resolve(found, asked, [L4], DEFAULT)[1].language_model_only is text_only
+
+
+@pytest.mark.parametrize("limits", [None, {}, {"image": 0}, {**COUNTED, "video": 1}, "image=0"])
 def test_a_modality_that_is_left_keeps_the_encoders(limits: Any) -> None:
     assert not planner.arguments_of({"limit_mm_per_prompt": limits}).language_model_only
     assert planner.arguments_of({"limit_mm_per_prompt": COUNTED}).language_model_only

@@ -191,15 +191,15 @@ max_num_batched_tokens=8192 --enable-prefix-caching
 52377383460 Qwen/Qwen3.6-35B-A3B 0.20.0 94.0 .9 65536 - 2.95 75456 kv_cache_dtype=fp8 max_num_seqs=1 \
 max_num_batched_tokens=8192 --enable-prefix-caching
 52000797369 Qwen/Qwen3.6-27B 0.20.0 200.0 .9 65536 - 4.8 36432 kv_cache_dtype=fp8 max_num_seqs=2 \
-max_num_batched_tokens=16384 --enable-prefix-caching -sc.method=mtp --spec-tokens=1
+max_num_batched_tokens=16384 --enable-prefix-caching -sc.method=mtp -sc.num_speculative_tokens=1
 52227470761 Qwen/Qwen3.6-27B 0.20.0 200.0 .9 131072 - 6.56 49600 kv_cache_dtype=fp8 max_num_seqs=2 \
-max_num_batched_tokens=16384 --enable-prefix-caching -sc.method=qwen3_5_mtp --spec-tokens=3
+max_num_batched_tokens=16384 --enable-prefix-caching -sc.method=qwen3_5_mtp -sc.num_speculative_tokens=3
 56730870618 Qwen/Qwen3.6-35B-A3B 0.21.0 200.0 .9 262144 - 64.69 5463232 kv_cache_dtype=fp8 max_num_seqs=10 \
-max_num_batched_tokens=32768 --enable-prefix-caching -sc.method=mtp --spec-tokens=3
+max_num_batched_tokens=32768 --enable-prefix-caching -sc.method=mtp -sc.num_speculative_tokens=3
 56757617998 Qwen/Qwen3.6-35B-A3B 0.21.0 200.0 .9 262144 - 66.58 5747892 kv_cache_dtype=fp8 \
-max_num_batched_tokens=65536 --enable-prefix-caching -sc.method=mtp --spec-tokens=2
+max_num_batched_tokens=65536 --enable-prefix-caching -sc.method=mtp -sc.num_speculative_tokens=2
 56970046574 Qwen/Qwen3.6-35B-A3B 0.21.0 200.0 .9 262144 - 74.76 6455296 kv_cache_dtype=fp8 max_num_seqs=5 \
-max_num_batched_tokens=8192 --enable-prefix-caching -sc.method=mtp --spec-tokens=2
+max_num_batched_tokens=8192 --enable-prefix-caching -sc.method=mtp -sc.num_speculative_tokens=2
 """
 """Log, model, release, GPU as far as it is known and GiB of CUDA, share, max_model_len, GiB that were loaded, GiB and
 tokens of the KV cache, other arguments. Logs are numbered as an index of public files on GitHub has them; # is an issue
@@ -274,7 +274,7 @@ def test_engines_with_drafters() -> None:
     small = _qwen3((28, 1024, 3072, 16, 8, 151936, 40960), True)
     draft = families.interpret(model_facts.build_facts("small", "", small, published.headers(small)))
     engine: dict[str, Any] = {"name": "e", "model": "Qwen/Qwen3-4B", "gpus": [0], "gpu_memory_utilization": 0.85}
-    engine |= {"max_model_len": 2048, "extra_args": ["-sc.model=small", "--spec-tokens=5"]}
+    engine |= {"max_model_len": 2048, "extra_args": ["-sc.model=small", "-sc.num_speculative_tokens=5"]}
     host = [Gpu("H20", 95 * GIB, stated_capability=(9, 0))]
     models = {"Qwen/Qwen3-4B": model("Qwen/Qwen3-4B"), "small": draft}
     (found,) = planner.plan("public", [engine], models, host, "0.19.0").engines

@@ -12,7 +12,7 @@ import kv_models
 import published
 import pytest
 from ansible.module_utils.vllm_edge import cli
-from ansible.module_utils.vllm_edge.planning import inputs, planner, speculation
+from ansible.module_utils.vllm_edge.planning import planner, speculation
 from ansible.module_utils.vllm_edge.planning.checkpoint import families, headers, model_facts, recording
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, EnginePlan, Gpu, Model, Speculation, Verdict
 from ansible.module_utils.vllm_edge.planning.memory import kv_cache, overhead, weights
@@ -61,6 +61,7 @@ def plan(name: str, config: Any, size: int = 2, version: str = DEFAULT, **more: 
         (['-sc={"method": "suffix"}'], "suffix", 24, "", ""),
         (['-sc={"method": "medusa", "model": "a/b", "num_speculative_tokens": 4}'], "medusa", 0, "a/b", "the method"),
         (['-sc={"method": "mtp"}'], "mtp", 0, "", "num_speculative_tokens"),
+        (["--spec-tokens=2"], "draft_model", 0, "", "without a model"),
         (['-sc={"method": "mtp", "num_speculative_tokens": 0}'], "mtp", 0, "", "num_speculative_tokens"),
         (["-sc={}x"], "", 0, "", "no JSON object"),
         (
@@ -184,24 +185,14 @@ def test_what_has_no_rule_is_named(name: str, config: dict[str, Any], more: dict
     assert found.fix.startswith("extra_args without ")
 
 
-def test_a_draft_is_an_entry_of_vllm_models_or_recorded() -> None:
-    warned: list[str] = []
-    facts = {name: recording.record(MODELS[name].facts, "a test") for name in ("Qwen/Qwen3-0.6B", "qwen")}
-    broken = {**facts["qwen"], "config": {**facts["qwen"]["config"], "hidden_size": 7}}
-    records = {"Qwen/Qwen3-0.6B": facts["Qwen/Qwen3-0.6B"], "a/draft": facts["Qwen/Qwen3-0.6B"], "a/broken": broken}
-    options = {"models": {"draft": {"repo": "a/draft"}}, "recorded": records, "weights_root": "/x", "facts": "recorded"}
-    names = ("draft", "a/draft", "Qwen/Qwen3-0.6B", "a/broken", "a/unknown")
-    engines = [{"extra_args": [f"-sc.model={name}", "--spec-tokens=2"]} for name in names]
-    found = inputs.read_drafts([*engines, {"extra_args": []}, {}], options, warned.append)
-    assert sorted(found) == ["Qwen/Qwen3-0.6B", "a/draft", "draft"]
-    assert len(warned) == 1 and "a/broken" in warned[0]
-
-
 def test_a_speculator_in_another_form_is_the_same() -> None:
     """speculators nests the configuration of the layer, and records keep what is read of it."""
     facts = published.eagle3("eagle3 of speculators").facts
     again = model_facts.parse_record("a/b", json.loads(json.dumps(recording.record(facts, "a test"))), "a test")
     assert families.interpret(again).components == published.eagle3("eagle3 of speculators").components
+    for name, verdict in (("shared", Verdict.CANNOT_SAY), ("eagle3", Verdict.UNSUPPORTED_ENGINE)):
+        alone = plan(name, None)
+        assert alone.verdict is verdict and "drafts tokens for another model" in alone.reason
     with pytest.raises(headers.FactsError, match="has no layers for multi-token prediction"):
         families.interpret_drafting(QWEN)
 
@@ -232,7 +223,10 @@ def test_the_command_reads_the_draft_like_a_model(tmp_path: Path, capsys: pytest
     serve = ["vllm", "serve", f"{tmp_path}/qwen.json", "--max-model-len", "16384", "--max-num-seqs", "64"]
     command = ["plan", "--gpu", "H200", "--details", "--", *serve, "--spec-tokens", "3", "--speculative-config.model"]
     assert cli.main([*command, f"{tmp_path}/draft.json", "--speculative-config.method=eagle3"]) == 0
-    assert "1 to 4 tokens in a step" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 to 4 tokens in a step" in said and "tok/s is without drafts; --details" in said
+    assert cli.main([*command[:4], *serve, '-sc={"method": "suffix"}']) == 0
+    assert "ends at its start without arctic-inference" in " ".join(capsys.readouterr().out.split())
     assert cli.main([*command, f"{tmp_path}/broken.json"]) == 2
     told = capsys.readouterr()
     assert "broken.json is no record of a checkpoint" in told.err and "without facts" in " ".join(told.out.split())

@@ -27,6 +27,7 @@ from checkpoints import DEFAULT, GIB, L4, MIB, engine, model, plan, plan_of
         ["--kv-offloading-size", "8"],
         ["--decode-context-parallel-size=2"],
         ["--hf-overrides", '{"max_position_embeddings": 99}'],
+        ["--mamba-block-size=1024"],
         ["--mm-processor-kwargs.max_pixels=1000000"],
         ["--cudagraph-capture-sizes", "1", "2"],
         ["--no-disable-sliding-window", "--disable-hybrid-kv-cache-manager"],
@@ -57,6 +58,7 @@ def test_the_plan_never_says_that_it_fits(words: list[str]) -> None:
         (engine("31b-bf16", extra_args=["--runner=pooling"]), Verdict.OOM_WEIGHTS),
         (engine("e2b", gpu_memory_utilization=0.999, extra_args=["--quantization=fp8"]), Verdict.NOT_FREE),
         (engine("e2b", extra_args=["--optimization-level", "0"]), Verdict.CANNOT_SAY),
+        (engine("e2b", kv_cache_dtype="turboquant_k8v4"), Verdict.CANNOT_SAY),
         # Adapters are counted.
         (engine("e2b", extra_args=["--enable-lora", "--max-loras=4"]), Verdict.FITS),
         (engine("e2b", extra_args=["--enable-lora", "--max-loras=8", "--max-lora-rank", "512"]), Verdict.OOM_WEIGHTS),

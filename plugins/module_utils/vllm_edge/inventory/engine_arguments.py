@@ -76,6 +76,14 @@ OURS: dict[str, str] = {
     "--device-ids": "the key gpus says which GPUs the engine gets; use that one",
 }
 
+_NO_DRAFT = 'leave "model" out, with "method": "mtp" where the checkpoint has layers for it, and else "ngram"'
+_NO_ADAPTER = "serve weights into which the adapter was merged"
+# Options that name files besides those of the model, with what to use instead.
+FOREIGN_FILES: dict[str, str] = {
+    **dict.fromkeys(("--speculative-config", "--spec-model"), _NO_DRAFT),
+    **dict.fromkeys(("--lora-modules", "--default-mm-loras"), _NO_ADAPTER),
+}
+
 # Options of earlier releases that the recorded release no longer has, with what to do.
 FORMER: dict[str, str] = {
     "--swap-space": "there is no swap to host memory any more; remove it",
@@ -183,6 +191,7 @@ def find_argument_errors(where: str, engine: Mapping[str, Any], keys: Mapping[st
         )
     for argument in found:
         yield from _find_reserved_options(where, argument, engine, keys)
+        yield from _find_foreign_files(where, argument)
     yield from _find_repeated_options(where, found)
 
 
@@ -303,6 +312,27 @@ def _find_reserved_options(
             )
     elif option.name in OURS:
         yield f"{where}.extra_args: {quote(argument.text)} is not free to choose: {OURS[option.name]}."
+
+
+def _find_foreign_files(where: str, argument: Argument) -> Iterator[str]:
+    """Yield drafts and adapters that an engine cannot read: it has no network, and the files of its own model only."""
+    name = argument.option.name if argument.option else argument.name
+    for value in argument.values if name in FOREIGN_FILES else ():
+        try:
+            found = json.loads(value)
+        except ValueError:
+            found = value
+        if argument.dotted or not isinstance(found, dict):
+            named: list[Any] = [value.partition("=")[2] if name == "--lora-modules" else value]
+            named = named if argument.dotted in ("", ".model") or name == "--default-mm-loras" else []
+        else:
+            named = [*found.values()] if name == "--default-mm-loras" else [found.get("model"), found.get("path")]
+        for file in named:
+            if isinstance(file, str) and not re.fullmatch(r"|/models/.+|\[?ngram\]?|suffix", file):
+                yield (
+                    f"{where}.extra_args: {quote(argument.text)} names {shown(file)}, and an engine has no network, "
+                    f"and below /models the files of its own model only; {FOREIGN_FILES[name]}."
+                )
 
 
 def _suggest_instead(name: str, keys: Collection[str], version: str) -> str:

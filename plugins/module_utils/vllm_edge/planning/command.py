@@ -46,13 +46,15 @@ _SPELLINGS: Sequence[tuple[str, str]] = (
     (r"model_weights_(token_file|endpoint)", r"--\1"),
     (r"\s+on\s+the\s+controller\b", ""),
     (r"\s+\(plan_margin_mib\)", ""),
-    (r"plan_margin_mib", f"{planner.MARGIN_MIB} MiB"),
+    (r"raise\s+plan_margin_mib\s+or\s+", ""),
+    (r"plan_margin_mib(?:\s+\d+)?", f"{planner.MARGIN_MIB} MiB"),
     (r"memory_threshold_percent\s+(\d+)", r"\1 %"),
     (r"\s*-e\s+format=json", " --format json"),
     (r"not\s+a\s+key\s+of\s+vllm_models", "no model that is given"),
     (r"\badvise_models", "--model"),
     (r"\badvise_(\w+)", r"--\1"),
     (r",\s+gpus:\s+\[[^]]*\]", ""),
+    (r"[Ss]et\s+extra_env:\s+\{(\w+):\s+(\w+)\}", r"Write \1=\2 before vllm serve"),
     (r"([Ss])et\s+(extra_(?:args|env)\s+without|vllm_image_base\s+with)", r"\2"),
     (r"\bextra_(?:args|env)\s+without\b", "Leave out"),
     (r"\bextra_(?:args|env):\s+\[([^]]*)\]", r"\1"),
@@ -186,7 +188,7 @@ def plan_layouts(
         about = (engine["name"], [engine], {**(drafts or {}), "model": model}, gpus, release)
         plan = planner.plan(*about, search=Search.NOWHERE)
         longest = plan.engines[0].max_context // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS
-        too_long = plan.verdict is Verdict.KV_BELOW_MAX_MODEL_LEN or (
+        too_long = plan.verdict in (Verdict.KV_BELOW_MAX_MODEL_LEN, Verdict.CANNOT_SAY) or (
             model.generic and plan.verdict is not Verdict.FITS
         )
         # What encoders of an unknown architecture take grows with the context, so that none may be left.
@@ -260,8 +262,10 @@ def _plan(options: Namespace) -> int:
             costs = f"{render.spell_options(fix)} ({render.describe_costs(fix)})"
             why[name].append(f"{fix.max_model_len:,} tokens of context fit with {costs}.")
     longest = " The context is the longest that fits." if asked.longest else ""
-    replicas = f" Each of {asked.replicas} replicas has this plan, on GPUs of its own." if asked.replicas > 1 else ""
-    lines += ["", *render.overview(plans, why, render.NOTE + longest + replicas)]
+    alike = asked.replicas > 1 and not model.experts
+    undrafted = " tok/s is without drafts; --details has what they may change." if speculation else ""
+    replicas = f" Each of {asked.replicas} replicas has this plan, on GPUs of its own." if alike else ""
+    lines += ["", *render.overview(plans, why, render.NOTE + longest + replicas + undrafted)]
     # A line that is copied is not wrapped.
     lines += ["", *(f"{name}: {line}" for name, line in serve.items())] if serve else []
     if options.details:

@@ -47,8 +47,9 @@ dense one's likewise."""
 INDEXER_PIPELINE_FAILS, INDEXER_PIPELINE_SINCE = (0, 20), (0, 23)
 """`KeyError: 'model.layers.3.self_attn.indexer.wk_weights_proj.weight'` (0.20.0 model_executor/models/deepseek_v2.py,
 _try_load_fp8_indexer_wk); 0.23.0 passes over layers of another stage (:765)."""
-DRAFTERS_SINCE = (0, 21)
-"""The first source with model_executor/models/gemma4_mtp.py, vllm-project/vllm#41745."""
+DRAFTERS_SINCE, SHORT_OPTIONS_SINCE = (0, 21), (0, 22)
+"""The first source with model_executor/models/gemma4_mtp.py, vllm-project/vllm#41745; and 0.22.0
+engine/arg_utils.py:1463."""
 TILE_PADDING_SINCE = (0, 25)
 """vLLM 0.25.1 pads what does not fill Marlin's tiles (quantization/utils/marlin_utils.py:220, :333), 0.21.0 does not.
 The releases between were not examined; padding is assumed from 0.25 on."""
@@ -81,6 +82,9 @@ mxfp4.py:72, fp8.py:147, auto_awq.py:234, auto_gptq.py:183; the same from 0.19.0
 SCHEME_CAPABILITIES = {"MXFP4": (8, 0), "W4A8 FP8": (9, 0)}
 """Of schemes of compressed-tensors (`get_min_capability` in compressed_tensors/schemes, the same from 0.19.0 to
 0.33.0); the others need 7.5. FP8 below 8.9 and FP4 below 10.0 are multiplied in 16 bits through Marlin."""
+CUTLASS_INT8 = "CutlassInt8ScaledMMLinearKernel"
+"""The first of vLLM's kernels for INT8 takes every GPU (0.19.0 to 0.33.0 model_executor/kernels/linear/scaled_mm/
+cutlass.py, is_supported), and csrc/.../cutlass/c3x/scaled_mm_helper.hpp refuses INT8 from SM 100 on."""
 SCHEMES_SINCE = {"MXFP8": (0, 20)}
 MODELOPT_FP8_ON_AMPERE_SINCE = (0, 27)
 """0.26.0 modelopt.py:413 asks for 8.9, 0.27.0 modelopt.py:408 for 8.0."""
@@ -191,6 +195,14 @@ def findings(engine: Engine) -> list[Finding]:
 
 def _check_model_class(engine: Engine) -> Iterator[Finding]:
     name = engine.model.architecture
+    if engine.model.family == "eagle3":
+        names = name.endswith("Speculator")  # 0.33.0 transformers_utils/config.py, maybe_override_with_speculators
+        yield Finding(
+            f"{name} drafts tokens for another model"
+            + (", which vLLM then serves, and which the plan does not look up" if names else ", and answers nothing"),
+            "the model that it drafts for, with this one as --speculative-config.model",
+            Verdict.CANNOT_SAY if names else Verdict.UNSUPPORTED_ENGINE,
+        )
     events = sorted(
         (behaviour(release).number, has)
         for has, table in ((True, ADDED), (False, GONE))
@@ -256,6 +268,13 @@ def _check_drafters(engine: Engine) -> Iterator[Finding]:
         yield Finding(
             f"vLLM {_said(engine.vllm)} has no drafters for Gemma 4; they came with 0.21.0 (vllm-project/vllm#41745)",
             "extra_args without --speculative-config, or vllm_image_base with vLLM 0.21.0 or newer",
+        )
+    short = next((word for word in engine.extra_args if word.startswith("--spec-")), "")
+    if short and engine.vllm < SHORT_OPTIONS_SINCE:
+        yield Finding(
+            f"vLLM {_said(engine.vllm)} has no {short.partition('=')[0]}, which came with 0.22.0 (vLLM "
+            f"engine/arg_utils.py)",
+            "--speculative-config in its place",
         )
 
 
@@ -392,6 +411,15 @@ def _check_schemes(engine: Engine) -> Iterator[Finding]:
                 f"{engine.gpu.name} has {_said(has)} (vLLM compressed_tensors.py, _is_fp8_w4a8_sm90)",
                 "",
             )
+    linear = any(part.tensor.dtype == "I8" and part.kind != "experts" for part in engine.model.components)
+    allowed = CUTLASS_INT8 not in str(engine.environment.get("VLLM_DISABLED_KERNELS", "")).split(",")
+    if "W8A8 INT8" in found.schemes and linear and allowed and has and has >= FP4_UNITS_SINCE:
+        yield Finding(
+            f"vLLM multiplies INT8 with {CUTLASS_INT8}, which fails from compute capability 10.0 on, and "
+            f"{engine.gpu.name} has {_said(has)} (vllm-project/vllm#54311); without it vLLM takes Triton's",
+            f"extra_env: {{VLLM_DISABLED_KERNELS: {CUTLASS_INT8}}}",
+            after_load=True,
+        )
 
 
 def _check_dtype(engine: Engine) -> Iterator[Finding]:
@@ -634,6 +662,8 @@ def warn_of_plan(engines: Iterable[EnginePlan], gpus: Sequence[Gpu], experts: Se
     held, mixtures, found = [0] * len(gpus), set(), []
     for engine in engines:
         for part in engine.gpus if engine.verdict in (Verdict.FITS, Verdict.CANNOT_SAY) else ():
+            if part.total_bytes > gpus[part.slot].cuda_total_bytes:
+                continue
             held[part.slot] += part.total_bytes - part.kv_cache_bytes
             mixtures |= {part.slot} if engine.engine in experts else set()
     alike: dict[tuple[int, int, bool], list[int]] = {}

@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..gpu import models
 from ..text import shown
-from . import feasibility, planner, speculation
+from . import feasibility, planner
 from .checkpoint import families, model_facts
 from .checkpoint.headers import FactsError
 from .checkpoint.inferred import is_approximate
-from .contract import Facts, Gpu, Model, UnknownArchitecture
+from .contract import Facts, Gpu, Model
 from .separate_process import read_in_subprocess
 
 SPEC: dict[str, Any] = {
@@ -87,27 +87,6 @@ def interpret(facts: Facts, warn: Callable[[str], None]) -> Model:
     if warning := families.warn_of_code(facts):
         warn(warning)
     return families.interpret(facts)
-
-
-def read_drafts(
-    engines: Iterable[Mapping[str, Any]], options: Mapping[str, Any], warn: Callable[[str], None]
-) -> dict[str, Model]:
-    """Interpret the drafts with a checkpoint of their own, by the name that --speculative-config gives them: a key of
-    vllm_models, or the repository of an entry or of recorded facts. One that cannot be interpreted is left out.
-    """
-    found: dict[str, Model] = {}
-    for engine in engines:
-        asked = speculation.read([str(word) for word in engine.get("extra_args") or ()])
-        name = asked.draft if asked else ""
-        keys = (key for key, entry in options["models"].items() if name in (key, entry.get("repo")))
-        try:
-            if name and (key := next(keys, "")):
-                found[name] = read_model(key, options, warn)
-            elif name and (recorded := model_facts.recorded(name, options["recorded"])):
-                found[name] = families.interpret(recorded)
-        except (FactsError, UnknownArchitecture) as error:
-            warn(str(error))
-    return found
 
 
 def build_gpu(where: str, given: Mapping[str, Any], warn: Callable[[str], None]) -> Gpu:

@@ -13,7 +13,7 @@ from .checkpoint import generic
 from .contract import Arguments, Fix, Gpu, GpuPlan, KvCapacity, RankWeights, Uncertain, Verdict
 from .feasibility import Engine
 from .memory import overhead
-from .memory.kv_cache import DEFAULT_BLOCK_TOKENS, UnsupportedKvCache, capacity
+from .memory.kv_cache import DEFAULT_BLOCK_TOKENS, UncountedKvCache, UnsupportedKvCache, capacity
 from .memory.overhead import GIB, MIB
 from .memory.vllm_versions import counts_graphs, encodes, uses_second_runner
 from .memory.weights import per_rank
@@ -222,7 +222,10 @@ def _judge_memory(engine: Engine, ranks: Sequence[Rank], pinned: int | None) -> 
     try:
         kv = capacity(engine.model, engine.arguments, by_stage, version)
     except UnsupportedKvCache as error:
-        return Outcome(Verdict.UNSUPPORTED_ENGINE, to_sentence(f"vLLM {version}: {error}"), "", gpu_plans)
+        why, fix = (*error.args, "")[:2]
+        if isinstance(error, UncountedKvCache):
+            return Outcome(Verdict.CANNOT_SAY, to_sentence(why), fix, gpu_plans)
+        return Outcome(Verdict.UNSUPPORTED_ENGINE, to_sentence(f"vLLM {version}: {why}"), fix, gpu_plans)
     worst = min(gpu_plans, key=lambda placed: placed.free_bytes)
     refusal = _check_room_for_kv_cache(engine, places, pinned) or _check_longest_request(engine, kv)
     refusal = refusal or _check_states(engine, kv) or _check_warm_up(worst)

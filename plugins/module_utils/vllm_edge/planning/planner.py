@@ -160,6 +160,8 @@ def arguments_of(engine: Mapping[str, Any]) -> Arguments:
     return Arguments(**chosen, first_runner_options=frozenset(keep))
 
 
+WITHOUT_VIDEO = frozenset({"gemma3", "llama4", "llava_next", "mistral3"})
+"""Families of images only (get_supported_mm_limits of their classes, the same from 0.19.0 to 0.33.0)."""
 _SUFFIXES = {
     suffix: base**power
     for base, suffixes in ((1000, "kmgt"), (1024, "KMGT"))
@@ -284,6 +286,8 @@ def _parse_engine(
 def resolve(model: Model, arguments: Arguments, gpus: Sequence[Gpu], version: str) -> tuple[Model, Arguments, str]:
     """Return model and arguments with what vLLM chooses by the GPUs of an engine, and the dtype of its KV cache."""
     arguments = set_gpu_defaults(arguments, gpus[0], version)
+    if model.multimodal and _list_modalities(model) <= arguments.without:
+        arguments = replace(arguments, language_model_only=True)
     capability = find_weakest(gpus).compute_capability
     model = replace(model, dtype=resolve_model_dtype(model, arguments.dtype, capability))
     dtype = resolve_dtype(model, arguments, version)
@@ -292,6 +296,14 @@ def resolve(model: Model, arguments: Arguments, gpus: Sequence[Gpu], version: st
     block_size, ds_mla = choose_block_size(model, dtype, capability), keeps_ds_mla(model, dtype, capability)
     arguments = replace(arguments, default_block_size=block_size, ds_mla=ds_mla, flashinfer_states=flashinfer)
     return model, arguments, resolve_dtype(model, arguments, version)
+
+
+def _list_modalities(model: Model) -> set[str]:
+    """Return what a checkpoint takes besides text: if limit_mm_per_prompt allows nothing of it, vLLM runs it for text
+    only (0.19.0 multimodal/registry.py:116) and without its towers (model_executor/models/interfaces.py,
+    _mark_tower_model)."""
+    audio = model.generic or any("audio" in part.tensor.name for part in model.components)
+    return {"image", *(["audio"] if audio else []), *(["video"] if model.family not in WITHOUT_VIDEO else [])}
 
 
 def _derive_settings(engine: Engine, outcome: Outcome) -> dict[str, float | int]:

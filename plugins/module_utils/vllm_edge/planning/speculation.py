@@ -66,6 +66,9 @@ def _resolve(said: Mapping[str, Any]) -> Speculation:
     uncounted = ""
     if method not in METHODS:
         uncounted = f"the method {shown(method)}; it counts {', '.join(sorted(METHODS))}"
+    elif not draft and method in ("draft_model", "eagle", "eagle3"):
+        # 0.19.0 config/speculative.py:397, 0.33.0 :1294
+        uncounted = "drafts without a model and a method that needs none, such as mtp or ngram, which vLLM refuses"
     elif other := sorted(said.keys() - _KEYS):
         uncounted = f"{shown(other[0])} in it"
     elif not (tokens.isdecimal() and ranks.isdecimal() and int(tokens) and len(tokens + ranks) < 9):
@@ -188,8 +191,14 @@ def advise(
         speed = f", here {low:.0f} to {high:.0f} tok/s"
     yield (
         f"speculative decoding ({asked.method}) yields 1 to {asked.tokens + 1} tokens in a step, depending on how many "
-        f"drafts are accepted{speed}; the speed in this plan is without it: measure yours"
+        f"drafts are accepted (vLLM v1/sample/rejection_sampler.py){speed}; the speed in this plan is without it: "
+        f"measure yours"
     )
+    if asked.method == "suffix":
+        yield (
+            "vLLM ends at its start without arctic-inference 0.1.1, which it does not bring (config/speculative.py, "
+            "_validate_suffix_decoding): install that package"
+        )
     if unprofiled and asked.tokens > 1:
         more = VERIFIED_BYTES_PER_LOGIT * (asked.tokens - 1) * unprofiled * model.vocabulary
         yield (

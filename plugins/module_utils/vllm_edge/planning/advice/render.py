@@ -147,7 +147,7 @@ NOT_CONSIDERED = (
     "not considered: two engines on one GPU, two engines of one model that differ, replicas of another engine than the "
     "main one, an engine over GPUs that are not alike, "
     f"tensor_parallel_size other than {', '.join(map(str, TENSOR_PARALLEL_SIZES))}, a smaller model as main "
-    f"engine (advise_main)"
+    f"engine (advise_main), speculative decoding (`vllm-edge plan` counts it with --speculative-config)"
 )
 COLUMNS = (4, 31, 9, 17, 8, 7)
 """Widths of rank, engines, GPUs, tok/s, context and at once; the verdict gets the rest."""

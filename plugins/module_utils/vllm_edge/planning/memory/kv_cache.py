@@ -68,7 +68,12 @@ kind."""
 
 
 class UnsupportedKvCache(ValueError):
-    """This release of vLLM cannot make a KV cache for the model with these arguments. The message says why."""
+    """This release of vLLM cannot make a KV cache for the model with these arguments. The arguments are why, and what
+    to set if anything helps."""
+
+
+class UncountedKvCache(UnsupportedKvCache):
+    """vLLM may make one, and the plan does not count it."""
 
 
 @dataclass(frozen=True)
@@ -310,7 +315,7 @@ def _spec(layer: DecoderLayer, model: Model, arguments: Arguments, release: Beha
         raise UnsupportedKvCache(f"block_size {block} is not a multiple of {DEFAULT_BLOCK_TOKENS}")
     dtype = resolve_dtype(model, arguments, release.version)
     if dtype not in ELEMENT_BYTES:
-        raise UnsupportedKvCache(f"the size of a KV cache of dtype {dtype} is not known")
+        raise UncountedKvCache(f"the plan does not count a KV cache of dtype {dtype}", "kv_cache_dtype: auto")
     if layer.attention is Attention.LATENT and dtype not in LATENT_DTYPES and not arguments.ds_mla:
         raise UnsupportedKvCache(f"no backend for latent attention (MLA) has a KV cache of dtype {dtype}")
     block, state_page = _align_block(block, model, arguments, dtype, release)
@@ -370,7 +375,8 @@ def _align_block(
     if release.batch_holds_block and caches_prefixes(arguments, release) and block > batch:
         raise UnsupportedKvCache(
             f"with prefix caching a block of {block:,} tokens, as large as the state of linear attention, has to fit "
-            f"into max_num_batched_tokens {batch:,}; raise that, or add --no-enable-prefix-caching"
+            f"into max_num_batched_tokens {batch:,}; it need not with --no-enable-prefix-caching",
+            f"max_num_batched_tokens: {block}",
         )
     return block, block * token_bytes
 
