@@ -150,6 +150,14 @@ PCIE_BYTES = Uncertain(
     "a public log of four RTX PRO 6000 over PCIe has 1.70 GiB outside of torch, where the plan counts 0.38; on the "
     "reference host, four L4 over PCIe, NVML leaves no more than the plan counts",
 )
+FLASHINFER_BYTES = Uncertain(
+    394 * MIB,
+    394 * MIB,
+    2 * 394 * MIB,
+    "the workspace of FlashInfer (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE, 0.19.0 envs.py:175, the same in 0.33.0), taken "
+    "when graphs are captured and part of vLLM's estimate of them: six public logs with one to three sizes have 0.39 to "
+    "0.47 GiB (0.20.0). Its kernels for Blackwell may take another one",
+)
 GRAPHS_SEEN_ALONE = Uncertain(
     0.08,
     0.0,
