@@ -105,7 +105,7 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         ("31b-bf16", {"gpu": "NVIDIA A100-SXM4-40GB", "kv_cache": "fp8"}, "and NVIDIA A100-SXM4-40GB has 8.0"),
         # FlashInfer has it (two RTX 3090 with fp8_e4m3, public log 59875247307); Triton runs gpt-oss.
         (QWEN3_VL, {"gpu": "NVIDIA GeForce RTX 3090", "kv_cache": "fp8_e5m2"}, ""),
-        (QWEN3_VL, {"gpu": "Tesla T4", "kv_cache": "fp8", "dtype": "half"}, "FP8 KV cache needs compute capability 8.0"),
+        (QWEN3_VL, {"gpu": "Tesla T4", "kv_cache": "fp8"}, "FP8 KV cache needs compute capability 8.0"),
         (GPT_OSS, {"gpu": "NVIDIA A100-SXM4-40GB", "kv_cache": "fp8"}, "FP8 KV cache needs compute capability 8.9"),
         ("31b-bf16", W4A8 | {"gpu": "NVIDIA L4"}, "scheme W4A8 FP8 of compressed-tensors needs compute capability 9.0"),
         ("31b-bf16", W4A8 | {"gpu": "NVIDIA H100 PCIe"}, ""),

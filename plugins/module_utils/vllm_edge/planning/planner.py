@@ -396,6 +396,8 @@ def _list_free_uncertainties(engine: Engine, outcome: Outcome) -> dict[str, int]
     measured = engine.gpu.name == overhead.FITTED_GPU or {"overhead_bytes", "context_bytes"} <= engine.observed.keys()
     if engine.arguments.tensor_parallel_size > 1 and not engine.has_nvlink and not measured:
         names.append("pcie")
+    if engine.gpu.compute_capability in overhead.INTEGRATED and not measured:
+        names.append("shared_memory")
     return {name: math.ceil(overhead.FREE_UNCERTAINTIES[name][0].high / MIB) for name in names if outcome.gpus}
 
 

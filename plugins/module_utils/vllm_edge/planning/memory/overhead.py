@@ -154,10 +154,20 @@ FLASHINFER_BYTES = Uncertain(
     394 * MIB,
     394 * MIB,
     2 * 394 * MIB,
-    "the workspace of FlashInfer (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE, 0.19.0 envs.py:175, the same in 0.33.0), taken "
-    "when graphs are captured and part of vLLM's estimate of them: six public logs with one to three sizes have 0.39 to "
-    "0.47 GiB (0.20.0). Its kernels for Blackwell may take another one",
+    "the workspace of FlashInfer (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE, 0.19.0 envs.py:175, the same in 0.33.0). It"
+    " is taken when graphs are captured, so that vLLM's estimate of them has it: six public logs with one to three "
+    "sizes have 0.39 to 0.47 GiB (0.20.0). Kernels for Blackwell may take another one",
 )
+SHARED_MEMORY_BYTES = Uncertain(
+    0.0,
+    0.0,
+    14.1 * GIB,
+    "by how much five public logs of a GB10 have less than the plan: 2.9 to 14.1 GiB (0.19 to 0.24). vLLM takes what"
+    " the host has available for what the GPU has free (0.19.0 utils/mem_utils.py:122, the same in 0.33.0), so that "
+    "all that programs take of it while vLLM starts, its own among them, counts as the engine's",
+)
+INTEGRATED = frozenset({(8, 7), (11, 0), (12, 1)})
+"""Compute capabilities of GPUs without memory of their own: Orin, Thor, GB10."""
 GRAPHS_SEEN_ALONE = Uncertain(
     0.08,
     0.0,
@@ -185,6 +195,7 @@ QWEN2_5_FRAME_PAIRS = 7
 FREE_UNCERTAINTIES = {
     "compile_cache": (COMPILE_CACHE_BYTES, "while vLLM compiles, which it does until its compile cache is filled"),
     "pcie": (PCIE_BYTES, "for tensor parallelism over PCIe, outside of torch"),
+    "shared_memory": (SHARED_MEMORY_BYTES, "where the CPU takes of the same memory while vLLM starts"),
 }
 """What may be missing on a GPU, by name, and when."""
 
