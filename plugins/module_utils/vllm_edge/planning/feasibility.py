@@ -345,7 +345,7 @@ def _list_needs(engine: Engine) -> Iterator[tuple[str, tuple[int, int], str, str
         # vLLM has no KV cache named float32: that is `auto`, unless the checkpoint makes FP8 of it.
         other = model.dtype if model.dtype != "float32" else "auto"
         least, source = (8, 9), "Triton has no fp8e4nv below it"
-        if supports_flashinfer(model):
+        if supports_flashinfer(model) and engine.arguments.attention_backend.upper() in ("AUTO", "FLASHINFER"):
             least, source = (8, 0), "vLLM v1/attention/backends/flashinfer.py, supports_compute_capability"
         yield "an FP8 KV cache", least, source, f"kv_cache_dtype: {other}"
 

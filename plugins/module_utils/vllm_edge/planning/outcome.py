@@ -124,12 +124,13 @@ def _compute_ranks(engine: Engine, end: End) -> tuple[Rank, ...]:
     second = uses_second_runner(model, arguments, release.version)
     seen = second or release.graphs_in_budget or engine.gpu.name != overhead.FITTED_GPU
     graphs = overhead.graphs(model, arguments, sequences, tokens, all_seen=seen)
-    flashinfer = takes_flashinfer(model, engine.kv_cache_dtype, engine.gpu.compute_capability)
+    capability, backend = engine.gpu.compute_capability, arguments.attention_backend
+    flashinfer = takes_flashinfer(model, engine.kv_cache_dtype, capability, backend)
     workspace = overhead.FLASHINFER_BYTES * flashinfer
     kept = graphs * 0
     if counts_graphs(model, arguments, release.version):
         # Without graphs of attention, as with drafts, FlashInfer takes it after that.
-        at_once = not arguments.enforce_eager and not arguments.drafts
+        at_once = arguments.captures_attention and not arguments.drafts
         estimated = graphs * overhead.GRAPH_ESTIMATE_RATIO.value + workspace * at_once
         kept = _replace_observed(engine, "graphs_bytes", estimated)
     graphs += workspace
@@ -315,7 +316,7 @@ def _check_longest_request(engine: Engine, kv: KvCapacity) -> Refusal | None:
 
 def _check_states(engine: Engine, kv: KvCapacity) -> Refusal | None:
     """Check that each sequence of a captured batch has a block for its state (0.20.0 config/compilation.py:1421)."""
-    limited = engine.model.hybrid and engine.release.blocks_limit_sequences and not engine.arguments.enforce_eager
+    limited = engine.model.hybrid and engine.release.blocks_limit_sequences and engine.arguments.captures_attention
     if not limited or engine.max_num_seqs <= kv.blocks:
         return None
     return Verdict.NO_KV, to_sentence(

@@ -176,9 +176,17 @@ def supports_flashinfer(model: Model) -> bool:
     )
 
 
-def takes_flashinfer(model: Model, kv_cache_dtype: str, compute_capability: tuple[int, int] | None) -> bool:
+def takes_flashinfer(
+    model: Model, kv_cache_dtype: str, compute_capability: tuple[int, int] | None, backend: str
+) -> bool:
     """Return whether vLLM takes FlashInfer for a model's attention: first on B200 and B300, elsewhere for a KV cache in
-    FP8, which FlashAttention has on Hopper only (platforms/cuda.py, _get_backend_priorities; 0.19.0 to 0.33.0)."""
+    FP8, which FlashAttention has on Hopper only (platforms/cuda.py, _get_backend_priorities; 0.19.0 to 0.33.0).
+
+    Args:
+        backend: attention_backend of the engine.
+    """
+    if backend.lower() != "auto":
+        return backend.upper() == "FLASHINFER"
     if compute_capability is None or compute_capability < (8, 0) or not supports_flashinfer(model):
         return False
     return compute_capability[0] == 10 or (compute_capability[0] != 9 and kv_cache_dtype.startswith("fp8"))
