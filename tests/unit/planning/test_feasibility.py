@@ -104,6 +104,10 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         ("31b-bf16", MODELOPT_FP8 | {"gpu": "NVIDIA A100-SXM4-40GB", "version": "0.26.0"}, "modelopt needs"),
         ("31b-bf16", MODELOPT_FP8 | {"gpu": "NVIDIA A100-SXM4-40GB", "version": "0.27.0"}, ""),
         ("31b-bf16", {"gpu": "NVIDIA A100-SXM4-40GB", "kv_cache": "fp8"}, "and NVIDIA A100-SXM4-40GB has 8.0"),
+        # FlashInfer has it (two RTX 3090 with fp8_e4m3, public log 59875247307); Triton runs gpt-oss.
+        (QWEN3_VL, {"gpu": "NVIDIA GeForce RTX 3090", "kv_cache": "fp8_e5m2"}, ""),
+        (QWEN3_VL, {"gpu": "Tesla T4", "kv_cache": "fp8"}, "FP8 KV cache needs compute capability 8.0"),
+        (GPT_OSS, {"gpu": "NVIDIA A100-SXM4-40GB", "kv_cache": "fp8"}, "FP8 KV cache needs compute capability 8.9"),
         ("31b-bf16", W4A8 | {"gpu": "NVIDIA L4"}, "scheme W4A8 FP8 of compressed-tensors needs compute capability 9.0"),
         ("31b-bf16", W4A8 | {"gpu": "NVIDIA H100 PCIe"}, ""),
         ("31b-bf16", W4A8 | {"gpu": "NVIDIA B200"}, "for compute capability 9.0 only, and NVIDIA B200 has 10.0"),

@@ -385,6 +385,7 @@ PINNED = {"gpu_memory_utilization": None}
         ("NVIDIA GeForce RTX 4090", 1, {"enforce_eager": True}, {}),
         ("NVIDIA GeForce RTX 4090", 1, PINNED, {}),
         ("NVIDIA GeForce RTX 4090", 2, PINNED, {"pcie": 1352}),
+        ("NVIDIA GB10", 1, PINNED, {"shared_memory": 14439}),
         ("NVIDIA L4", 2, PINNED, {}),
         ("NVIDIA H100 80GB HBM3", 2, PINNED, {}),
     ],

@@ -10,7 +10,10 @@ import pytest
 from ansible.module_utils.vllm_edge.inventory.engine_arguments import find_option
 from ansible.module_utils.vllm_edge.planning import planner, unmodeled_arguments
 from ansible.module_utils.vllm_edge.planning.contract import Verdict
+from ansible.module_utils.vllm_edge.planning.memory import overhead
 from checkpoints import DEFAULT, GIB, L4, MIB, engine, model, plan, plan_of
+
+FLASH_ATTENTION = ["--attention-backend=FLASH_ATTN"]
 
 
 @pytest.mark.parametrize(
@@ -29,7 +32,11 @@ from checkpoints import DEFAULT, GIB, L4, MIB, engine, model, plan, plan_of
         ["--hf-overrides", '{"max_position_embeddings": 99}'],
         ["--mamba-block-size=1024"],
         ["--mm-processor-kwargs.max_pixels=1000000"],
-        ["--cudagraph-capture-sizes", "1", "2"],
+        ["--compilation-config", '{"mode": 0, "cudagraph_mode": "NONE"}'],
+        ["-cc.cudagraph_mode=SOME"],
+        # vLLM refuses these for a model with heads of 512 elements.
+        ["--attention-backend", "FLASH_ATTN"],
+        ["--attention-backend=FLASHINFER"],
         ["--no-disable-sliding-window", "--disable-hybrid-kv-cache-manager"],
     ],
 )
@@ -70,11 +77,35 @@ def test_the_plan_never_says_that_it_fits(words: list[str]) -> None:
         (engine("31b-nvfp4", 4, extra_args=["--quantization", "modelopt_fp4"]), Verdict.FITS),
         (engine("31b-nvfp4", 4, extra_args=["-q", "modelopt"]), Verdict.FITS),
         (engine("31b-w4a16", 4, extra_args=["--quantization=compressed-tensors"]), Verdict.FITS),
+        (engine("e2b", extra_args=["-O3", "--attention-backend=TRITON_ATTN"]), Verdict.FITS),
+        (engine("e2b", extra_args=["--mm-encoder-tp-mode", "data"]), Verdict.FITS),
+        (engine("31b-nvfp4", 4, extra_args=["--mm-encoder-tp-mode", "data"]), Verdict.CANNOT_SAY),
+        (engine("Qwen/Qwen3-8B", extra_args=FLASH_ATTENTION), Verdict.FITS),
+        (engine("Qwen/Qwen3-8B", kv_cache_dtype="fp8", extra_args=FLASH_ATTENTION), Verdict.CANNOT_SAY),
     ],
 )
 def test_what_it_may_change(wanted: dict[str, Any], verdict: Verdict) -> None:
     found = plan_of(wanted, DEFAULT)
     assert found.verdict is verdict, found.reason
+
+
+@pytest.mark.parametrize(
+    ("words", "graphs", "largest"),
+    [
+        (["--max-cudagraph-capture-size", "4"], 6, 4),
+        (["--cudagraph-capture-sizes", "1", "8", "2"], 5, 8),
+        (["-cc", '{"cudagraph_capture_sizes": [1, 2, 64], "cudagraph_mode": "FULL_DECODE_ONLY"}'], 2, 2),
+        (["--compilation-config.cudagraph_mode=piecewise"], 4, 8),
+        (["-cc.cudagraph_mode=NONE"], 0, 0),
+        ([], 7, 8),
+    ],
+)
+def test_graphs_are_counted_as_asked_for(words: list[str], graphs: int, largest: int) -> None:
+    """With max_num_seqs 4 vLLM captures 1, 2, 4 and 8, and the first three for decoding alone (0.24.0)."""
+    wanted = engine("Qwen/Qwen3-8B", max_num_seqs=4, gpu_memory_utilization=0.9, extra_args=words)
+    (found,) = plan_of(wanted, "0.24.0").gpus
+    pool = overhead.GRAPH_POOL_BYTES_PER_TOKEN_AND_HIDDEN.value * largest * 4096
+    assert found.graphs_bytes == round(pool + overhead.GRAPH_BYTES_PER_LAYER.value * graphs * 36)
 
 
 def test_a_measurement_counts_it() -> None:

@@ -305,6 +305,13 @@ class Arguments:
     default_max_num_seqs: int | None = None
     """vLLM's default on the engine's GPU, no option; None for a GPU below 70 GiB. The next field too."""
     default_max_num_batched_tokens: int | None = None
+    attention_backend: str = "auto"
+    mm_encoder_tp_mode: str = "weights"
+    max_cudagraph_capture_size: int | None = None
+    cudagraph_capture_sizes: tuple[int, ...] = ()
+    """Tokens of the batches for which graphs are captured; empty for vLLM's own choice. The next field is another key
+    of compilation_config."""
+    cudagraph_mode: str = ""
     max_pixels: int | None = None
     """Of an image, from mm_processor_kwargs; None if the checkpoint decides."""
     without: frozenset[str] = frozenset()
@@ -322,6 +329,11 @@ class Arguments:
     """Tokens of a block that the attention backend of the GPU wants, no option; None for vLLM's default."""
     flashinfer_states: bool = False
     """Whether vLLM takes FlashInfer's kernel for linear attention on the GPU, no option."""
+
+    @property
+    def captures_attention(self) -> bool:
+        """Whether CUDA graphs have attention in them."""
+        return not self.enforce_eager and self.cudagraph_mode not in ("NONE", "PIECEWISE")
 
     @property
     def drafts(self) -> int:

@@ -18,6 +18,7 @@ from .checkpoint.model_classes import ADDED, GONE
 from .checkpoint.model_facts import ranges
 from .checkpoint.quantization import list_modelopt_algorithms
 from .contract import Arguments, EnginePlan, Gpu, Model, Verdict
+from .memory.kv_cache import supports_flashinfer
 from .memory.overhead import MIB, count_encoder_tokens, encode
 from .memory.vllm_versions import (
     ALLOW_LONGER,
@@ -362,7 +363,10 @@ def _list_needs(engine: Engine) -> Iterator[tuple[str, tuple[int, int], str, str
     if engine.kv_cache_dtype.startswith("fp8"):
         # vLLM has no KV cache named float32: that is `auto`, unless the checkpoint makes FP8 of it.
         other = model.dtype if model.dtype != "float32" else "auto"
-        yield "an FP8 KV cache", (8, 9), "Triton has no fp8e4nv below it", f"kv_cache_dtype: {other}"
+        least, source = (8, 9), "Triton has no fp8e4nv below it"
+        if supports_flashinfer(model) and engine.arguments.attention_backend.upper() in ("AUTO", "FLASHINFER"):
+            least, source = (8, 0), "vLLM v1/attention/backends/flashinfer.py, supports_compute_capability"
+        yield "an FP8 KV cache", least, source, f"kv_cache_dtype: {other}"
 
 
 def _check_indexer(engine: Engine) -> Iterator[Finding]:

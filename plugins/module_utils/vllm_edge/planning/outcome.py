@@ -13,7 +13,13 @@ from .checkpoint import generic
 from .contract import Arguments, Fix, Gpu, GpuPlan, KvCapacity, RankWeights, Uncertain, Verdict
 from .feasibility import Engine
 from .memory import overhead
-from .memory.kv_cache import DEFAULT_BLOCK_TOKENS, UncountedKvCache, UnsupportedKvCache, capacity
+from .memory.kv_cache import (
+    DEFAULT_BLOCK_TOKENS,
+    UncountedKvCache,
+    UnsupportedKvCache,
+    capacity,
+    takes_flashinfer,
+)
 from .memory.overhead import GIB, MIB
 from .memory.vllm_versions import counts_graphs, encodes, uses_second_runner
 from .memory.weights import per_rank
@@ -124,14 +130,21 @@ def _compute_ranks(engine: Engine, end: End) -> tuple[Rank, ...]:
     second = uses_second_runner(model, arguments, release.version)
     seen = second or release.graphs_in_budget or engine.gpu.name != overhead.FITTED_GPU
     graphs = overhead.graphs(model, arguments, sequences, tokens, all_seen=seen)
+    capability, backend = engine.gpu.compute_capability, arguments.attention_backend
+    flashinfer = takes_flashinfer(model, engine.kv_cache_dtype, capability, backend)
+    workspace = overhead.FLASHINFER_BYTES * flashinfer
     kept = graphs * 0
     if counts_graphs(model, arguments, release.version):
-        kept = _replace_observed(engine, "graphs_bytes", graphs * overhead.GRAPH_ESTIMATE_RATIO.value)
+        # Without graphs of attention, as with drafts, FlashInfer takes it after that.
+        at_once = arguments.captures_attention and not arguments.drafts
+        estimated = graphs * overhead.GRAPH_ESTIMATE_RATIO.value + workspace * at_once
+        kept = _replace_observed(engine, "graphs_bytes", estimated)
+    graphs += workspace
     weights = per_rank(model, arguments, release.version)
     block_tokens = arguments.block_size or arguments.default_block_size or DEFAULT_BLOCK_TOKENS
     expanded = overhead.count_latent_workspace_tokens(engine.max_model_len, sequences, block_tokens)
-    latent, workspace = overhead.compute_latent_context(model, expanded, arguments.tensor_parallel_size)
-    context = overhead.context(len(engine.slots), engine.gpu.name, engine.has_nvlink) + workspace
+    latent, gathered = overhead.compute_latent_context(model, expanded, arguments.tensor_parallel_size)
+    context = overhead.context(len(engine.slots), engine.gpu.name, engine.has_nvlink) + gathered
     activations = overhead.activations(model, arguments, tokens) + latent
     activations += overhead.compute_index_workspace(model, arguments, engine.max_model_len, tokens)
     items = overhead.count_encoder_tokens(model, arguments, engine.max_model_len, tokens)
@@ -312,7 +325,7 @@ def _check_longest_request(engine: Engine, kv: KvCapacity) -> Refusal | None:
 
 def _check_states(engine: Engine, kv: KvCapacity) -> Refusal | None:
     """Check that each sequence of a captured batch has a block for its state (0.20.0 config/compilation.py:1421)."""
-    limited = engine.model.hybrid and engine.release.blocks_limit_sequences and not engine.arguments.enforce_eager
+    limited = engine.model.hybrid and engine.release.blocks_limit_sequences and engine.arguments.captures_attention
     if not limited or engine.max_num_seqs <= kv.blocks:
         return None
     return Verdict.NO_KV, to_sentence(

@@ -43,7 +43,14 @@ from .outcome import (
 )
 from .speculation import add_drafter, advise
 from .speculation import read as read_speculation
-from .unmodeled_arguments import TASK, find_unmodeled, judge, judge_generic, read_processor_options
+from .unmodeled_arguments import (
+    TASK,
+    find_unmodeled,
+    judge,
+    judge_generic,
+    read_graph_options,
+    read_processor_options,
+)
 
 MARGIN_MIB = 512
 AT_ONCE_TOKENS = (8192, 32768)
@@ -100,7 +107,7 @@ def plan(
         if most.verdict not in (Verdict.FITS, Verdict.CANNOT_SAY):
             fixes = find_fixes(described, engine, most, parse, search)
             outcome = replace(outcome, fix=fixes[0].change if fixes else outcome.fix, fixes=fixes)
-        unmodeled = [*find_unmodeled(engine.model, engine.extra_args, engine.environment, engine.arguments.speculation)]
+        unmodeled = [*find_unmodeled(engine.model, engine.extra_args, engine.environment, engine.arguments)]
         outcome = judge_generic(judge(outcome, unmodeled, engine), engine)
         found = _describe_engine(engine, outcome)
         if any(item.what == TASK.what for item in unmodeled):
@@ -140,6 +147,8 @@ def arguments_of(engine: Mapping[str, Any]) -> Arguments:
         if argument.option and argument.option.name == "--mm-processor-kwargs":
             pixels = read_processor_options(argument).get("max_pixels")
             chosen["max_pixels"] = pixels if type(pixels) is int and pixels > 0 else None
+        if (graphs := read_graph_options(argument)) is not None:
+            chosen |= graphs
         key = derive_key(argument.option) if argument.option and not argument.dotted else ""
         if key in kinds:
             is_switch = kinds[key] == "bool"
@@ -173,7 +182,8 @@ _SCALED = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")
 
 def _is_option(name: str) -> bool:
     """Return whether a field of Arguments is an option of vLLM that may stand in an engine."""
-    derived = ("ds_mla", "first_runner_options", "flashinfer_states", "max_pixels", "speculation", "without")
+    derived = {"ds_mla", "first_runner_options", "flashinfer_states", "max_pixels", "speculation", "without"}
+    derived |= {"cudagraph_capture_sizes", "cudagraph_mode"}
     return not name.startswith("default_") and name not in derived and name not in SWITCHES
 
 
@@ -408,6 +418,8 @@ def _list_free_uncertainties(engine: Engine, outcome: Outcome) -> dict[str, int]
     measured = engine.gpu.name == overhead.FITTED_GPU or {"overhead_bytes", "context_bytes"} <= engine.observed.keys()
     if engine.arguments.tensor_parallel_size > 1 and not engine.has_nvlink and not measured:
         names.append("pcie")
+    if engine.gpu.compute_capability in overhead.INTEGRATED and not measured:
+        names.append("shared_memory")
     return {name: math.ceil(overhead.FREE_UNCERTAINTIES[name][0].high / MIB) for name in names if outcome.gpus}
 
 

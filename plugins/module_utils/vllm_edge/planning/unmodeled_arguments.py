@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -17,8 +17,9 @@ from typing import Any
 from ..inventory.engine_arguments import Argument, parse_arguments
 from ..text import printable, shown
 from .checkpoint.headers import MODULES
-from .contract import Model, Speculation, Verdict
+from .contract import Arguments, Model, Verdict
 from .feasibility import Engine
+from .memory.kv_cache import supports_flashinfer
 from .outcome import Outcome, compute_encoder_bytes, compute_outcome, mib, to_sentence
 from .speculation import SHORT
 
@@ -123,30 +124,41 @@ _NEUTRAL = frozenset({"0", "0.0", "null", "none", "auto", "", "{}"})
 _DEFAULTS = {
     **dict.fromkeys(("--data-parallel-size", "--decode-context-parallel-size", "--prefill-context-parallel-size"), "1"),
     "--mm-encoder-tp-mode": "weights",
-    "--optimization-level": "2",
+    "--optimization-level": "2 3",
     "--performance-mode": "balanced",
     "--runner": "generate",
 }
 """What vLLM does without these arguments (0.32.0 config/multimodal.py:385, config/vllm.py:427 and :433); the planner
-plans models that generate."""
+plans models that generate. Optimization level 3 is that of level 2, but for a tuning of kernels in 0.21.0 (config/
+vllm.py, OPTIMIZATION_LEVEL_03, 0.19.0 to 0.33.0)."""
+_GRAPH_MODES = frozenset({"NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"})
+_BLOCKS_OF_16 = frozenset({"triton_attn", "flashinfer", "flash_attn"})
+"""Backends that take the block of 16 tokens with which the plan counts (get_supported_kernel_block_sizes,
+v1/attention/backends, 0.19.0 to 0.33.0)."""
 
 
 def find_unmodeled(
-    model: Model, extra_args: Sequence[str], environment: Mapping[str, Any], speculation: Speculation | None = None
+    model: Model, extra_args: Sequence[str], environment: Mapping[str, Any], arguments: Arguments
 ) -> Iterator[Unmodeled]:
     """Yield what the plan does not count of an engine, in the order in which it is written."""
-    pooling = model.facts.pooling
+    pooling, speculation = model.facts.pooling, arguments.speculation
     for argument in parse_arguments(list(extra_args))[0]:
         name = argument.option.name if argument.option else argument.name
         value = argument.values[0].strip().lower() if argument.values else ""
         switched_off = argument.name.startswith("--no-")
         valueless = argument.option is not None and argument.option.takes == "none"
-        changes_nothing = {_DEFAULTS[name], "auto"} if name in _DEFAULTS else _NEUTRAL
+        changes_nothing = {*_DEFAULTS[name].split(), "auto"} if name in _DEFAULTS else _NEUTRAL
         neutral = not valueless and not argument.dotted and value in changes_nothing
         pooling = pooling and not (name == "--runner" and value == "generate")
         if switched_off or neutral or (name == "--quantization" and _is_own_quantization(model, value)):
             continue
         if name == "--mm-processor-kwargs" and _is_counted(model, argument):
+            continue
+        if read_graph_options(argument) is not None:
+            continue
+        if name == "--mm-encoder-tp-mode" and (model.encoder or arguments.tensor_parallel_size == 1):
+            continue
+        if name == "--attention-backend" and _keeps_blocks(model, value, arguments.kv_cache_dtype):
             continue
         if name == "--enable-lora" and not model.generic:
             continue  # memory/weights.py counts it
@@ -171,6 +183,41 @@ def read_processor_options(argument: Argument) -> dict[str, Any]:
         found = {argument.dotted.lstrip("."): found} if argument.dotted else found
         return dict(found) if isinstance(found, dict) else {}
     return {}
+
+
+def read_graph_options(argument: Argument) -> dict[str, Any] | None:
+    """Return what an argument says of the CUDA graphs, as fields of Arguments; None if that is not all that it says."""
+    name = argument.option.name if argument.option else ""
+    try:
+        if name == "--cudagraph-capture-sizes":
+            found: Any = {"cudagraph_capture_sizes": [int(value) for value in argument.values]}
+        elif name == "--max-cudagraph-capture-size":
+            found = {"max_cudagraph_capture_size": int(argument.values[0])}
+        elif name == "--compilation-config" and argument.dotted:
+            found = {argument.dotted[1:]: argument.values[0]}
+        elif name == "--compilation-config":
+            found = json.loads(argument.values[0])
+        else:
+            return None
+        read: dict[str, Callable[[Any], Any]] = {
+            "cudagraph_capture_sizes": tuple,
+            "max_cudagraph_capture_size": int,
+            "cudagraph_mode": str.upper,
+        }
+        found = {key: read[key](value) for key, value in found.items() if value is not None}
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return None
+    sizes = (*found.get("cudagraph_capture_sizes", ()), found.get("max_cudagraph_capture_size", 1))
+    whole = all(type(size) is int and size > 0 for size in sizes)
+    return found if whole and found.get("cudagraph_mode", "FULL") in _GRAPH_MODES else None
+
+
+def _keeps_blocks(model: Model, backend: str, kv_cache_dtype: str) -> bool:
+    """Return whether an attention backend runs a model, with the KV cache that it has without the argument."""
+    if backend == "triton_attn":
+        return model.latent is None and not model.generic
+    in_fp8 = model.quantization.kv_cache_dtype or kv_cache_dtype != "auto"
+    return backend in _BLOCKS_OF_16 and supports_flashinfer(model) and (backend == "flashinfer" or not in_fp8)
 
 
 def _is_counted(model: Model, argument: Argument) -> bool:

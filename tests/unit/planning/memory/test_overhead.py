@@ -11,7 +11,7 @@ import published
 import pytest
 from ansible.module_utils.vllm_edge.planning import decode, planner
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, Gpu
-from ansible.module_utils.vllm_edge.planning.memory import overhead
+from ansible.module_utils.vllm_edge.planning.memory import overhead, weights
 from ansible.module_utils.vllm_edge.planning.memory import vllm_versions as versions
 from checkpoints import DEFAULT, GIB, MIB, NVFP4_TP2, engine, model
 
@@ -164,6 +164,9 @@ def test_an_encoder_takes_what_vllms_own_takes(repo: str, ranks: int, elements: 
     run, kept = overhead.encode(found, Arguments(tensor_parallel_size=ranks), 2**18)
     assert (run.value - 0.27 * GIB + overhead.FITTED_LAYER_BYTES) / 2**20 / 2 == pytest.approx(elements, abs=8)
     assert kept == 2**18 * 2 * found.hidden_size * (1 if "2.5" in repo else 4)
+    data = Arguments(tensor_parallel_size=4, mm_encoder_tp_mode="data")
+    whole, copied = (weights.per_rank(found, each, "0.26.0")[0].by_kind["towers"] for each in (Arguments(), data))
+    assert whole == copied and (ranks > 1 or overhead.encode(found, data, 2**18) == (run, kept))
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,11 @@ LATENT_DTYPES = frozenset({"bfloat16", "float16", "half", "fp8", "fp8_e4m3"})
 CHECKPOINT_TOKENS = 64
 """A block is a multiple of it where the kernel for linear attention keeps states from inside a prompt
 (FLASHINFER_GDN_CHECKPOINT_ALIGNMENT, 0.33.0 v1/attention/backends/gdn_attn.py:34)."""
+FLASHINFER_HEAD_SIZES = frozenset({64, 128, 256})
+"""0.19.0 v1/attention/backends/flashinfer.py:390; later releases add that of Gemma 4."""
+WITHOUT_FLASHINFER = frozenset({"gemma3", "gemma4", "gpt_oss"})
+"""Families that Triton runs instead: images in both directions (0.19.0 config/model.py:1200), heads of two sizes
+(model_executor/models/config.py:103), sinks (flashinfer.py:399)."""
 FEW_MORE_LAYERS = 1.5
 """If the largest kind has less than this many times the layers of the smallest kind, groups are as large as the largest
 kind."""
@@ -163,6 +168,33 @@ def choose_block_size(model: Model, kv_cache_dtype: str, compute_capability: tup
     if compute_capability[0] == 10:
         return FLASHINFER_MLA_BLOCK_TOKENS
     return FLASHMLA_BLOCK_TOKENS if compute_capability[0] == 9 and kv_cache_dtype.startswith("fp8") else None
+
+
+def supports_flashinfer(model: Model) -> bool:
+    """Return whether FlashInfer runs the model's attention on every GPU from Ampere on; it has FP8 on all of them."""
+    attention = {(layer.attention, layer.head_size) for layer in model.layers if not layer.state}
+    return (
+        not model.generic
+        and model.latent is None
+        and model.family not in WITHOUT_FLASHINFER
+        and all(kind is not Attention.CHUNKED and size in FLASHINFER_HEAD_SIZES for kind, size in attention)
+    )
+
+
+def takes_flashinfer(
+    model: Model, kv_cache_dtype: str, compute_capability: tuple[int, int] | None, backend: str
+) -> bool:
+    """Return whether vLLM takes FlashInfer for a model's attention: first on B200 and B300, elsewhere for a KV cache in
+    FP8, which FlashAttention has on Hopper only (platforms/cuda.py, _get_backend_priorities; 0.19.0 to 0.33.0).
+
+    Args:
+        backend: attention_backend of the engine.
+    """
+    if backend.lower() != "auto":
+        return backend.upper() == "FLASHINFER"
+    if compute_capability is None or compute_capability < (8, 0) or not supports_flashinfer(model):
+        return False
+    return compute_capability[0] == 10 or (compute_capability[0] != 9 and kv_cache_dtype.startswith("fp8"))
 
 
 def keeps_ds_mla(model: Model, kv_cache_dtype: str, compute_capability: tuple[int, int] | None) -> bool:

@@ -150,6 +150,24 @@ PCIE_BYTES = Uncertain(
     "a public log of four RTX PRO 6000 over PCIe has 1.70 GiB outside of torch, where the plan counts 0.38; on the "
     "reference host, four L4 over PCIe, NVML leaves no more than the plan counts",
 )
+FLASHINFER_BYTES = Uncertain(
+    394 * MIB,
+    394 * MIB,
+    2 * 394 * MIB,
+    "the workspace of FlashInfer (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE, 0.19.0 envs.py:175, the same in 0.33.0). It"
+    " is taken when graphs are captured, so that vLLM's estimate of them has it: six public logs with one to three "
+    "sizes have 0.39 to 0.47 GiB (0.20.0). Kernels for Blackwell may take another one",
+)
+SHARED_MEMORY_BYTES = Uncertain(
+    0.0,
+    0.0,
+    14.1 * GIB,
+    "by how much five public logs of a GB10 have less than the plan: 2.9 to 14.1 GiB (0.19 to 0.24). vLLM takes what"
+    " the host has available for what the GPU has free (0.19.0 utils/mem_utils.py:122, the same in 0.33.0), so that "
+    "all that programs take of it while vLLM starts, its own among them, counts as the engine's",
+)
+INTEGRATED = frozenset({(8, 7), (11, 0), (12, 1)})
+"""Compute capabilities of GPUs without memory of their own: Orin, Thor, GB10."""
 GRAPHS_SEEN_ALONE = Uncertain(
     0.08,
     0.0,
@@ -177,6 +195,7 @@ QWEN2_5_FRAME_PAIRS = 7
 FREE_UNCERTAINTIES = {
     "compile_cache": (COMPILE_CACHE_BYTES, "while vLLM compiles, which it does until its compile cache is filled"),
     "pcie": (PCIE_BYTES, "for tensor parallelism over PCIe, outside of torch"),
+    "shared_memory": (SHARED_MEMORY_BYTES, "where the CPU takes of the same memory while vLLM starts"),
 }
 """What may be missing on a GPU, by name, and when."""
 
@@ -186,6 +205,7 @@ LATENT_WORKSPACE_TOKENS = 64 * 1024
 """The most tokens of context that latent attention expands at once
 (determine_chunked_prefill_workspace_size, model_executor/layers/attention/mla_attention.py of 0.19.0 to 0.33.0)."""
 
+DEFAULTS = Arguments()
 INDEX_SCORES_BYTES = 512 * MIB
 """0.19.0 envs.py, VLLM_SPARSE_INDEXER_MAX_LOGITS_MB, the same in 0.33.0."""
 
@@ -201,7 +221,9 @@ class ObservationError(ValueError):
     """An observation that cannot be used. The message names the variable, the value and what would be right."""
 
 
-def list_captured_sizes(max_num_seqs: int, max_num_batched_tokens: int, query: int = 1) -> list[int]:
+def list_captured_sizes(
+    max_num_seqs: int, max_num_batched_tokens: int, query: int = 1, arguments: Arguments = DEFAULTS
+) -> list[int]:
     """Return the batch sizes for which vLLM captures graphs: 1, 2, 4, every 8 up to 248, every 16 from 256.
 
     The largest is at most twice max_num_seqs, at most 512 and at most max_num_batched_tokens. Source: vLLM 0.19.0
@@ -209,9 +231,14 @@ def list_captured_sizes(max_num_seqs: int, max_num_batched_tokens: int, query: i
     has `query` tokens in a batch, and the first model runner rounds sizes up to multiples of it (0.19.0
     config/compilation.py:1235, adjust_cudagraph_sizes_for_spec_decode); the second rounds those for decoding alone,
     which makes about as many.
+
+    Args:
+        arguments: which may ask for another largest size, or for these sizes only.
     """
-    most = min(max_num_seqs * query * 2, 512, max_num_batched_tokens)
-    sizes = (-(-size // query) * query for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)))
+    most = min(arguments.max_cudagraph_capture_size or min(max_num_seqs * query * 2, 512), max_num_batched_tokens)
+    if asked := arguments.cudagraph_capture_sizes:
+        most = max_num_batched_tokens
+    sizes = (-(-size // query) * query for size in asked or (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16)))
     return sorted({size for size in sizes if size <= most})
 
 
@@ -315,6 +342,8 @@ def encode(model: Model, arguments: Arguments, tokens: int) -> tuple[Uncertain, 
     (custom operators are off then). Over several GPUs the sum of their parts is one more.
     """
     encoder, size = model.encoder, arguments.tensor_parallel_size
+    if arguments.mm_encoder_tp_mode == "data":
+        size = 1  # Each GPU encodes whole items, here all of them.
     if encoder is None or not tokens:
         return Uncertain(0.0, 0.0, 0.0), 0
     hidden, inner = encoder.hidden_size, encoder.intermediate_size / size
@@ -421,11 +450,14 @@ def graphs(
     Args:
         all_seen: False for the first model runner of vLLM 0.19 on the reference's GPU, see GRAPHS_SEEN_ALONE.
     """
-    if arguments.enforce_eager:
+    if arguments.enforce_eager or arguments.cudagraph_mode == "NONE":
         return Uncertain(0.0, 0.0, 0.0)
     query = arguments.drafts + 1
-    sizes = list_captured_sizes(max_num_seqs, max_num_batched_tokens, query)
-    captured = len(sizes) + len([size for size in sizes if size <= max_num_seqs * query])
+    sizes = list_captured_sizes(max_num_seqs, max_num_batched_tokens, query, arguments)
+    decoding = [size for size in sizes if size <= max_num_seqs * query]
+    if arguments.cudagraph_mode == "FULL_DECODE_ONLY":
+        sizes = decoding
+    captured = len(sizes) + (len(decoding) if arguments.cudagraph_mode in ("", "FULL_AND_PIECEWISE") else 0)
     layers = -(-len(model.layers) // arguments.pipeline_parallel_size)
     layers += len(model.drafter.layers) if model.drafter else 0
     ranks = arguments.tensor_parallel_size * arguments.pipeline_parallel_size

@@ -121,7 +121,9 @@ def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeig
         read = Fraction(0)
         for component in loaded:
             whole = component.kind == "experts" and arguments.enable_expert_parallel
-            ranks_of_tensor = 1 if whole or _is_whole_gate(component, stage) else arguments.tensor_parallel_size
+            copied = component.kind == "towers" and arguments.mm_encoder_tp_mode == "data"
+            copied = copied or _is_whole_gate(component, stage)
+            ranks_of_tensor = 1 if whole or copied else arguments.tensor_parallel_size
             size = _count(component, stage) * _compute_bytes_on_rank(component, model, ranks_of_tensor, release)
             if whole:
                 # Whole experts with all their scales; the first ranks have those that remain (`determine_expert_map`,
