@@ -32,6 +32,7 @@ from .memory.vllm_versions import (
     set_gpu_defaults,
     uses_second_runner,
 )
+from .memory.weights import bound_expert_padding
 from .outcome import (
     Outcome,
     compute_encoder_bytes,
@@ -171,7 +172,7 @@ _SCALED = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")
 
 def _is_option(name: str) -> bool:
     """Return whether a field of Arguments is an option of vLLM that may stand in an engine."""
-    derived = ("ds_mla", "first_runner_options", "flashinfer_states", "max_pixels", "speculation", "without")
+    derived = "ds_mla first_runner_options flashinfer_states fp4_units max_pixels speculation without".split()
     return not name.startswith("default_") and name not in derived and name not in SWITCHES
 
 
@@ -291,6 +292,7 @@ def resolve(model: Model, arguments: Arguments, gpus: Sequence[Gpu], version: st
     flashinfer = capability is None or capability[0] in (9, 10, 12)
     block_size, ds_mla = choose_block_size(model, dtype, capability), keeps_ds_mla(model, dtype, capability)
     arguments = replace(arguments, default_block_size=block_size, ds_mla=ds_mla, flashinfer_states=flashinfer)
+    arguments = replace(arguments, fp4_units=capability is None or capability >= feasibility.FP4_UNITS_SINCE)
     return model, arguments, resolve_dtype(model, arguments, version)
 
 
@@ -396,7 +398,10 @@ def _list_free_uncertainties(engine: Engine, outcome: Outcome) -> dict[str, int]
     measured = engine.gpu.name == overhead.FITTED_GPU or {"overhead_bytes", "context_bytes"} <= engine.observed.keys()
     if engine.arguments.tensor_parallel_size > 1 and not engine.has_nvlink and not measured:
         names.append("pcie")
-    return {name: math.ceil(overhead.FREE_UNCERTAINTIES[name][0].high / MIB) for name in names if outcome.gpus}
+    found = {name: math.ceil(overhead.FREE_UNCERTAINTIES[name][0].high / MIB) for name in names if outcome.gpus}
+    reads, capability = (engine.model, engine.arguments, engine.release.number), engine.gpu.compute_capability
+    padding = max((bound_expert_padding(*reads, rank.loaded, capability) for rank in outcome.ranks), default=0)
+    return found | ({"experts": math.ceil(padding / MIB)} if padding else {})
 
 
 def _check_free_uncertainties(outcome: Outcome, kv: KvCapacity, unknown: Mapping[str, int]) -> list[str]:

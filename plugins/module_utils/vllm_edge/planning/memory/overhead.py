@@ -177,6 +177,7 @@ QWEN2_5_FRAME_PAIRS = 7
 FREE_UNCERTAINTIES = {
     "compile_cache": (COMPILE_CACHE_BYTES, "while vLLM compiles, which it does until its compile cache is filled"),
     "pcie": (PCIE_BYTES, "for tensor parallelism over PCIe, outside of torch"),
+    "experts": (Uncertain(0.0, 0.0, 0.0), "for experts without a gate, where FlashInfer's kernels pad them"),
 }
 """What may be missing on a GPU, by name, and when."""
 
