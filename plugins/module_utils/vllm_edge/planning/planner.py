@@ -172,8 +172,8 @@ _SCALED = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")
 
 def _is_option(name: str) -> bool:
     """Return whether a field of Arguments is an option of vLLM that may stand in an engine."""
-    derived = "ds_mla first_runner_options flashinfer_states fp4_units max_pixels speculation without".split()
-    return not name.startswith("default_") and name not in derived and name not in SWITCHES
+    derived = ("ds_mla", "first_runner_options", "flashinfer_states", "max_pixels", "speculation", "without")
+    return not name.startswith(("default_", "fp4_units")) and name not in derived and name not in SWITCHES
 
 
 def _read_value(place: str, key: str, kind: str, value: Any) -> bool | int | float | str:

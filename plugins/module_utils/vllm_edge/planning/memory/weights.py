@@ -28,9 +28,10 @@ marlin_moe_padded_intermediate), and a token reads the padding too. Earlier ones
 4-bit experts pad as much or more, so this is counted on every GPU."""
 UNGATED_TILE, TRTLLM_HIDDEN_TILE = 128, 256
 """FlashInfer's kernels pad the intermediate size of experts without a gate to a multiple of the first, and those of
-TensorRT-LLM, which vLLM prefers on B200 and B300, the hidden size to one of the second. In FP4 all do on GPUs with FP4
-units (0.19.0 quantization/utils/flashinfer_fp4_moe.py:251 and :274, 0.33.0:419 and :442); in FP8 and bfloat16 that
-depends on what vLLM chooses (flashinfer_utils.py:435, fused_moe/oracle/unquantized.py)."""
+TensorRT-LLM for FP4, which vLLM prefers on B200 and B300, the hidden size to one of the second. In FP4 all do the first
+(0.19.0 quantization/utils/flashinfer_fp4_moe.py:251 and :274, 0.33.0:419 and :442), so it is counted on GPUs with FP4
+units; in FP8 and in bfloat16 those of TensorRT-LLM alone do (flashinfer_utils.py:435,
+fused_moe/oracle/unquantized.py)."""
 SHARED_LAYERS_WITHOUT_KV = (0, 30)
 """From this release on a layer that shares another's KV cache has no K and V projection (gemma4.py of 0.30.0). Up to
 0.28.0 it has both and uses neither."""
@@ -251,11 +252,12 @@ def bound_expert_padding(
     Args:
         capability: compute capability of the GPU; None if it is not known.
     """
-    if model.gated or not model.experts or (capability and capability < (9, 0)):
+    trtllm = capability is None or capability[0] == 10
+    if model.gated or not (trtllm or (model.quantization.method != "none" and capability and capability >= (9, 0))):
         return 0
     part = model.expert_intermediate_size // (1 if arguments.enable_expert_parallel else arguments.tensor_parallel_size)
     counted = part * _compute_expert_padding(model, arguments, release) * model.hidden_size
-    tile = TRTLLM_HIDDEN_TILE if capability is None or capability[0] == 10 else 1
+    tile = TRTLLM_HIDDEN_TILE if trtllm and model.quantization.weight_bits == 4 else 1
     most = -(-part // UNGATED_TILE) * UNGATED_TILE * -(-model.hidden_size // tile) * tile
     return max(0, math.ceil(loaded.by_kind.get("experts", 0) * (most / counted - 1)))
 
