@@ -41,6 +41,7 @@ LENGTHS = (1, 17, 1000, 4096, 8192, 16384, 32768, 100000)
 BATCHES = (256, 2048, 2496, 8192)
 HYBRIDS = ("Qwen/Qwen3.5-0.8B", "Qwen/Qwen3.5-4B", "Qwen/Qwen3.6-27B", "Qwen/Qwen3.6-35B-A3B")
 HYBRIDS += ("Qwen/Qwen3-Next-80B-A3B-Instruct",)
+MAMBA = (published.NEMOTRON, "Nemotron-3-Nano, one group")
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,6 @@ class Configuration:
 
     def as_json(self) -> dict[str, Any]:
         """For the judge, in which nothing of this project is imported."""
-        config = self.model.facts.config
         layers = (*self.model.layers, *(self.model.drafter.layers if self.model.drafter else ()))
         described = [
             {
@@ -64,7 +64,7 @@ class Configuration:
                 "chunk": layer.window_tokens if layer.attention is Attention.CHUNKED else None,
                 "latent": layer.attention is Attention.LATENT,
                 "index_bytes": self.model.latent.index_bytes if self.model.latent else 0,
-                "own_cache": layer.shares_with is None,
+                "own_cache": layer.shares_with is None and layer.attention is not Attention.NONE,
                 "state": layer.state is not None,
             }
             for index, layer in enumerate(layers)
@@ -74,7 +74,7 @@ class Configuration:
         return {
             "layers": described,
             "drafts": self.arguments.drafts,
-            "linear": config.get("text_config", config) if self.model.hybrid else {},
+            "linear": self.model.hybrid and (self.model.facts.config.get("text_config") or self.model.facts.config),
             **{name: getattr(self.arguments, name) for name in names},
             **({"kv_cache_dtype": kv_cache.DS_MLA} if self.arguments.ds_mla else {}),
             "max_num_batched_tokens": self.arguments.max_num_batched_tokens,
@@ -92,7 +92,8 @@ def configurations() -> tuple[Configuration, ...]:
     )
     hybrids = [("Qwen3.5", families.interpret(published.facts(repo))) for repo in HYBRIDS]
     drafted = ((family, replace(each, drafter=families.interpret_drafting(each))) for family, each in hybrids)
-    made = itertools.chain(others, hybrids, drafted)
+    mamba = [("NemotronH", families.interpret(published.facts(repo))) for repo in MAMBA]
+    made = itertools.chain(others, hybrids, drafted, mamba, mamba)
     return tuple(configuration for family, each in made for configuration in _around(generator, family, each))
 
 

@@ -33,9 +33,11 @@ from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.attention.chunked_local_attention import ChunkedLocalAttention
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.model_executor.layers.mamba import abstract
+from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 from vllm.model_executor.models import config as verifiers
 from vllm.model_executor.models.deepseek_v2 import DeepseekV32IndexerCache
-from vllm.model_executor.models.qwen3_next import Qwen3NextForCausalLM as STATE
+from vllm.model_executor.models.nemotron_h import NemotronHForCausalLM
+from vllm.model_executor.models.qwen3_next import Qwen3NextForCausalLM
 from vllm.platforms import Platform
 from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype, resolve_kv_cache_dtype_string
 from vllm.v1.attention.backend import AttentionBackend, AttentionType, MultipleOf
@@ -85,7 +87,8 @@ def layout() -> Any:
 
 
 def config_of(given: dict[str, Any]) -> Config:
-    full = next(layer for layer in given["layers"] if not layer["state"])
+    full = next(layer for layer in given["layers"] if layer["kv_heads"])
+    sizes = SimpleNamespace(**(given["linear"] or {}))
     heads = SimpleNamespace(
         use_mla=False,
         get_total_num_kv_heads=lambda: full["kv_heads"],
@@ -99,9 +102,10 @@ def config_of(given: dict[str, Any]) -> Config:
             use_mla=False,
             supports_kv_cache_grouping=False,
             model="judge",
-            architecture="Qwen3_5ForConditionalGeneration",
-            supports_mamba_prefix_caching=False,
-            hf_text_config=SimpleNamespace(**given["linear"]),
+            architecture="judge",
+            supports_mamba_prefix_caching=has_mamba2(given),
+            get_mamba_chunk_size=lambda: sizes.chunk_size,
+            **dict.fromkeys(("hf_config", "hf_text_config"), sizes),
             get_num_kv_heads=lambda parallel: ModelConfig.get_num_kv_heads(heads, parallel),
             get_head_size=lambda: full["head_size"],
         ),
@@ -148,16 +152,26 @@ def config_of(given: dict[str, Any]) -> Config:
     )
 
 
+def has_mamba2(given: dict[str, Any]) -> bool:
+    return "mamba_num_heads" in (given["linear"] or {})
+
+
+def model_class(given: dict[str, Any]) -> Any:
+    return NemotronHForCausalLM if has_mamba2(given) else Qwen3NextForCausalLM
+
+
 def align_block(given: dict[str, Any], config: Config) -> None:
     """Raises the block to the size of the state of linear attention, and pads the state, as vLLM does."""
-    verifiers.Qwen3_5ForConditionalGenerationConfig.verify_and_update_config(config)
-    resolve = mock.patch.object(models.ModelRegistry, "resolve_model_cls", lambda *_, **__: (STATE, ""))
+    mamba2, found = has_mamba2(given), (model_class(given), "")
+    of = verifiers.NemotronHForCausalLMConfig if mamba2 else verifiers.Qwen3_5ForConditionalGenerationConfig
+    of.verify_and_update_config(config)
+    resolve = mock.patch.object(models.ModelRegistry, "resolve_model_cls", lambda *_, **__: found)
     if not hasattr(Platform, "_align_hybrid_block_size"):  # before 0.20
         with resolve, mock.patch.object(verifiers, "ModelRegistry", models.ModelRegistry, create=True):
             verifiers.HybridAttentionMambaModelConfig.verify_and_update_config(config)
         return
     verifiers.HybridAttentionMambaModelConfig.verify_and_update_config(config)
-    exported = 64 if given["flashinfer_states"] else None
+    exported = 64 if given["flashinfer_states"] and not mamba2 else None
     with (
         resolve,
         mock.patch("vllm.config.vllm.set_current_vllm_config", lambda _: nullcontext()),
@@ -168,12 +182,14 @@ def align_block(given: dict[str, Any], config: Config) -> None:
 
 
 def state_of(given: dict[str, Any], config: Config) -> Any:
-    layer = SimpleNamespace(
-        get_state_shape=lambda: STATE.get_mamba_state_shape_from_config(config),
-        get_state_dtype=lambda: STATE.get_mamba_state_dtype_from_config(config),
-        mamba_type="gdn_attention",
-        is_kv_cache_tp_replicated=False,
-    )
+    found = model_class(given)
+    state = {
+        "get_state_shape": lambda *_: found.get_mamba_state_shape_from_config(config),
+        "get_state_dtype": lambda *_: found.get_mamba_state_dtype_from_config(config),
+    }
+    if has_mamba2(given):
+        return object.__new__(type("Judged", (MambaMixer2,), state)).get_kv_cache_spec(config)
+    layer = SimpleNamespace(**state, mamba_type="gdn_attention", is_kv_cache_tp_replicated=False)
     spec = abstract.MambaBase.get_kv_cache_spec(layer, config)
     # QwenGatedDeltaNetAttention.get_kv_cache_spec, which only a GPU with FlashInfer reaches.
     exported = given["flashinfer_states"] and spec.mamba_cache_mode == "align" and EXPORTS

@@ -132,7 +132,7 @@ try:
 except ImportError:
     pass  # since 0.22
 # Activation functions that older releases look up when they build a layer, and that the CPU build does not have.
-for name in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "gelu_quick"):
+for name in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "gelu_quick", "relu_squared"):
     if not hasattr(torch.ops._C, name):
         setattr(torch.ops._C, name, mock.MagicMock())
 
@@ -152,6 +152,23 @@ for module in ("expert_map_manager", "layer"):  # since 0.28, and before
         found.determine_expert_map = on_cpu(found.determine_expert_map)
     except (AttributeError, ImportError):
         continue
+
+
+# Elsewhere experts without a gate are refused.
+ALIKE = type("Alike", (type(current_platform),), {"is_cuda_alike": lambda _: True})()
+for module in ("config", "layer"):  # since 0.20, and before
+    importlib.import_module(f"vllm.model_executor.layers.fused_moe.{module}").current_platform = ALIKE
+unquantized = importlib.import_module("vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method")
+select_gated = unquantized.select_unquantized_moe_backend
+
+
+def select_unquantized(moe_config: Any, **more: Any) -> Any:
+    if moe_config.is_act_and_mul or more:  # 0.19 has no kernels to choose from
+        return select_gated(moe_config=moe_config, **more)
+    return unquantized.UnquantizedMoeBackend.TRITON, Experts
+
+
+unquantized.select_unquantized_moe_backend = select_unquantized
 
 
 def wrap_experts(self: Any, base_layer: Any) -> None:

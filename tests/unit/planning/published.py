@@ -160,6 +160,16 @@ def qwen_hybrid(sizes: tuple[int, ...], values: int, tied: bool, tower: tuple[in
     return _multimodal(name, kind, text, vision, tie_word_embeddings=tied, **HYBRID_TOKENS)
 
 
+def _nemotron_h(sizes: tuple[int, ...], pattern: str, experts: tuple[int, ...], **more: Any) -> dict[str, Any]:
+    """`experts` are experts of a layer, those that a token reads, the shared one's intermediate size and theirs."""
+    keys = ("n_routed_experts", "num_experts_per_tok", "moe_shared_expert_intermediate_size", "moe_intermediate_size")
+    found: dict[str, Any] = dict(zip(keys, experts, strict=True)) | {"n_shared_experts": 1, "n_group": 1}
+    found |= {"topk_group": 1, "norm_topk_prob": True, "head_dim": 128, "hybrid_override_pattern": pattern}
+    found |= {"mamba_num_heads": 64, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8, "conv_kernel": 4}
+    found |= {"chunk_size": 128, "use_conv_bias": True, "mamba_ssm_cache_dtype": "float32", "mlp_hidden_act": "relu2"}
+    return config("NemotronHForCausalLM", "nemotron_h", sizes, tie_word_embeddings=False, **found | more)
+
+
 NOT_MXFP4 = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
 FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "float8_e4m3fn"}
 FP8_BLOCKS |= {"weight_block_size": [128, 128]}
@@ -198,6 +208,7 @@ PIXTRAL = _tower("pixtral", (1024, 4096, 24, 16, 1540, 14), head_dim=64, num_cha
 LLAMA_ROPE = {"rope_type": "llama3", "factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0}
 DEEPSEEK_ROPE: dict[str, Any] = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
 DEEPSEEK_ROPE |= {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
+NEMOTRON = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
 LLAVA = "llava-hf/llava-v1.6-mistral-7b-hf"
 LONG_ROPE = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
 QWEN3_EXPERTS: dict[str, Any] = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
@@ -392,6 +403,11 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         **{"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512},
         shared_expert_intermediate_size=512,
     ),
+    NEMOTRON: _nemotron_h(
+        (52, 2688, 1856, 32, 2, 131072, 262144),
+        "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        (128, 6, 3712, 1856),
+    ),
 }
 
 _QWEN_7B = CONFIGS["Qwen/Qwen2.5-7B-Instruct"]
@@ -477,6 +493,18 @@ for _name, _without in _WITHOUT_LINEAR.items():
     CONFIGS[f"Qwen3.5-4B, {QUANTIZED[_name]['quant_method']}"] = {
         **CONFIGS["Qwen/Qwen3.5-4B"],
         "quantization_config": {**QUANTIZED[_name], **_without},
+    }
+CONFIGS["Nemotron-3-Nano, one group"] = {**CONFIGS[NEMOTRON], "n_groups": 1}
+# The experts of Nemotron-3-Super, as the unit test of NVIDIA-NeMo/Megatron-Bridge for it has them.
+CONFIGS["Nemotron-3-Nano, latent experts"] = {
+    **CONFIGS[NEMOTRON],
+    **{"n_routed_experts": 512, "num_experts_per_tok": 22, "moe_intermediate_size": 2688, "moe_latent_size": 1024},
+    "moe_shared_expert_intermediate_size": 5376,
+}
+for _name in ("NVFP4", "FP8"):
+    CONFIGS[f"Nemotron-3-Nano, {_name}"] = {
+        **CONFIGS[NEMOTRON],
+        "quantization_config": {**QUANTIZED["Qwen2.5-7B-Instruct, NVFP4"], "quant_algo": _name},
     }
 # As "nvidia/Qwen3.6-35B-A3B-NVFP4": attention in FP8, MLPs in NVFP4.
 _MIXED = {
@@ -582,6 +610,9 @@ _NORMS = {
 
 def headers(made: Mapping[str, Any]) -> Iterator[Header]:
     """The tensors of a checkpoint with that config.json."""
+    if made["model_type"] == "nemotron_h":
+        yield from _nemotron_headers(made)
+        return
     text = made.get("text_config", made)
     qwen, hidden = "visual" if made["model_type"].startswith("qwen") else "", text["hidden_size"]
     before, head = ("model.", "") if "text_config" not in made else ("language_model.model.", "language_model.")
@@ -625,6 +656,39 @@ def headers(made: Mapping[str, Any]) -> Iterator[Header]:
         yield from towers.get(made["vision_config"]["model_type"], _qwen_tower)(made["vision_config"], hidden)
 
 
+def _nemotron_headers(made: Mapping[str, Any]) -> Iterator[Header]:
+    hidden, inner, heads = (
+        made["hidden_size"],
+        made["mamba_num_heads"] * made["mamba_head_dim"],
+        made["mamba_num_heads"],
+    )
+    rows, experts = inner + 2 * made["n_groups"] * made["ssm_state_size"], made.get("n_routed_experts", 0)
+    mamba: dict[str, tuple[int, ...]] = {"in_proj.weight": (inner + rows + heads, hidden), "norm.weight": (inner,)}
+    mamba |= {"conv1d.weight": (rows, 1, made["conv_kernel"]), "conv1d.bias": (rows,)}
+    mamba |= {"out_proj.weight": (hidden, inner), "A_log": (heads,), "D": (heads,), "dt_bias": (heads,)}
+    attention = {name.removeprefix("self_attn."): shape for name, _, shape in _attention(made)}
+    moe: dict[str, tuple[int, ...]] = {"gate.weight": (experts, hidden), "gate.e_score_correction_bias": (experts,)}
+    width = made.get("moe_latent_size") or hidden
+    if width != hidden:
+        moe |= {"fc1_latent_proj.weight": (width, hidden), "fc2_latent_proj.weight": (hidden, width)}
+    mlps = [(f"experts.{expert}.", made["moe_intermediate_size"], width) for expert in range(experts)]
+    mlps += [("shared_experts.", made["moe_shared_expert_intermediate_size"], hidden)] if experts else []
+    for name, size, inputs in mlps:
+        moe |= {f"{name}up_proj.weight": (size, inputs), f"{name}down_proj.weight": (inputs, size)}
+    dense = made["intermediate_size"]
+    kinds = {"M": mamba, "*": attention, "E": moe}
+    kinds["-"] = {"up_proj.weight": (dense, hidden), "down_proj.weight": (hidden, dense)}
+    yield "backbone.embeddings.weight", "BF16", (made["vocab_size"], hidden)
+    yield "backbone.norm_f.weight", "BF16", (hidden,)
+    yield "lm_head.weight", "BF16", (made["vocab_size"], hidden)
+    for index, kind in enumerate(made["hybrid_override_pattern"]):
+        layer = f"backbone.layers.{index}"
+        yield f"{layer}.norm.weight", "BF16", (hidden,)
+        for name, shape in kinds[kind].items():
+            dtype = "F32" if name.endswith("bias") and kind == "E" else "BF16"
+            yield from _quantize(made.get("quantization_config"), f"{layer}.mixer.{name}", dtype, shape)
+
+
 def _quantize(how: Mapping[str, Any] | None, name: str, dtype: str, shape: tuple[int, ...]) -> Iterator[Header]:
     """A linear weight as the quantizers of QUANTIZED store it; everything else as it is."""
     layers, base = (how or {}).get("quantized_layers", {}), name.removesuffix(".weight")
@@ -663,6 +727,9 @@ def _store(how: Mapping[str, Any], rows: int, columns: int) -> Iterator[Header]:
     elif how.get("quant_algo") == "MXFP8":
         yield "weight", "F8_E4M3", (rows, columns)
         yield "weight_scale", "U8", (rows, columns // 32)
+    elif how.get("quant_algo") == "FP8":
+        yield "weight", "F8_E4M3", (rows, columns)
+        yield from (("weight_scale", "F32", ()), ("input_scale", "F32", ()))
     elif method == "modelopt":
         yield "weight", "U8", (rows, columns // 2)
         yield "weight_scale", "F8_E4M3", (rows, columns // 16)
@@ -975,13 +1042,14 @@ JUDGED_LAYERS = 6
 def cut(made: Mapping[str, Any], layers: int = JUDGED_LAYERS) -> dict[str, Any]:
     """The same checkpoint with its first layers only: what vLLM makes of one layer, it makes of all alike."""
     text = dict(made.get("text_config", made))
-    layers += 2 if "linear_conv_kernel_dim" in text else 0
+    layers += 2 if "linear_conv_kernel_dim" in text or "conv_kernel" in text else 0
     text["num_hidden_layers"] = min(layers, text["num_hidden_layers"])
     if text.get("first_k_dense_replace"):
         # glm4_moe.py refuses a stage of a pipeline without experts.
         text["first_k_dense_replace"] = min(layers // 2 - 1, text["first_k_dense_replace"])
-    if text.get("layer_types"):
-        text["layer_types"] = text["layer_types"][:layers]
+    for key in ("layer_types", "hybrid_override_pattern"):
+        if text.get(key):
+            text[key] = text[key][:layers]
     if "vision_config" not in made:
         return text
     depth = "depth" if "depth" in made["vision_config"] else "num_hidden_layers"
@@ -1040,14 +1108,16 @@ def compare(asked: Mapping[str, Any], told: Mapping[str, Any], version: str) -> 
         enable_expert_parallel=asked["expert_parallel"],
     )
     here = kv_cache.select_layers(found, arguments, stage or 0)
-    rank = weights.per_rank(found, arguments, version)[stage or 0]
+    # Some kernels pad experts after loading.
+    padless = found if found.quantization.method == "mxfp4" else replace(found, expert_intermediate_size=0)
+    rank = weights.per_rank(padless, arguments, version)[stage or 0]
     rope = rank.by_kind.get("rope_caches", 0)
     # Copies of latent attention are made after loading.
     loaded = rank.bytes - rope - rank.by_kind.get("buffers", 0)
     batches = (replace(arguments, max_num_batched_tokens=tokens) for tokens in (1, 2))
     one, two = (weights.per_rank(found, batch, version)[stage or 0].bytes for batch in batches)
     adapters = []
-    said_of_adapters = told["lora_bytes"][: 1 if asked["expert_parallel"] else 2]
+    said_of_adapters = told["lora_bytes"][: 1 if asked["expert_parallel"] else 2] if found.gated else []
     for sharded, said in zip((False, True), said_of_adapters, strict=False):
         lora = replace(arguments, enable_lora=True, max_loras=2, fully_sharded_loras=sharded, max_num_batched_tokens=1)
         held = weights.per_rank(found, lora, version)[stage or 0].by_kind["adapters"] - weights.PUNICA_BYTES_PER_TOKEN
@@ -1058,7 +1128,7 @@ def compare(asked: Mapping[str, Any], told: Mapping[str, Any], version: str) -> 
             [
                 [max(1, x.kv_heads // size), x.head_size, x.window_tokens]
                 for x in found.layers
-                if x.index in here and not x.state
+                if x.index in here and x.kv_heads
             ],
             told["layers"],
         ),

@@ -78,6 +78,8 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         # 2112 is 33 x 64: what Marlin takes in FP4, and would not in integers.
         ("26b-nvfp4", {"version": "0.19.0"}, ""),
         ("31b-bf16", {"tensor_parallel_size": 3}, "query heads 32 is not divisible"),
+        (published.NEMOTRON, {"tensor_parallel_size": 16}, "number of Mamba groups 8 is not divisible"),
+        ("Nemotron-3-Nano, one group", {"tensor_parallel_size": 16}, ""),
         (MIXED, {"version": "0.23.0", "gpu": "NVIDIA A10"}, "modelopt_mixed needs compute capability 8.9"),
         (MIXED, {"version": "0.24.0", "gpu": "NVIDIA A10"}, ""),
         (MIXED, {"version": "0.22.0", "facts": HEAD}, "a quantized lm_head, which came with 0.23.0"),

@@ -71,6 +71,8 @@ MODELS: dict[str, Any] = {
     "Qwen/Qwen3.5-9B": published.qwen_hybrid((32, 4096, 12288, 16, 4, 248320, 262144), 32, False, (27, 1152, 4304, 16)),
     # Unconfirmed: hidden and intermediate size, and the tower; only its KV cache is compared.
     "Qwen3.5-2B": published.qwen_hybrid((24, 2048, 6144, 8, 2, 248320, 262144), 16, True, (24, 1024, 4096, 16)),
+    # Of the sizes of Nemotron-3-Nano; what of it is quantized is not known, only its KV cache is compared.
+    "Nemotron-Cascade-2-NVFP4": published.CONFIGS["Nemotron-3-Nano, NVFP4"],
     "openai/gpt-oss-120b": published.gpt_oss(36, 128),
     "meta-llama/Meta-Llama-3-8B-Instruct": published.config(
         "LlamaForCausalLM", "llama", (32, 4096, 14336, 32, 8, 128256, 8192), tie_word_embeddings=False
@@ -200,6 +202,11 @@ max_num_batched_tokens=32768 --enable-prefix-caching -sc.method=mtp -sc.num_spec
 max_num_batched_tokens=65536 --enable-prefix-caching -sc.method=mtp -sc.num_speculative_tokens=2
 56970046574 Qwen/Qwen3.6-35B-A3B 0.21.0 200.0 .9 262144 - 74.76 6455296 kv_cache_dtype=fp8 max_num_seqs=5 \
 max_num_batched_tokens=8192 --enable-prefix-caching -sc.method=mtp -sc.num_speculative_tokens=2
+55685126685 nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16 0.20.2 121.69 .8 262144 - 34.32 5769184 max_num_seqs=8
+59839511370 Nemotron-Cascade-2-NVFP4 0.19.1 94.0 .95 262144 - 68.97 4819104 kv_cache_dtype=fp8 max_num_seqs=40 \
+max_num_batched_tokens=8192
+51923877316 Nemotron-Cascade-2-NVFP4 0.20.1 31.84 .85 256000 - 3.72 1206303 kv_cache_dtype=fp8 max_num_seqs=128 \
+max_num_batched_tokens=32768
 """
 """Log, model, release, GPU as far as it is known and GiB of CUDA, share, max_model_len, GiB that were loaded, GiB and
 tokens of the KV cache, other arguments. Logs are numbered as an index of public files on GitHub has them; # is an issue
@@ -207,7 +214,7 @@ of vLLM. The A40's GiB are those of an L40S.
 
 Of the hybrids with -sc, and of four others, the weights are another checkpoint's, in 4 bits, on a larger GPU; one ran a
 build after 0.26, and those with 0.21.0 are of 0.20.2 and a nightly build, which print tokens alike. Of 47 that were
-found first these 10 are not here: others that are refused (club-3090#142, 55685126685, 69102865712, 54092400981),
+found first these 9 are not here: others that are refused (club-3090#142, 69102865712, 54092400981),
 DeepSeek V4 (#44376, 63344308021), and four that do not say enough, or contradict themselves (#21348, #17462,
 62120644965, 56408971406 at full length). The six before 67529778690 were found later; vLLM refused 55021192520.
 """

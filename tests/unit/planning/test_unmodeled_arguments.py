@@ -6,10 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import published
 import pytest
 from ansible.module_utils.vllm_edge.inventory.engine_arguments import find_option
 from ansible.module_utils.vllm_edge.planning import planner, unmodeled_arguments
-from ansible.module_utils.vllm_edge.planning.contract import Verdict
+from ansible.module_utils.vllm_edge.planning.contract import Gpu, Verdict
 from ansible.module_utils.vllm_edge.planning.memory import overhead
 from checkpoints import DEFAULT, GIB, L4, MIB, engine, model, plan, plan_of
 
@@ -135,6 +136,17 @@ def test_the_verdict_of_a_profile_is_the_worst() -> None:
     sure = engine("e2b", gpus=[2]) | {"name": "sure"}
     assert plan(unsure, sure, version=DEFAULT).verdict is Verdict.CANNOT_SAY
     assert plan(unsure, engine("31b-bf16") | {"name": "large"}, version=DEFAULT).verdict is Verdict.OOM_WEIGHTS
+
+
+@pytest.mark.parametrize(
+    "words", [["--enable-lora"], ["--spec-tokens=2", "-sc.method=mtp"], ["--mamba-cache-mode", "align"]]
+)
+def test_what_is_not_counted_of_nemotron(words: list[str]) -> None:
+    nemotron = published.families.interpret(published.facts(published.NEMOTRON))
+    wanted = engine("nano", extra_args=words, gpu_memory_utilization=0.9)
+    (found,) = planner.plan("p", [wanted], {"nano": nemotron}, [Gpu("NVIDIA H200", 140 * GIB)], DEFAULT).engines
+    assert found.verdict is Verdict.CANNOT_SAY and words[0].partition("=")[0] in found.reason, found.reason
+    assert "a NemotronHForCausalLM" in found.reason or "-sc.method=mtp" not in words
 
 
 def test_every_name_is_an_option_of_the_recorded_release() -> None:

@@ -96,12 +96,14 @@ class Attention(StrEnum):
     LATENT = "latent_attention"
     """MLA (DeepSeek): the cache has one vector for each token, the same on every rank. config.json has no such name."""
     LINEAR = "linear_attention"
-    """The cache has a state of fixed size for each request, whatever its length (Qwen3.5)."""
+    """The cache has a state of fixed size for each request, whatever its length (Qwen3.5; Mamba2)."""
+    NONE = "none"
+    """A layer of experts or of an MLP alone, without a cache (NemotronH)."""
 
 
 @dataclass(frozen=True)
 class State:
-    """What a layer with linear attention keeps of a request, in elements."""
+    """What a layer with linear attention or Mamba2 keeps of a request, in elements."""
 
     convolution: int
     """Of one row of the convolution's input; vLLM keeps `rows` of them in the model's dtype."""
@@ -110,6 +112,10 @@ class State:
     """Of all heads; ranks of tensor parallelism share them, and the row above, evenly."""
     dtype: str | None
     """Of the recurrent part; None if it is the model's."""
+    whole: int = 0
+    """Of the row above what each rank has beside its part: the only group of Mamba2."""
+    chunk_tokens: int = 0
+    """Of Mamba2: where vLLM keeps the states of all blocks, a block is a multiple of it. 0 for linear attention."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +133,7 @@ class DecoderLayer:
     shares_with: int | None = None
     """The layer whose KV cache this layer reads; it has none of its own then."""
     state: State | None = None
-    """For linear attention only, which has no KV heads."""
+    """For linear attention and Mamba2 only, which have no KV heads."""
 
 
 class Sharding(StrEnum):
@@ -271,8 +277,13 @@ class Model:
 
     @property
     def hybrid(self) -> bool:
-        """Whether some layers have linear attention."""
+        """Whether some layers have linear attention or Mamba2."""
         return any(layer.state for layer in self.layers)
+
+    @property
+    def gated(self) -> bool:
+        """Whether its experts have a gate. Without one, neither adapters nor drafters are counted."""
+        return self.family != "nemotron_h"
 
 
 @dataclass(frozen=True)
@@ -329,6 +340,8 @@ class Arguments:
     """Tokens of a block that the attention backend of the GPU wants, no option; None for vLLM's default."""
     flashinfer_states: bool = False
     """Whether vLLM takes FlashInfer's kernel for linear attention on the GPU, no option."""
+    fp4_units: bool = False
+    """Whether the GPU computes in FP4, no option."""
 
     @property
     def captures_attention(self) -> bool:

@@ -451,11 +451,14 @@ def _check_divisibility(engine: Engine) -> Iterator[Finding]:
     size, model = engine.arguments.tensor_parallel_size, engine.model
     kv_heads = sorted({layer.kv_heads for layer in model.layers})
     uneven = [heads for heads in kv_heads if heads % size and size % heads]
-    whole_experts = engine.arguments.enable_expert_parallel
+    whole_experts, config = engine.arguments.enable_expert_parallel, model.facts.config if model.hybrid else {}
+    groups = config.get("n_groups") or 0  # a single one is copied to each rank
     parts = [
         ("query heads", (model.query_heads,)),
         ("intermediate size", model.intermediate_sizes),
         ("intermediate size of an expert", (model.expert_intermediate_size,) if not whole_experts else ()),
+        ("number of Mamba heads", (config.get("mamba_num_heads") or 0,)),
+        ("number of Mamba groups", (groups if groups > 1 else 0,)),
     ]
     for what, values in parts:
         for value in values:

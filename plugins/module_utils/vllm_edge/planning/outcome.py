@@ -330,7 +330,7 @@ def _check_states(engine: Engine, kv: KvCapacity) -> Refusal | None:
         return None
     return Verdict.NO_KV, to_sentence(
         f"max_num_seqs {engine.max_num_seqs:,} is more than the {kv.blocks:,} blocks of the KV cache; where layers "
-        f"have linear attention each sequence needs one for its state when vLLM captures CUDA graphs"
+        f"have linear attention or Mamba each sequence needs one for its state when vLLM captures CUDA graphs"
     )
 
 

@@ -32,6 +32,7 @@ from .memory.vllm_versions import (
     set_gpu_defaults,
     uses_second_runner,
 )
+from .memory.weights import bound_expert_padding
 from .outcome import (
     Outcome,
     compute_encoder_bytes,
@@ -184,7 +185,7 @@ def _is_option(name: str) -> bool:
     """Return whether a field of Arguments is an option of vLLM that may stand in an engine."""
     derived = {"ds_mla", "first_runner_options", "flashinfer_states", "max_pixels", "speculation", "without"}
     derived |= {"cudagraph_capture_sizes", "cudagraph_mode"}
-    return not name.startswith("default_") and name not in derived and name not in SWITCHES
+    return not name.startswith(("default_", "fp4_units")) and name not in derived and name not in SWITCHES
 
 
 def _read_value(place: str, key: str, kind: str, value: Any) -> bool | int | float | str:
@@ -305,6 +306,7 @@ def resolve(model: Model, arguments: Arguments, gpus: Sequence[Gpu], version: st
     flashinfer = capability is None or capability[0] in (9, 10, 12)
     block_size, ds_mla = choose_block_size(model, dtype, capability), keeps_ds_mla(model, dtype, capability)
     arguments = replace(arguments, default_block_size=block_size, ds_mla=ds_mla, flashinfer_states=flashinfer)
+    arguments = replace(arguments, fp4_units=capability is None or capability >= feasibility.FP4_UNITS_SINCE)
     return model, arguments, resolve_dtype(model, arguments, version)
 
 
@@ -420,7 +422,10 @@ def _list_free_uncertainties(engine: Engine, outcome: Outcome) -> dict[str, int]
         names.append("pcie")
     if engine.gpu.compute_capability in overhead.INTEGRATED and not measured:
         names.append("shared_memory")
-    return {name: math.ceil(overhead.FREE_UNCERTAINTIES[name][0].high / MIB) for name in names if outcome.gpus}
+    found = {name: math.ceil(overhead.FREE_UNCERTAINTIES[name][0].high / MIB) for name in names if outcome.gpus}
+    reads, capability = (engine.model, engine.arguments, engine.release.number), engine.gpu.compute_capability
+    padding = max((bound_expert_padding(*reads, rank.loaded, capability) for rank in outcome.ranks), default=0)
+    return found | ({"experts": math.ceil(padding / MIB)} if padding else {})
 
 
 def _check_free_uncertainties(outcome: Outcome, kv: KvCapacity, unknown: Mapping[str, int]) -> list[str]:

@@ -100,8 +100,9 @@ def add_drafter(
     asked = arguments.speculation
     if asked is None or asked.uncounted:
         return model, arguments
-    if model.generic:
-        asked = replace(asked, tokens=0, uncounted="a model that is planned by bounds")
+    if model.generic or not model.gated:
+        what = f"a {model.architecture}" if not model.gated else "a model that is planned by bounds"
+        asked = replace(asked, tokens=0, uncounted=what)
         return model, replace(arguments, speculation=asked)
     drafter, uncounted = None, ""
     if asked.method not in ("ngram", "suffix"):

@@ -100,7 +100,7 @@ _ARGUMENTS: Mapping[str, Unmodeled] = {
             *("--decode-context-parallel-size", "--prefill-context-parallel-size", "--disable-hybrid-kv-cache-manager"),
             *("--kv-cache-dtype-skip-layers", "--kv-sharing-fast-prefill", "--num-gpu-blocks-override"),
             *("--attention-backend", "--enable-mamba-shared-prefix-checkpoint", "--gdn-prefill-backend"),
-            *("--mamba-block-size", "--use-replayssm"),
+            *("--mamba-block-size", "--mamba-cache-mode", "--use-replayssm"),
         ),
         Unmodeled(Effect.OTHER, "the KV cache"),
     ),
@@ -160,7 +160,7 @@ def find_unmodeled(
             continue
         if name == "--attention-backend" and _keeps_blocks(model, value, arguments.kv_cache_dtype):
             continue
-        if name == "--enable-lora" and not model.generic:
+        if name == "--enable-lora" and model.gated and not model.generic:
             continue  # memory/weights.py counts it
         if name == "--data-parallel-size" and not model.experts:
             continue  # each replica is an engine of its own

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import published
 import pytest
 from ansible.module_utils.vllm_edge.planning.checkpoint import families
 from ansible.module_utils.vllm_edge.planning.checkpoint.headers import FactsError
@@ -387,3 +388,29 @@ def test_tensors_of_other_quantizers(leaf: str, dtype: str, shape: Any, of: str,
     extra = (f"model.layers.*.mlp.{of}_proj.{leaf}", dtype, shape, tuple(range(36)))
     (part,) = [part for part in with_tensor(QWEN, *extra).components if part.tensor == Tensor(*extra)]
     assert (part.kind, part.sharding) == ("mlp", expected)
+
+
+NANO = published.facts(published.NEMOTRON, 8)
+
+
+def test_layers_of_nemotron_have_two_forms_in_config_json_and_its_tensors_two_prefixes() -> None:
+    names = {"M": "mamba", "E": "moe", "*": "attention"}
+    types = [names[letter] for letter in NANO.config["hybrid_override_pattern"]]
+    config = {**NANO.config, "layers_block_type": types, "hybrid_override_pattern": None}
+    tensors = tuple(replace(tensor, name=tensor.name.replace("backbone.", "model.", 1)) for tensor in NANO.tensors)
+    first, other = families.interpret(NANO), families.interpret(replace(NANO, config=config, tensors=tensors))
+    assert first.layers == other.layers and first.components == other.components
+    assert [layer.attention.value[0] for layer in first.layers] == list("lnlnlfnlnl")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hybrid_override_pattern": "MEMEM*EX"}, r"has layers \['\*', 'E', 'M', 'X'\]; the planner knows M, mamba"),
+        ({"hybrid_override_pattern": "MEMEMMEM"}, "models with both Mamba and attention"),
+        ({"mamba_ssm_cache_dtype": None}, "lacks mamba_ssm_cache_dtype"),
+    ],
+)
+def test_a_nemotron_of_another_kind_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(FactsError, match=said):
+        families.interpret(replace(NANO, config={**NANO.config, **changes}))

@@ -113,11 +113,13 @@ def test_layers_beyond_those_of_config_json_count() -> None:
     assert len(families.interpret(rename(replace(facts, tensors=more))).layers) == 29
 
 
-@pytest.mark.parametrize("name", ["GlmMoeDsa", "DeepseekV4", "KimiLinear", "GraniteMoeHybrid"])
+@pytest.mark.parametrize("name", [name.removesuffix("ForCausalLM") for name in families._PLAN_NEEDS])
 def test_what_a_plan_would_need_is_said_of_families_that_are_asked_for(name: str) -> None:
     facts = rename(facts_of(QWEN), architectures=[f"{name}ForCausalLM"], hc_mult=4)
     with pytest.raises(UnknownArchitecture, match=rf"is a {name}ForCausalLM, .*\. A plan of it needs .* (cache|state)"):
         families.interpret(facts)
+    asked = "GlmMoeDsa DeepseekV4 KimiLinear GraniteMoeHybrid FalconH1 Bamba Jamba Plamo2 Zamba2 NemotronHPuzzle"
+    assert {f"{each}ForCausalLM" for each in asked.split()} == families._PLAN_NEEDS.keys()
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ COMPRESSED_FP8 = Quantization("compressed-tensors", 8, None, "fp8")
 LLAMA = model([full(index, 8, 128) for index in range(32)])
 HYBRID = model([full(index, 4, 64) if index % 6 == 5 else sliding(index, 4, 64, 512) for index in range(24)])
 QWEN = published.families.interpret(published.facts("Qwen/Qwen3.5-4B"))
+NEMOTRON = published.families.interpret(published.facts(published.NEMOTRON))
 RELEASES = [f"0.{minor}.0" for minor in range(19, 34)]
 
 
@@ -168,6 +169,30 @@ def test_ranks_and_options_divide_the_state() -> None:
         (Arguments(mamba_cache_dtype="float32"), 2_146_304 + 3 * 8192 * 2),
     ):
         assert kv_cache.compute_state_bytes(state, QWEN, arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("release", "prefixes", "states", "block"),
+    [("0.19.0", None, 1, 2096), ("0.27.0", True, 121, 2176), ("0.28.0", None, 2, 2096), ("0.32.0", None, 3, 2096)],
+)
+def test_what_mamba2_keeps_of_a_long_request(release: str, prefixes: bool | None, states: int, block: int) -> None:
+    """Up to 0.27 the states of all blocks, which are multiples of its chunk of 128 tokens; as vLLM's own code says."""
+    arguments = Arguments(max_model_len=262144, enable_prefix_caching=prefixes, max_num_batched_tokens=512)
+    attention, *mamba = sorted(
+        kv_cache.capacity(NEMOTRON, arguments, 8 * GIB, release).groups, key=lambda group: group.attention
+    )
+    assert (attention.layers, [group.layers for group in mamba]) == (6, [6, 6, 6, 5])
+    assert {group.blocks_per_request for group in mamba} == {states}
+    assert (attention.block_size_tokens, attention.page_bytes) == (block, block * 1024)
+
+
+def test_each_rank_has_the_only_group_of_mamba2() -> None:
+    one = published.families.interpret(published.facts("Nemotron-3-Nano, one group", 8))
+    state = next(layer.state for layer in one.layers if layer.state)
+    for ranks in (1, 4):
+        row, recurrent = 4096 // ranks + 2 * 128, 64 * 64 * 128 // ranks
+        found = kv_cache.compute_state_bytes(state, one, Arguments(tensor_parallel_size=ranks))
+        assert found == 3 * row * 2 + recurrent * 4
 
 
 def test_a_batch_has_to_hold_a_block_of_cached_prefixes_up_to_0_26() -> None:

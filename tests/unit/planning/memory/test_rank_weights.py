@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import published
 import pytest
 from ansible.module_utils.vllm_edge.planning.checkpoint import families
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, Model, RankWeights, Sharding
@@ -130,3 +131,21 @@ def test_four_bit_experts_are_padded_to_the_tile_of_marlin(settings: dict[str, A
     rows_of_down = 2816 / ranks_of_tp if "enable_expert_parallel" in settings else 2816
     scales = 30 * 128 * 4 * (2 * 704 / ranks_of_tp + rows_of_down)
     assert fp8.by_kind["experts"] == pytest.approx(whole * 16 / 9 / ranks_of_tp + scales, rel=1e-4)
+
+
+def test_experts_without_a_gate_are_padded_by_flashinfer() -> None:
+    """In FP4 it is counted where the GPU has units for it; otherwise the plan names what it does not know."""
+    fp4, bf16 = (families.interpret(published.facts(name)) for name in ("Nemotron-3-Nano, NVFP4", published.NEMOTRON))
+    for ranks, ada, blackwell in ((1, 1856, 1920), (2, 960, 1024)):
+        marlin, flashinfer = (
+            weights.per_rank(fp4, Arguments(tensor_parallel_size=ranks, fp4_units=units), "0.33.0")[0]
+            for units in (False, True)
+        )
+        assert flashinfer.by_kind["experts"] / marlin.by_kind["experts"] == pytest.approx(blackwell / ada, abs=1e-6)
+        given = fp4, Arguments(tensor_parallel_size=ranks, fp4_units=True), (0, 33), flashinfer
+        assert weights.bound_expert_padding(*given, (12, 0)) == 0
+        more = flashinfer.by_kind["experts"] * (2816 - 2688) / 2688
+        assert weights.bound_expert_padding(*given, (10, 0)) == pytest.approx(more, rel=1e-6)
+    held = weights.per_rank(bf16, Arguments(), "0.33.0")[0]
+    found = [weights.bound_expert_padding(bf16, Arguments(), (0, 33), held, gpu) for gpu in ((8, 9), (9, 0), (10, 0))]
+    assert found[:2] == [0, 0] and found[2] / held.by_kind["experts"] == pytest.approx(64 / 1856, rel=1e-6)

@@ -53,6 +53,8 @@ _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
             "attention",
             Sharding.REPLICATED,
         ),
+        (r"mamba\.group\.", "attention", Sharding.REPLICATED),
+        (r"mamba\.(in_proj|conv1d|A_log|D|dt_bias|norm|out_proj)$", "attention", Sharding.SHARDED),
         (r"linear_attn\.(in_proj_(qkvz|qkv|z|ba|b|a)|conv1d|A_log|dt_bias|out_proj)$", "attention", Sharding.SHARDED),
         (r"self_attn\.[kv]_(proj\.[kv]_)?scale$|self_attn\.q_scale$", "other", Sharding.REPLICATED),
         (r"(mlp|feed_forward)\.(shared_experts?\.)?(gate|up|down|gate_up)_proj$", "mlp", Sharding.SHARDED),
@@ -61,6 +63,7 @@ _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
             "experts",
             Sharding.EXPERTS,
         ),
+        (r"mlp\.fc[12]_latent_proj$", "mlp", Sharding.REPLICATED),
         (r"(mlp|block_sparse_moe)\.gate$|router(\.|$)|shared_expert_gate$", "router", Sharding.REPLICATED),
         (r"e_score_correction_bias$", "router", Sharding.REPLICATED),
         # Of drafters: torch's own Linear in deepseek_mtp.py, ReplicatedLinear in llama_eagle3.py, ColumnParallelLinear
@@ -93,8 +96,15 @@ def build_components(
 
 
 def _split_qkv(model: Model, tensor: Tensor) -> Iterator[Tensor]:
-    """Split a tensor of Q, K and V (Phi), because ranks have a part of Q, and at least one head of K and V."""
+    """Split a tensor of Q, K and V (Phi), because ranks have a part of Q, and at least one head of K and V; and what
+    Mamba2's only group has of a tensor from the rest, because each rank has all of it (mamba_mixer2.py)."""
     layers = tensor.layers
+    whole = next((layer.state.whole for layer in model.layers if layer.state), 0)
+    if whole and re.search(r"\.mamba\.(in_proj|conv1d)\.", tensor.name) and max(tensor.shape, default=1) > 1:
+        rows, *rest = tensor.shape
+        yield replace(tensor, shape=(rows - whole, *rest))
+        yield replace(tensor, name=tensor.name.replace(".mamba.", ".mamba.group."), shape=(whole, *rest))
+        return
     if layers is None or ".self_attn.qkv_proj." not in tensor.name or max(tensor.shape, default=1) == 1:
         yield tensor
         return
@@ -147,7 +157,9 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool,
         return Component(tensor, kind, sharding, float32=wide)
     if path.endswith("linear_attn.in_proj_qkv") and tensor.shape in ((), (1,)):
         tensor = replace(tensor, count=3)  # vLLM has a scale for each of Q, K and V.
-    if path.endswith(("self_attn.indexer.k_norm", "linear_attn.A_log")):
+    if path == "mamba.in_proj" and tensor.shape in ((), (1,)):
+        tensor = replace(tensor, count=5)  # and one for each of gate, inputs, B, C and dt
+    if path.endswith(("self_attn.indexer.k_norm", "linear_attn.A_log", "mamba.A_log")):
         return Component(tensor, kind, sharding, float32=True)
     if path in ("self_attn.q_norm", "self_attn.k_norm") and tensor.layers:
         # Of all heads together (MiniMax), not of each.

@@ -61,6 +61,8 @@ CONFIG_KEYS: Mapping[str, Form] = {
             *("full_attention_interval", "linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads"),
             *("linear_num_value_heads", "linear_value_head_dim"),
             *("n_routed_experts", "n_shared_experts", "no_rope_layer_interval", "num_experts", "num_experts_per_tok"),
+            *("chunk_size", "conv_kernel", "mamba_head_dim", "mamba_num_heads", "moe_latent_size", "n_groups"),
+            *("moe_shared_expert_intermediate_size", "ssm_state_size"),
             *("num_global_key_value_heads", "num_key_value_heads", "num_local_experts"),
             *("original_max_position_embeddings", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "rotary_dim"),
             *("shared_expert_intermediate_size", "sliding_window", "top_k_experts", "v_head_dim"),
@@ -72,13 +74,13 @@ CONFIG_KEYS: Mapping[str, Form] = {
         Form("true or false", lambda value: isinstance(value, bool)),
     ),
     **dict.fromkeys(
-        ("dtype", "mamba_ssm_dtype", "torch_dtype"),
+        ("dtype", "hybrid_override_pattern", "mamba_ssm_cache_dtype", "mamba_ssm_dtype", "torch_dtype"),
         Form(
             f"a text of at most {MAX_LAYERS:,} characters",
             lambda value: isinstance(value, str) and len(value) <= MAX_LAYERS,
         ),
     ),
-    "layer_types": _list_of(str, "texts"),
+    **dict.fromkeys(("layer_types", "layers_block_type"), _list_of(str, "texts")),
     **dict.fromkeys(("mlp_only_layers", "no_rope_layers"), _list_of(int, "whole numbers")),
     **dict.fromkeys(
         ("per_layer_config", "rope_parameters", "rope_scaling"),

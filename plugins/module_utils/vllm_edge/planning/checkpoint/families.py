@@ -82,7 +82,7 @@ class _Family:
     """Whether the model file builds embeddings, head and last norm on every stage of the pipeline. llama.py, qwen2.py
     and granite.py build them where they are used."""
     ropes: int = 1
-    """Sets of RoPE parameters: Gemma's sliding layers have another base than its full ones."""
+    """Sets of RoPE parameters: Gemma's sliding layers have another base than its full ones, NemotronH has none."""
     rope_float32: bool = False
     """Whether the RoPE caches are in float32 whatever the model's dtype is."""
     tower_ropes: tuple[tuple[int, int], ...] = ()
@@ -240,6 +240,40 @@ def _build_hybrid_layers(config: _Config) -> tuple[DecoderLayer, ...]:
         else DecoderLayer(index, Attention.FULL, config.kv_heads, config.head_size)
         for index, kind in enumerate(types)
     )
+
+
+_KINDS = {
+    **dict.fromkeys(("M", "mamba", Attention.LINEAR), Attention.LINEAR),
+    **dict.fromkeys(("*", "attention", Attention.FULL), Attention.FULL),
+    **dict.fromkeys(("E", "moe", "-", "mlp"), Attention.NONE),
+}
+"""What config.json calls the layers of NemotronH (NemotronHConfig of transformers 5.16)."""
+
+
+def _build_mamba_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Return NemotronH's layers, of which each is Mamba2, attention, experts or an MLP (nemotron_h.py)."""
+    names = config.get("layers_block_type") or list(config["hybrid_override_pattern"])
+    kinds = [_KINDS[name] for name in names if name in _KINDS]
+    if not {Attention.LINEAR, Attention.FULL} <= set(kinds) or len(kinds) < len(names):
+        raise FactsError(
+            f"{config.repo}: config.json has layers {sorted(set(names))}; the planner knows {', '.join(_KINDS)}, and "
+            "models with both Mamba and attention."
+        )
+    inner = config["mamba_num_heads"] * config["mamba_head_dim"]
+    shared = 2 * config["n_groups"] * config["ssm_state_size"]  # B and C of each group
+    single = config["n_groups"] == 1
+    state = State(
+        inner if single else inner + shared,
+        config["conv_kernel"] - 1,
+        inner * config["ssm_state_size"],
+        config["mamba_ssm_cache_dtype"],
+        shared if single else 0,
+        config["chunk_size"],
+    )
+    full = DecoderLayer(0, Attention.FULL, config.kv_heads, config.head_size)
+    of_kind = {Attention.FULL: full, Attention.LINEAR: DecoderLayer(0, Attention.LINEAR, 0, 0, state=state)}
+    none = DecoderLayer(0, Attention.NONE, 0, 0)
+    return tuple(replace(of_kind.get(kind, none), index=index) for index, kind in enumerate(kinds))
 
 
 def _build_generic_layers(config: _Config) -> tuple[DecoderLayer, ...]:
@@ -452,6 +486,14 @@ FAMILIES: Mapping[str, _Family] = {
         every_stage=True,
         qwen_tower=True,
     ),
+    "NemotronHForCausalLM": _Family(
+        "nemotron_h",
+        _build_mamba_layers,
+        {"head_dim": 128, "chunk_size": 128},
+        every_stage=True,
+        ropes=0,
+        router_float32=True,
+    ),
     "GptOssForCausalLM": _Family(
         "gpt_oss",
         _build_patterned_layers,
@@ -468,6 +510,14 @@ _PLAN_NEEDS = {
     "DeepseekV4ForCausalLM": "the caches of its compressed tokens, of the window and of the indexer, by GPU",
     "KimiLinearForCausalLM": "the state that its linear attention keeps for each request beside latent attention",
     "GraniteMoeHybridForCausalLM": "the state that its Mamba layers keep for each request beside the KV cache",
+    "NemotronHPuzzleForCausalLM": "the sizes of each of its layers (block_configs), and so of their state",
+    **dict.fromkeys(
+        ("BambaForCausalLM", "FalconH1ForCausalLM", "Zamba2ForCausalLM"),
+        "the state of its Mamba2 layers, whose sizes config.json names otherwise than NemotronH",
+    ),
+    **dict.fromkeys(
+        ("JambaForCausalLM", "Plamo2ForCausalLM"), "the state of its Mamba layers, of another form than that of Mamba2"
+    ),
 }
 """What the planner would have to count of architectures that are asked for and that it refuses."""
 _DRAFTING = re.compile(r"^(model\.)?mtp\.|\.eh_proj\.")
@@ -531,6 +581,8 @@ def _interpret(facts: Facts, build_layers: Callable[[_Config], tuple[DecoderLaye
         facts = replace(facts, tensors=kept)
     if family.name == "eagle3":
         facts = replace(facts, tensors=tuple(_name_middle_layer(tensor) for tensor in facts.tensors))
+    if family.name == "nemotron_h":
+        facts = replace(facts, tensors=tuple(_name_mixer(tensor) for tensor in facts.tensors))
     experts, per_token, expert_size = _read_experts(config, family)
     encoder = _read_encoder(facts) if family.qwen_tower and not build_layers else None
     tower_ropes = family.tower_ropes
@@ -597,6 +649,24 @@ def _name_middle_layer(tensor: Tensor) -> Tensor:
     if not tensor.name.startswith("midlayer."):
         return tensor
     return replace(tensor, name=tensor.name.replace("midlayer.", "layers.*."), layers=(0,))
+
+
+_MIXERS = (
+    (re.compile(r"^backbone\."), "model."),
+    (re.compile(r"^model\.embeddings\."), "model.embed_tokens."),
+    (re.compile(r"\.norm_f\."), ".norm."),
+    (re.compile(r"\.mixer\.(?=[qkvo]_proj\.)"), ".self_attn."),
+    (re.compile(r"\.mixer\.(?=(in_proj|conv1d|A_log|D|dt_bias|norm|out_proj)(\.|$))"), ".mamba."),
+    (re.compile(r"\.mixer\."), ".mlp."),
+)
+
+
+def _name_mixer(tensor: Tensor) -> Tensor:
+    """Return a tensor of NemotronH with the name that it has in other families."""
+    name = tensor.name
+    for pattern, usual in _MIXERS:
+        name = pattern.sub(usual, name)
+    return replace(tensor, name=name)
 
 
 def interpret_drafting(model: Model) -> Model:
@@ -680,7 +750,8 @@ def _list_intermediate_sizes(config: _Config, experts: int, family: _Family) -> 
     base, shared = config.get("intermediate_size") or 0, config.get("shared_expert_intermediate_size") or 0
     if config.get("n_routed_experts"):
         # DeepSeek: dense layers first, then layers with experts and shared ones.
-        shared = config["moe_intermediate_size"] * (config.get("n_shared_experts") or 0)
+        of_shared = config.get("moe_shared_expert_intermediate_size") or config["moe_intermediate_size"]
+        shared = of_shared * (config.get("n_shared_experts") or 0)
         return tuple(size for size, there in ((base, config.get("first_k_dense_replace")), (shared, shared)) if there)
     if experts and family.expert_size == "intermediate_size":
         # Llama 4 has a shared expert of the same size, and dense layers between those with experts.
@@ -701,6 +772,8 @@ def _list_rope_caches(config: _Config, layers: tuple[DecoderLayer, ...], ropes: 
     `get_rope` keeps one cache for each head size and set of parameters. `linear` has factor times as many rows, `yarn`
     factor times the original positions, `longrope` both caches in one (vllm/model_executor/layers/rotary_embedding/).
     """
+    if not ropes:
+        return ()
     given: Mapping[str, Any] = config.get("rope_parameters") or {}
     legacy: Mapping[str, Any] = config.get("rope_scaling") or {}
     split = config.get("layer_types") is not None and any(kind in given for kind in Attention)

@@ -41,9 +41,11 @@ _MARK = f"{APPROXIMATE}generic, "
 _NEEDED = "num_hidden_layers hidden_size num_attention_heads vocab_size max_position_embeddings model_type"
 """Without model_type, config.json or its record is not whole."""
 _OF_ONE_FAMILY = """
-full_attention_interval hidden_size_per_layer_input index_head_dim index_topk intermediate_size_mlp kv_lora_rank
-linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads linear_num_value_heads linear_value_head_dim
-mamba_ssm_dtype q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim
+chunk_size conv_kernel full_attention_interval hidden_size_per_layer_input hybrid_override_pattern index_head_dim
+index_topk intermediate_size_mlp kv_lora_rank layers_block_type linear_conv_kernel_dim linear_key_head_dim
+linear_num_key_heads linear_num_value_heads linear_value_head_dim mamba_head_dim mamba_num_heads mamba_ssm_cache_dtype
+mamba_ssm_dtype moe_latent_size moe_shared_expert_intermediate_size n_groups q_lora_rank qk_nope_head_dim
+qk_rope_head_dim ssm_state_size v_head_dim
 """
 """Keys that the planner reads of one family only."""
 # In the configuration classes of transformers 5.19 (models/*/configuration_*.py, configuration_utils.py): what tokens

@@ -32,7 +32,7 @@ from .headers import (
     read_json,
 )
 
-_DECODER_LAYER = re.compile(r"(?:(?:model|language_model)\.)*layers\.(\d{1,9})\.")
+_DECODER_LAYER = re.compile(r"(?:(?:model|language_model|backbone)\.)*layers\.(\d{1,9})\.")
 """A tensor whose name begins like this belongs to a decoder layer; the names of layers of towers begin with the tower's
 name."""
 

@@ -241,7 +241,7 @@ def groups(model: Model, arguments: Arguments, version: str) -> tuple[Group, ...
     specs = {
         index: _spec(layer, model, arguments, release)
         for index, layer in enumerate((*model.layers, *drafting))
-        if layer.shares_with is None
+        if layer.shares_with is None and layer.attention is not Attention.NONE
     }
     if not specs:
         raise UnsupportedKvCache("no layer of the model has a KV cache")
@@ -352,8 +352,11 @@ def _spec(layer: DecoderLayer, model: Model, arguments: Arguments, release: Beha
         raise UnsupportedKvCache(f"no backend for latent attention (MLA) has a KV cache of dtype {dtype}")
     block, state_page = _align_block(block, model, arguments, dtype, release)
     if layer.state:
-        kept = caches_prefixes(arguments, release)
-        states = (2 + keeps_checkpoints(arguments, release) if kept else 1) + arguments.drafts
+        kept, mamba = caches_prefixes(arguments, release), layer.state.chunk_tokens > 0
+        if mamba and kept and release.keeps_all_states:
+            return Spec(layer.attention, None, 0, 0, 0, block, state_page)
+        checkpoints = release.mamba2_checkpoints if mamba else keeps_checkpoints(arguments, release)
+        states = (2 + checkpoints if kept else 1) + arguments.drafts
         tokens = block if kept else max_model_len(model, arguments)
         return Spec(layer.attention, None, 0, 0, 0, tokens, state_page, states=states)
     sliding = layer.attention is Attention.SLIDING
@@ -370,18 +373,20 @@ def _spec(layer: DecoderLayer, model: Model, arguments: Arguments, release: Beha
 
 
 def compute_state_bytes(state: State, model: Model, arguments: Arguments) -> int:
-    """Return the bytes that a layer with linear attention keeps of a request on one rank.
+    """Return the bytes that a layer with linear attention or Mamba2 keeps of a request on one rank.
 
-    Source: gated_delta_net_state_shape and _mamba_state_dtype, 0.19.0 model_executor/layers/mamba/mamba_utils.py:177
-    and :56; Qwen3_5ForConditionalGenerationConfig, model_executor/models/config.py:663. The same in 0.33.0.
+    Source: gated_delta_net_state_shape, mamba2_state_shape and _mamba_state_dtype, 0.19.0
+    model_executor/layers/mamba/mamba_utils.py:177, :128 and :56; Qwen3_5ForConditionalGenerationConfig and
+    NemotronHForCausalLMConfig, model_executor/models/config.py:663 and :483. The same in 0.33.0.
     """
     said = arguments.mamba_cache_dtype
     dtype = model.dtype if said == "auto" else said
     said = arguments.mamba_ssm_cache_dtype
     recurrent = (state.dtype or dtype) if said == "auto" else said
-    elements = state.convolution * (state.rows + arguments.drafts), state.recurrent
-    sizes = (count * DTYPE_BYTES.get(kind, 4) for count, kind in zip(elements, (dtype, recurrent), strict=True))
-    return sum(size // arguments.tensor_parallel_size for size in sizes)
+    ranks = arguments.tensor_parallel_size
+    row = state.convolution // ranks + state.whole
+    elements = row * (state.rows + arguments.drafts), state.recurrent // ranks
+    return sum(count * DTYPE_BYTES.get(kind, 4) for count, kind in zip(elements, (dtype, recurrent), strict=True))
 
 
 def _align_block(
@@ -393,18 +398,23 @@ def _align_block(
     HybridAttentionMambaModelConfig, 0.19.0 model_executor/models/config.py:156; since 0.20.0 _align_hybrid_block_size,
     platforms/interface.py. Raises UnsupportedKvCache.
     """
-    states = {compute_state_bytes(layer.state, model, arguments) for layer in model.layers if layer.state}
+    states = {layer.state for layer in model.layers if layer.state}
     if not states:
         return block, 0
-    full = next(layer for layer in model.layers if not layer.state)
+    full = next(layer for layer in model.layers if layer.kv_heads)
     heads = max(1, full.kv_heads // arguments.tensor_parallel_size)
     token_bytes = 2 * heads * full.head_size * ELEMENT_BYTES[kv_cache_dtype]
     multiple = block if release.aligns_to_block else DEFAULT_BLOCK_TOKENS
-    if keeps_checkpoints(arguments, release):
+    chunk, kept = max(state.chunk_tokens for state in states), caches_prefixes(arguments, release)
+    kept_all = chunk > 0 and kept and release.keeps_all_states
+    if kept_all:
+        multiple = math.lcm(multiple, chunk)
+    elif not chunk and keeps_checkpoints(arguments, release):
         multiple = math.lcm(multiple, CHECKPOINT_TOKENS)
-    block = max(block, multiple * _divide_up(max(states), multiple * token_bytes))
+    largest = max(compute_state_bytes(state, model, arguments) for state in states)
+    block = max(block, multiple * _divide_up(largest, multiple * token_bytes))
     batch = max_num_batched_tokens(model, arguments, release.version)
-    if release.batch_holds_block and caches_prefixes(arguments, release) and block > batch:
+    if release.batch_holds_block and kept and not kept_all and block > batch:
         raise UnsupportedKvCache(
             f"with prefix caching a block of {block:,} tokens, as large as the state of linear attention, has to fit "
             f"into max_num_batched_tokens {batch:,}; it need not with --no-enable-prefix-caching",

@@ -196,6 +196,7 @@ FREE_UNCERTAINTIES = {
     "compile_cache": (COMPILE_CACHE_BYTES, "while vLLM compiles, which it does until its compile cache is filled"),
     "pcie": (PCIE_BYTES, "for tensor parallelism over PCIe, outside of torch"),
     "shared_memory": (SHARED_MEMORY_BYTES, "where the CPU takes of the same memory while vLLM starts"),
+    "experts": (Uncertain(0.0, 0.0, 0.0), "for experts without a gate, where FlashInfer's kernels pad them"),
 }
 """What may be missing on a GPU, by name, and when."""
 

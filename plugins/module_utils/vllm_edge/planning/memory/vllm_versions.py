@@ -78,6 +78,10 @@ class Behaviour:
     """With linear attention and prefix caching a batch has to hold a block."""
     keeps_checkpoints: bool = False
     """FlashInfer's kernel for linear attention keeps states from inside a prompt, if prefixes are cached."""
+    keeps_all_states: bool = True
+    """If prefixes are cached, Mamba2 keeps the state of every block (mamba_cache_mode `all`, otherwise `align`)."""
+    mamba2_checkpoints: bool = False
+    """The kernels of Mamba2 keep states from inside a prompt, if prefixes are cached."""
     blocks_limit_sequences: bool = False
     """With linear attention and CUDA graphs vLLM refuses to start with more sequences than blocks; otherwise it
     captures smaller batches only (0.19.0 config/compilation.py:1282)."""
@@ -162,6 +166,7 @@ CHANGES = (
         "config/vllm.py:2369",
     ),
     Change((0, 28), {"prefix_caching": True}, "engine/arg_utils.py:2650"),
+    Change((0, 28), {"keeps_all_states": False}, "model_executor/models/config.py:604"),
     Change((0, 28), {"largest_gpu_tokens": 16384}, "engine/arg_utils.py:2582"),
     Change(
         (0, 29),
@@ -185,6 +190,7 @@ CHANGES = (
     Change((0, 31), {"first_runner_methods": "-draft_model"}, "config/vllm.py (the same function)"),
     Change((0, 32), {"first_runner_methods": "-ngram"}, "config/vllm.py (the same function)"),
     Change((0, 32), {"first_runner_options": "-enable_elastic_ep -mamba_cache_mode"}, "config/vllm.py:2914"),
+    Change((0, 32), {"mamba2_checkpoints": True}, "model_executor/layers/mamba/mamba_mixer2.py (get_kv_cache_spec)"),
     Change((0, 33), {"keeps_checkpoints": True}, "model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py:692"),
 )
 SWITCHES = {
@@ -259,7 +265,8 @@ def uses_second_runner(model: Model, arguments: Arguments, version: str) -> bool
 
 
 def caches_prefixes(arguments: Arguments, release: Behaviour) -> bool:
-    """Return whether an engine with linear attention keeps the states of prefixes (mamba_cache_mode `align`)."""
+    """Return whether an engine with linear attention or Mamba2 keeps the states of prefixes (mamba_cache_mode `align`
+    or `all`)."""
     return release.prefix_caching if arguments.enable_prefix_caching is None else arguments.enable_prefix_caching
 
 

@@ -26,6 +26,12 @@ MARLIN_EXPERTS_PADDED_SINCE = (0, 25)
 quantization/utils/marlin_utils_fp4.py:358-381, prepare_nvfp4_moe_layer_for_marlin; marlin_utils.py:329,
 marlin_moe_padded_intermediate), and a token reads the padding too. Earlier ones refuse the shape. Other kernels for
 4-bit experts pad as much or more, so this is counted on every GPU."""
+UNGATED_TILE, TRTLLM_HIDDEN_TILE = 128, 256
+"""FlashInfer's kernels pad the intermediate size of experts without a gate to a multiple of the first, and those of
+TensorRT-LLM for FP4, which vLLM prefers on B200 and B300, the hidden size to one of the second. In FP4 all do the first
+(0.19.0 quantization/utils/flashinfer_fp4_moe.py:251 and :274, 0.33.0:419 and :442), so it is counted on GPUs with FP4
+units; in FP8 and in bfloat16 those of TensorRT-LLM alone do (flashinfer_utils.py:435,
+fused_moe/oracle/unquantized.py)."""
 SHARED_LAYERS_WITHOUT_KV = (0, 30)
 """From this release on a layer that shares another's KV cache has no K and V projection (gemma4.py of 0.30.0). Up to
 0.28.0 it has both and uses neither."""
@@ -129,7 +135,7 @@ def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeig
                 # Whole experts with all their scales; the first ranks have those that remain (`determine_expert_map`,
                 # model_executor/layers/fused_moe/expert_map_manager.py of 0.32).
                 size = size * -(-model.experts // arguments.tensor_parallel_size) // model.experts
-            elif component.sharding is Sharding.EXPERTS:
+            if component.sharding is Sharding.EXPERTS:
                 size = math.ceil(size * _compute_expert_padding(model, arguments, release))
             zeros = component.kind == "experts" and component.tensor.name.endswith(".qzeros")
             if zeros and model.quantization.method == "gptq" and release < GPTQ_EXPERT_ZEROS_WHOLE_SINCE:
@@ -140,7 +146,7 @@ def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeig
         held["rope_caches"] += _compute_rope_bytes(model, arguments, release)
         held["buffers"] += _compute_batch_buffers(stage, max_num_batched_tokens(model, arguments, version))
         held["buffers"] += _compute_latent_copies(model, arguments.tensor_parallel_size, len(layers))
-        if arguments.enable_lora and not model.generic:
+        if arguments.enable_lora and model.gated and not model.generic:
             held["adapters"] = _compute_lora_bytes(loaded, stage, arguments, version)
         drafter_read = 0
         if model.drafter and stage.last:
@@ -176,7 +182,7 @@ def _is_on(component: Component, stage: _Stage) -> bool:
     if stage.model.embeddings_on_every_stage:
         # qwen3_5.py builds head and last norm where they are used, qwen3_next.py the norm only.
         head = stage.model.family == "qwen3_next" and _is_head(component)
-        return table or head or stage.last or not stage.model.hybrid
+        return table or head or stage.last or not stage.model.hybrid or stage.model.family == "nemotron_h"
     if table:
         return stage.first or (stage.tied and stage.last)
     return stage.last
@@ -223,18 +229,41 @@ def _compute_bytes_on_rank(component: Component, model: Model, ranks: int, relea
 
 def _compute_expert_padding(model: Model, arguments: Arguments, release: tuple[int, int]) -> Fraction:
     """Return by what factor 4-bit experts grow on a rank because their intermediate size is padded; 1 for others."""
-    size = arguments.tensor_parallel_size
+    size = 1 if arguments.enable_expert_parallel else arguments.tensor_parallel_size
+    ungated = not model.gated and arguments.fp4_units and model.quantization.group_size == 16
     if (
         model.quantization.weight_bits != 4
         or model.quantization.method == "mxfp4"  # see _compute_mxfp4_bytes
-        or release < MARLIN_EXPERTS_PADDED_SINCE
+        or (release < MARLIN_EXPERTS_PADDED_SINCE and not ungated)
         or not model.expert_intermediate_size
         or model.expert_intermediate_size % size
     ):
         return Fraction(1)
     part = model.expert_intermediate_size // size
-    tile = math.lcm(MARLIN_EXPERTS_TILE, model.quantization.group_size or 1)
+    tile = UNGATED_TILE if ungated else math.lcm(MARLIN_EXPERTS_TILE, model.quantization.group_size or 1)
     return Fraction(-(-part // tile) * tile, part)
+
+
+def bound_expert_padding(
+    model: Model,
+    arguments: Arguments,
+    release: tuple[int, int],
+    loaded: RankWeights,
+    capability: tuple[int, int] | None,
+) -> int:
+    """Return how many bytes of padding experts without a gate may have on a rank beyond those that are counted.
+
+    Args:
+        capability: compute capability of the GPU; None if it is not known.
+    """
+    trtllm = capability is None or capability[0] == 10
+    if model.gated or not (trtllm or (model.quantization.method != "none" and capability and capability >= (9, 0))):
+        return 0
+    part = model.expert_intermediate_size // (1 if arguments.enable_expert_parallel else arguments.tensor_parallel_size)
+    counted = part * _compute_expert_padding(model, arguments, release) * model.hidden_size
+    tile = TRTLLM_HIDDEN_TILE if trtllm and model.quantization.weight_bits == 4 else 1
+    most = -(-part // UNGATED_TILE) * UNGATED_TILE * -(-model.hidden_size // tile) * tile
+    return max(0, math.ceil(loaded.by_kind.get("experts", 0) * (most / counted - 1)))
 
 
 def _is_w8a8(model: Model) -> bool:
