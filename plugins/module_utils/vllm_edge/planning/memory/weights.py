@@ -133,8 +133,7 @@ def per_rank(model: Model, arguments: Arguments, version: str) -> tuple[RankWeig
             if _is_read(component, stage):
                 read += size * Fraction(component.read_per_token)
         held["rope_caches"] += _compute_rope_bytes(model, arguments, release)
-        held["buffers"] += _compute_per_layer_embedding_buffer(model, arguments, version)
-        held["buffers"] += _compute_deepstack_buffers(model, arguments, version)
+        held["buffers"] += _compute_batch_buffers(model, arguments, version)
         held["buffers"] += _compute_latent_copies(model, arguments.tensor_parallel_size, len(layers))
         if arguments.enable_lora and not model.generic:
             held["adapters"] = _compute_lora_bytes(loaded, stage, arguments, version)
@@ -270,21 +269,13 @@ def _compute_rope_bytes(model: Model, arguments: Arguments, release: tuple[int, 
     return (4 if wide else DTYPE_BYTES.get(model.dtype, 2)) * sum(elements)
 
 
-def _compute_per_layer_embedding_buffer(model: Model, arguments: Arguments, version: str) -> int:
-    """Return the bytes that gemma4_mm.py keeps for the per-layer embeddings of one batch (Gemma 4's E models)."""
-    if not model.multimodal or not model.per_layer_embedding_size:
-        return 0
-    tokens = max_num_batched_tokens(model, arguments, version)
-    return tokens * len(model.layers) * model.per_layer_embedding_size * DTYPE_BYTES.get(model.dtype, 2)
-
-
-def _compute_deepstack_buffers(model: Model, arguments: Arguments, version: str) -> int:
-    """Return the bytes of the buffers in which Qwen3-VL keeps outputs of its encoder for a batch (qwen3_vl.py)."""
+def _compute_batch_buffers(model: Model, arguments: Arguments, version: str) -> int:
+    """Return the bytes that gemma4_mm.py keeps for the per-layer embeddings of one batch (Gemma 4's E models), and
+    qwen3_vl.py for the outputs of its encoder."""
     text_only = arguments.language_model_only and behaviour(version).number >= DEEPSTACK_WITH_TOWER
-    if model.encoder is None or text_only:
-        return 0
-    tokens = max_num_batched_tokens(model, arguments, version)
-    return model.encoder.deepstack * tokens * model.hidden_size * DTYPE_BYTES.get(model.dtype, 2)
+    elements = model.encoder.deepstack * model.hidden_size if model.encoder and not text_only else 0
+    elements += len(model.layers) * model.per_layer_embedding_size if model.multimodal else 0
+    return max_num_batched_tokens(model, arguments, version) * elements * DTYPE_BYTES.get(model.dtype, 2)
 
 
 def _compute_latent_copies(model: Model, ranks: int, layers: int) -> int:
