@@ -231,6 +231,16 @@ def _ministral3(sizes: tuple[int, ...]) -> dict[str, Any]:
     return config("Ministral3ForCausalLM", "ministral3", sizes, **more)
 
 
+def _mistral3(text: object, **more: Any) -> dict[str, Any]:
+    more |= {"torch_dtype": "bfloat16", "image_token_index": 10, "multimodal_projector_bias": False}
+    more |= {"projector_hidden_act": "gelu", "spatial_merge_size": 2, "vision_feature_layer": -1}
+    return _multimodal("Mistral3", "mistral3", text, PIXTRAL, **more)
+
+
+def qwen3(sizes: tuple[int, ...], tied: bool = False) -> dict[str, Any]:
+    return config("Qwen3ForCausalLM", "qwen3", sizes, head_dim=128, tie_word_embeddings=tied)
+
+
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "Qwen/Qwen2.5-0.5B-Instruct": _qwen2((24, 896, 4864, 14, 2, 151936, 32768), 21, tied=True),
     "Qwen/Qwen2.5-7B-Instruct": _qwen2((28, 3584, 18944, 28, 4, 152064, 32768), 28),
@@ -241,12 +251,8 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         rope_scaling={**LLAMA_ROPE, "factor": 8.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
         tie_word_embeddings=False,
     ),
-    "Qwen/Qwen3-8B": config(
-        "Qwen3ForCausalLM", "qwen3", (36, 4096, 12288, 32, 8, 151936, 40960), head_dim=128, tie_word_embeddings=False
-    ),
-    "Qwen/Qwen3-4B": config(
-        "Qwen3ForCausalLM", "qwen3", (36, 2560, 9728, 32, 8, 151936, 40960), head_dim=128, tie_word_embeddings=True
-    ),
+    "Qwen/Qwen3-8B": qwen3((36, 4096, 12288, 32, 8, 151936, 40960)),
+    "Qwen/Qwen3-4B": qwen3((36, 2560, 9728, 32, 8, 151936, 40960), True),
     "Qwen/Qwen3-30B-A3B": config(
         "Qwen3MoeForCausalLM",
         "qwen3_moe",
@@ -262,22 +268,9 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         hidden_activation="gelu_pytorch_tanh",
     ),
     "mistralai/Mistral-Small-24B-Instruct-2501": _mistral_small(32768),
-    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _multimodal(
-        "Mistral3",
-        "mistral3",
-        _mistral_small(131072),
-        PIXTRAL,
-        **{"torch_dtype": "bfloat16", "image_token_index": 10, "multimodal_projector_bias": False},
-        **{"projector_hidden_act": "gelu", "spatial_merge_size": 2, "vision_feature_layer": -1},
-    ),
-    "mistralai/Ministral-3-14B-Instruct-2512-BF16": _multimodal(
-        "Mistral3",
-        "mistral3",
-        _ministral3((40, 5120, 16384, 32, 8, 131072, 262144)),
-        PIXTRAL,
-        **{"torch_dtype": "bfloat16", "image_token_index": 10, "multimodal_projector_bias": False},
-        **{"projector_hidden_act": "gelu", "spatial_merge_size": 2, "vision_feature_layer": -1},
-        tie_word_embeddings=False,
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _mistral3(_mistral_small(131072)),
+    "mistralai/Ministral-3-14B-Instruct-2512-BF16": _mistral3(
+        _ministral3((40, 5120, 16384, 32, 8, 131072, 262144)), tie_word_embeddings=False
     ),
     "Ministral3ForCausalLM with the defaults of its configuration": _ministral3(
         (34, 4096, 14336, 32, 8, 131072, 262144)
@@ -366,11 +359,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "openai/gpt-oss-20b": gpt_oss(24, 32),
     "Qwen/Qwen2.5-VL-3B-Instruct": _qwen2_5_vl((36, 2048, 11008, 16, 2, 151936, 128000), True),
     "Qwen/Qwen2.5-VL-7B-Instruct": _qwen2_5_vl((28, 3584, 18944, 28, 4, 152064, 128000), False),
-    "Qwen/Qwen3-VL-4B-Instruct": qwen3_vl(
-        (36, 2560, 9728, 32, 8, 151936, 262144),
-        SMALL_QWEN_TOWER,
-        True,
-    ),
+    "Qwen/Qwen3-VL-4B-Instruct": qwen3_vl((36, 2560, 9728, 32, 8, 151936, 262144), SMALL_QWEN_TOWER, True),
     "Qwen/Qwen3-VL-8B-Instruct": qwen3_vl((36, 4096, 12288, 32, 8, 151936, 262144), {}, False),
     "zai-org/GLM-4.5-Air": _glm4_moe((46, 4096, 10944, 96, 8, 151552, 131072), (128, 8, 1, 1408), 1),
     # 4.6 and 4.7 are alike, with more positions.
@@ -524,9 +513,7 @@ CONFIGS["Qwen3.5-4B, FP8 and NVFP4"] = {
     },
 }
 
-QWEN3_32B = config(
-    "Qwen3ForCausalLM", "qwen3", (64, 5120, 25600, 64, 8, 151936, 40960), head_dim=128, tie_word_embeddings=False
-)
+QWEN3_32B = qwen3((64, 5120, 25600, 64, 8, 151936, 40960))
 _EAGLE3: dict[str, Any] = config(
     "LlamaForCausalLMEagle3",
     "llama",
@@ -697,20 +684,12 @@ def _quantize(how: Mapping[str, Any] | None, name: str, dtype: str, shape: tuple
         yield f"{name}_scale", "F32", ()
         yield f"{base}.input_scale", "F32", ()
         return
-    if (
-        how is None
-        or (layers and base not in layers)
-        or how["quant_method"] in ("fp8", "mxfp4")
-        or not name.endswith("_proj.weight")
-    ):
+    none = how is None or (layers and base not in layers) or how["quant_method"] in ("fp8", "mxfp4")
+    listed = [word for key in ("modules_to_not_convert", "dynamic", "ignore") for word in (how or {}).get(key, ())]
+    if none or not name.endswith("_proj.weight") or any(word.strip("-:.*") in name for word in listed):
         yield name, dtype, shape
         return
-    listed = (*how.get("modules_to_not_convert", ()), *how.get("dynamic", ()), *how.get("ignore", ()))
-    if any(word.strip("-:.*") in name for word in listed):
-        yield name, dtype, shape
-        return
-    base, (rows, columns) = name.removesuffix(".weight"), shape
-    for leaf, kind, size in _store(how, rows, columns):
+    for leaf, kind, size in _store(how or {}, *shape):
         yield f"{base}.{leaf}", kind, size
 
 
@@ -834,19 +813,9 @@ def _attention(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         biased = kind in ("qwen2", "qwen2_moe", "qwen2_5_vl") or (kind[:4] == "glm4" and text["attention_bias"])
         if kind == "gpt_oss" or (biased and part != "o_proj"):
             yield f"self_attn.{part}.bias", shape[:1]
-    kinds = (
-        "qwen3_5_text",
-        "qwen3_5_moe_text",
-        "exaone4",
-        "qwen3",
-        "qwen3_moe",
-        "qwen3_vl_text",
-        "qwen3_vl_moe_text",
-        "qwen3_next",
-    )
-    each = dict.fromkeys((*kinds, "glm4_moe") if text.get("use_qk_norm") else kinds, (size, size))
-    norms = {**each, "minimax_m2": (heads * size, kv_heads * size)}
-    for part, count in zip("qk", norms.get(kind, ()), strict=False):
+    each = kind.startswith(("qwen3", "exaone4")) or (kind == "glm4_moe" and text.get("use_qk_norm"))
+    norms = (heads * size, kv_heads * size) if kind == "minimax_m2" else (size, size) if each else ()
+    for part, count in zip("qk", norms, strict=False):
         yield f"self_attn.{part}_norm.weight", (count,)
     if kind == "gpt_oss":
         yield "self_attn.sinks", (heads,)
@@ -925,18 +894,11 @@ def _llama4_dense(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
 
 
 _MLPS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[tuple[Any, ...]]]] = {
-    "qwen2_moe": _qwen2_experts,
-    "qwen3_moe": _qwen2_experts,
-    "qwen3_next": _qwen2_experts,
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen3_next"), _qwen2_experts),
     "qwen3_5_moe_text": _qwen3_5_experts,
     "qwen3_vl_moe_text": _qwen3_vl_experts,
-    "deepseek_v2": _deepseek_experts,
-    "deepseek_v3": _deepseek_experts,
-    "deepseek_v32": _deepseek_experts,
-    "glm4_moe": _deepseek_experts,
-    "glm4_moe_lite": _deepseek_experts,
-    "mixtral": _block_sparse,
-    "minimax_m2": _block_sparse,
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite"), _deepseek_experts),
+    **dict.fromkeys(("mixtral", "minimax_m2"), _block_sparse),
     "gpt_oss": _gpt_oss_experts,
     "llama4_text": _llama4_experts,
 }

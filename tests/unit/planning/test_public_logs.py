@@ -29,10 +29,6 @@ LOADED_WITHIN = 0.01
 QWEN3_30B = published.CONFIGS["Qwen/Qwen3-30B-A3B"]
 
 
-def _qwen3(sizes: tuple[int, ...], tied: bool) -> dict[str, Any]:
-    return published.config("Qwen3ForCausalLM", "qwen3", sizes, head_dim=128, tie_word_embeddings=tied)
-
-
 def _qwen2(sizes: tuple[int, ...], tied: bool) -> dict[str, Any]:
     return published.config("Qwen2ForCausalLM", "qwen2", sizes, tie_word_embeddings=tied, use_sliding_window=False)
 
@@ -48,15 +44,15 @@ MODELS: dict[str, Any] = {
     "Qwen/Qwen2.5-3B-Instruct": _qwen2((36, 2048, 11008, 16, 2, 151936, 32768), True),
     "Qwen/Qwen2.5-14B-Instruct": _qwen2((48, 5120, 13824, 40, 8, 152064, 32768), False),
     "Qwen/Qwen2.5-32B-Instruct": _qwen2((64, 5120, 27648, 40, 8, 152064, 32768), False),
-    "Qwen/Qwen3-32B": _qwen3((64, 5120, 25600, 64, 8, 151936, 40960), False),
+    "Qwen/Qwen3-32B": published.qwen3((64, 5120, 25600, 64, 8, 151936, 40960), False),
     "Qwen/Qwen3-235B-A22B-FP8": {
         **QWEN3_30B,
         **{"num_hidden_layers": 94, "hidden_size": 4096, "num_attention_heads": 64, "moe_intermediate_size": 1536},
     },
-    "Qwen3-32B-AWQ": _awq(_qwen3((64, 5120, 25600, 64, 8, 151936, 40960), False)),
-    "Qwen3-14B-AWQ": _awq(_qwen3((40, 5120, 17408, 40, 8, 151936, 40960), False)),
+    "Qwen3-32B-AWQ": _awq(published.qwen3((64, 5120, 25600, 64, 8, 151936, 40960), False)),
+    "Qwen3-14B-AWQ": _awq(published.qwen3((40, 5120, 17408, 40, 8, 151936, 40960), False)),
     "Qwen3-0.6B-W4A16": {
-        **_qwen3((28, 1024, 3072, 16, 8, 151936, 40960), True),
+        **published.qwen3((28, 1024, 3072, 16, 8, 151936, 40960), True),
         "quantization_config": published.QUANTIZED["Qwen2.5-7B-Instruct, W4A16 in groups"],
     },
     "Qwen3-Coder-30B-AWQ": _awq({**QWEN3_30B, "max_position_embeddings": 262144}),
@@ -278,7 +274,7 @@ def test_engines_with_drafters() -> None:
     assert least.tokens <= 65696 <= most.tokens
     assert round(least.max_concurrency, 2) <= 3.54 <= round(most.max_concurrency, 2)
 
-    small = _qwen3((28, 1024, 3072, 16, 8, 151936, 40960), True)
+    small = published.qwen3((28, 1024, 3072, 16, 8, 151936, 40960), True)
     draft = families.interpret(model_facts.build_facts("small", "", small, published.headers(small)))
     engine: dict[str, Any] = {"name": "e", "model": "Qwen/Qwen3-4B", "gpus": [0], "gpu_memory_utilization": 0.85}
     engine |= {"max_model_len": 2048, "extra_args": ["-sc.model=small", "-sc.num_speculative_tokens=5"]}

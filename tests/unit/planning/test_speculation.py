@@ -20,9 +20,7 @@ from checkpoints import DEFAULT, GIB, MIB, engine
 
 H200 = Gpu("NVIDIA H200", round(139.8 * GIB))
 V3 = families.interpret(published.facts("deepseek-ai/DeepSeek-V3"))
-SMALL = published.config(
-    "Qwen3ForCausalLM", "qwen3", (28, 1024, 3072, 16, 8, 151936, 40960), head_dim=128, tie_word_embeddings=True
-)
+SMALL = published.qwen3((28, 1024, 3072, 16, 8, 151936, 40960), True)
 
 
 def interpret(repo: str, made: dict[str, Any]) -> Model:

@@ -401,8 +401,11 @@ class Uncertain:
     def raise_to(self, other: Uncertain) -> Uncertain:
         return Uncertain(max(self.value, other.value), max(self.low, other.low), max(self.high, other.high))
 
-    def __mul__(self, factor: float) -> Uncertain:
-        return Uncertain(self.value * factor, self.low * factor, self.high * factor)
+    def __mul__(self, factor: float | Uncertain) -> Uncertain:
+        """Return the product; with an uncertain factor of its ends too."""
+        if not isinstance(factor, Uncertain):
+            factor = Uncertain(factor, factor, factor)
+        return Uncertain(self.value * factor.value, self.low * factor.low, self.high * factor.high)
 
 
 @dataclass(frozen=True)

@@ -90,11 +90,7 @@ def estimate_together(
     requests = min(wanted_requests, most_requests)
     if requests < 2 or not ranks or not bandwidth:
         return None
-    read = sum(rank.read_bytes_per_token for rank in ranks)
-    if model.experts:
-        one = model.experts_per_token / model.experts
-        experts = sum(rank.by_kind.get("experts", 0) for rank in ranks)
-        read += round(experts * (1 - (1 - one) ** requests - one))
+    read = _count_weights(model, ranks, requests)
     read += requests * _count_kv_bytes(model, arguments, kv_cache_dtype, context_tokens)
     low, mid, high = (requests * rate for rate in _estimate_rates(model, arguments, read, bandwidth))
     return DecodeTogether(requests, context_tokens, low, mid, high)
@@ -109,16 +105,19 @@ def estimate_speculative(
     reads the weights once, of experts as many as that many requests do, and the drafter with a head once for each
     draft.
     """
-    read = sum(rank.read_bytes_per_token for rank in ranks)
-    if model.experts:
-        one = model.experts_per_token / model.experts
-        read += round(sum(rank.by_kind.get("experts", 0) for rank in ranks) * (1 - (1 - one) ** (drafts + 1) - one))
-    low, _, high = _estimate_rates(model, arguments, read, bandwidth)
+    low, _, high = _estimate_rates(model, arguments, _count_weights(model, ranks, drafts + 1), bandwidth)
     drafting = 0.0
     if model.drafter:
         head = model.drafter.vocabulary * model.hidden_size * 2 // arguments.tensor_parallel_size
         drafting = drafts * ((ranks[-1].drafter_read_bytes + head) / bandwidth + FIXED_S.value)
     return 1 / (1 / low + drafting), (drafts + 1) / (1 / high + drafting)
+
+
+def _count_weights(model: Model, ranks: Sequence[RankWeights], tokens: int) -> int:
+    """Return the bytes of weights that a step with so many tokens reads."""
+    one = model.experts_per_token / model.experts if model.experts else 0
+    experts = sum(rank.by_kind.get("experts", 0) for rank in ranks)
+    return sum(rank.read_bytes_per_token for rank in ranks) + round(experts * (1 - (1 - one) ** tokens - one))
 
 
 def _estimate_rates(model: Model, arguments: Arguments, read: int, bandwidth: float) -> tuple[float, float, float]:

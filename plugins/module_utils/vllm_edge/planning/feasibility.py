@@ -186,6 +186,13 @@ class Finding:
 Rule = Callable[[Engine], Iterator[Finding]]
 
 
+def _require(engine: Engine, since: tuple[int, int], lacks: str, otherwise: str = "") -> Iterator[Finding]:
+    """Yield what an earlier release than the first that can do it lacks, and another way out than a newer one."""
+    if engine.vllm < since:
+        fix = f"vllm_image_base with vLLM {_said(since)}.0 or newer{otherwise}"
+        yield Finding(f"vLLM {_said(engine.vllm)} {lacks}", fix)
+
+
 def findings(engine: Engine) -> list[Finding]:
     """Return what keeps the engine from running, in the order in which vLLM finds out; last what is not known."""
     order = list(Verdict)
@@ -232,35 +239,30 @@ def _check_modelopt(engine: Engine) -> Iterator[Finding]:
     if mixed and any("lm_head.weight_scale" in tensor.name for tensor in facts.tensors):
         needs.append((MIXED_HEAD_SINCE, "MIXED_PRECISION with a quantized lm_head"))
     for since, what in needs:
-        if engine.vllm < since:
-            yield Finding(
-                f"vLLM {_said(engine.vllm)} does not know ModelOpt's {what}, which came with {_said(since)}.0 (vLLM "
-                f"model_executor/layers/quantization/modelopt.py)",
-                f"vllm_image_base with vLLM {_said(since)}.0 or newer",
-            )
+        file = "vLLM model_executor/layers/quantization/modelopt.py"
+        yield from _require(
+            engine, since, f"does not know ModelOpt's {what}, which came with {_said(since)}.0 ({file})"
+        )
 
 
 def _check_pipeline(engine: Engine) -> Iterator[Finding]:
     stages, family = engine.arguments.pipeline_parallel_size, engine.model.family
-    if family in ("qwen3_vl", "qwen3_vl_moe") and stages > 1 and engine.vllm < QWEN3_VL_PIPELINE_SINCE:
+    fixed, name, why = (0, 0), "", ""
+    if family in ("qwen3_vl", "qwen3_vl_moe"):
+        fixed, name = QWEN3_VL_PIPELINE_SINCE, "Qwen3-VL"
+        why = f"whose {family}.py asks its language model for start_layer, which that lacks"
+    elif any("indexer.wk.weight_scale_inv" in tensor.name for tensor in engine.model.facts.tensors):
+        fixed, name = INDEXER_PIPELINE_SINCE if engine.vllm >= INDEXER_PIPELINE_FAILS else fixed, "DeepSeek V3.2 in FP8"
+        why = "which looks on each stage for the indexers of all layers (deepseek_v2.py, _try_load_fp8_indexer_wk)"
+    elif family == "gemma4":
+        fixed, name = PIPELINE_FIXED, "Gemma 4"
+        why = "whose IntermediateTensors lacks what gemma4.py calls (vllm-project/vllm#40786)"
+    if stages > 1 and engine.vllm < fixed:
         yield Finding(
-            f"Qwen3-VL over pipeline_parallel_size {stages} crashes in vLLM {_said(engine.vllm)}, whose "
-            f"{family}.py asks its language model for start_layer, which that lacks",
-            "vllm_image_base with vLLM 0.22.0 or newer, or tensor_parallel_size in place of pipeline_parallel_size",
-        )
-    packed = any("indexer.wk.weight_scale_inv" in tensor.name for tensor in engine.model.facts.tensors)
-    if packed and stages > 1 and INDEXER_PIPELINE_FAILS <= engine.vllm < INDEXER_PIPELINE_SINCE:
-        yield Finding(
-            f"DeepSeek V3.2 in FP8 over pipeline_parallel_size {stages} crashes in vLLM {_said(engine.vllm)}, which "
-            f"looks on each stage for the indexers of all layers (deepseek_v2.py, _try_load_fp8_indexer_wk)",
-            "vllm_image_base with vLLM 0.23.0 or newer, or tensor_parallel_size in place of pipeline_parallel_size",
-        )
-    if family == "gemma4" and stages > 1 and engine.vllm < PIPELINE_FIXED:
-        yield Finding(
-            f"Gemma 4 over pipeline_parallel_size {stages} crashes in vLLM {_said(engine.vllm)}, whose "
-            f"IntermediateTensors lacks what gemma4.py calls (vllm-project/vllm#40786)",
-            "vllm_image_base with vLLM 0.21.0 or newer, or tensor_parallel_size in place of pipeline_parallel_size",
-            after_load=True,
+            f"{name} over pipeline_parallel_size {stages} crashes in vLLM {_said(engine.vllm)}, {why}",
+            f"vllm_image_base with vLLM {_said(fixed)}.0 or newer, or tensor_parallel_size in place of "
+            f"pipeline_parallel_size",
+            after_load=family == "gemma4",
         )
 
 
@@ -287,11 +289,9 @@ def _check_lora(engine: Engine) -> Iterator[Finding]:
     whole = arguments.enable_expert_parallel and model.experts
     if whole and max(since, release) < LORA_WITH_EXPERTS_SINCE:
         since, where = LORA_WITH_EXPERTS_SINCE, "fused_moe, with enable_expert_parallel"
-    if arguments.enable_lora and release < since:
-        yield Finding(
-            f"vLLM {_said(release)} takes no adapters for {model.architecture} ({where})",
-            f"vllm_image_base with vLLM {_said(since)}.0 or newer, or extra_args without --enable-lora",
-        )
+    if arguments.enable_lora:
+        lacks = f"takes no adapters for {model.architecture} ({where})"
+        yield from _require(engine, since, lacks, ", or extra_args without --enable-lora")
     if arguments.enable_lora and whole and arguments.fully_sharded_loras:
         yield Finding(
             "adapters of experts are not divided with fully_sharded_loras and enable_expert_parallel together (vLLM "
@@ -374,12 +374,9 @@ def _check_indexer(engine: Engine) -> Iterator[Finding]:
     has, latent = engine.gpu.compute_capability, engine.model.latent
     if has is None or latent is None or not latent.index_bytes:
         return
-    if has[0] == 12 and engine.vllm < INDEXER_ON_12_SINCE:
-        yield Finding(
-            f"vLLM {_said(engine.vllm)} has no attention with an indexer for compute capability {_said(has)}, which "
-            f"{engine.gpu.name} has (platforms/cuda.py)",
-            f"vllm_image_base with vLLM {_said(INDEXER_ON_12_SINCE)}.0 or newer",
-        )
+    if has[0] == 12:
+        what = f"attention with an indexer for compute capability {_said(has)}, which {engine.gpu.name} has"
+        yield from _require(engine, INDEXER_ON_12_SINCE, f"has no {what} (platforms/cuda.py)")
     if has[0] == 9 and engine.arguments.kv_cache_dtype == "fp8_e4m3":
         yield Finding("attention with an indexer has no KV cache of dtype fp8_e4m3 on Hopper", "kv_cache_dtype: fp8")
 
@@ -402,13 +399,8 @@ def _check_schemes(engine: Engine) -> Iterator[Finding]:
             "vllm_image_base with vLLM 0.23.0, or with 0.25.0 or newer",
         )
     for scheme in sorted(found.schemes):
-        since = SCHEMES_SINCE.get(scheme, engine.vllm)
-        if engine.vllm < since:
-            yield Finding(
-                f"vLLM {_said(engine.vllm)} does not know the scheme {scheme} of compressed-tensors "
-                f"(compressed_tensors/compressed_tensors.py)",
-                f"vllm_image_base with vLLM {_said(since)}.0 or newer",
-            )
+        lacks = f"does not know the scheme {scheme} of compressed-tensors (compressed_tensors/compressed_tensors.py)"
+        yield from _require(engine, SCHEMES_SINCE.get(scheme, engine.vllm), lacks)
         if scheme == "W4A8 FP8" and has and has > SCHEME_CAPABILITIES[scheme]:
             yield Finding(
                 f"the scheme {scheme} of compressed-tensors has kernels for compute capability 9.0 only, and "

@@ -100,40 +100,36 @@ def add_drafter(
     asked = arguments.speculation
     if asked is None or asked.uncounted:
         return model, arguments
-    if model.generic or not model.gated:
-        what = f"a {model.architecture}" if not model.gated else "a model that is planned by bounds"
-        asked = replace(asked, tokens=0, uncounted=what)
-        return model, replace(arguments, speculation=asked)
+    own = asked.draft in ("", model.facts.repo)
+    draft = model if own else models.get(asked.draft)
+    if asked.method not in ("ngram", "suffix") and draft and draft.drafting and model.gated and not model.generic:
+        asked = replace(asked, method="mtp")
     drafter, uncounted = None, ""
-    if asked.method not in ("ngram", "suffix"):
-        own = asked.draft in ("", model.facts.repo)
-        draft = model if own else models.get(asked.draft)
-        if draft is None:
-            records = "playbooks/record_facts.yml or vllm-edge facts records"
-            uncounted = f"the draft {shown(asked.draft)} without facts, which {records}"
-        elif asked.method == "mtp" or draft.drafting:
-            asked = replace(asked, method="mtp")
-            try:
-                drafter = interpret_drafting(draft)
-            except FactsError as error:
-                uncounted = f"multi-token prediction here: {error}"
-        elif own or draft.generic or (draft.family == "eagle3") is not asked.method.startswith("eagle"):
-            uncounted = f"{asked.method} with the draft {shown(asked.draft)}, a {draft.architecture}"
-        else:
-            drafter = draft
-    if drafter and not uncounted:
-        uncounted = _find_obstacle(model, drafter, arguments, asked, release)
-    if drafter and not uncounted:
-        alike = _describe_rope(drafter) == _describe_rope(model)
-        if asked.method.startswith("eagle") and not alike:
-            # Since 0.27 its RoPE cache is as long as the engine's context (config/speculative.py,
+    if model.generic or not model.gated:
+        uncounted = "a model that is planned by bounds" if model.generic else f"a {model.architecture}"
+    elif asked.method in ("ngram", "suffix"):
+        pass
+    elif draft is None:
+        records = "playbooks/record_facts.yml or vllm-edge facts records"
+        uncounted = f"the draft {shown(asked.draft)} without facts, which {records}"
+    elif asked.method == "mtp":
+        try:
+            drafter = interpret_drafting(draft)
+        except FactsError as error:
+            uncounted = f"multi-token prediction here: {error}"
+    elif own or draft.generic or (draft.family == "eagle3") is not asked.method.startswith("eagle"):
+        uncounted = f"{asked.method} with the draft {shown(asked.draft)}, a {draft.architecture}"
+    else:
+        drafter = draft
+    if drafter and not (uncounted := _find_obstacle(model, drafter, arguments, asked, release)):
+        rope = drafter.rope_caches
+        if _describe_rope(drafter) == _describe_rope(model):
+            rope = ()
+        elif asked.method.startswith("eagle"):
+            # Since 0.27 as long as the engine's context (config/speculative.py,
             # _maybe_override_draft_max_position_embeddings).
-            length = arguments.max_model_len or derive_limit(model)
-            rope = tuple((size, max(rows, length)) for size, rows in drafter.rope_caches)
-            drafter = replace(drafter, rope_caches=rope)
-        model = replace(
-            model, drafter=replace(drafter, dtype=model.dtype, rope_caches=() if alike else drafter.rope_caches)
-        )
+            rope = tuple((size, max(rows, arguments.max_model_len or derive_limit(model))) for size, rows in rope)
+        model = replace(model, drafter=replace(drafter, dtype=model.dtype, rope_caches=rope))
     asked = replace(asked, tokens=0, uncounted=uncounted) if uncounted else asked
     return model, replace(arguments, speculation=asked)
 

@@ -17,7 +17,7 @@ import published
 import pytest
 from ansible.module_utils.vllm_edge.planning.checkpoint import families, inferred, model_facts
 from ansible.module_utils.vllm_edge.planning.checkpoint.headers import FactsError
-from ansible.module_utils.vllm_edge.planning.contract import Arguments, Sharding
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Facts, Model, Sharding
 from ansible.module_utils.vllm_edge.planning.memory import weights
 
 SCOUT = "meta-llama/Llama-4-Scout-17B-16E-Instruct"
@@ -66,35 +66,31 @@ def test_what_other_releases_keep() -> None:
     assert held[0] - held[1] == 16 * (151936 + 2560) * 2
 
 
+def take_text(repo: str, before: str, after: str) -> tuple[Model, Facts]:
+    """The first layers of a checkpoint, and the facts of its text model alone, whose tensors have another prefix."""
+    facts = published.facts(repo, 4)
+    named = [each for each in facts.tensors if each.name.startswith((before, "lm_head", "mtp."))]
+    tensors = tuple(replace(each, name=each.name.replace(before, after)) for each in named)
+    return families.interpret(facts), replace(facts, config=facts.config["text_config"], tensors=tensors)
+
+
 def test_llama4s_text_model_alone_is_the_same() -> None:
     """Architecture Llama4ForCausalLM, which has no encoder, and layers without RoPE as config.json lists them."""
-    facts, whole = published.facts(SCOUT, 4), families.interpret(published.facts(SCOUT, 4))
-    text = dict(facts.config["text_config"])
-    tensors = tuple(
-        replace(tensor, name=tensor.name.removeprefix("language_model."))
-        for tensor in facts.tensors
-        if tensor.name.startswith("language_model.")
-    )
-    alone = families.interpret(replace(facts, config={**text, "no_rope_layers": [1, 1, 1, 0]}, tensors=tensors))
+    whole, facts = take_text(SCOUT, "language_model.", "")
+    alone = families.interpret(replace(facts, config={**facts.config, "no_rope_layers": [1, 1, 1, 0]}))
     assert alone.layers == whole.layers and not alone.multimodal
     text_only = weights.per_rank(whole, Arguments(language_model_only=True), JUDGED["version"])[0]
     tower_rope = 176 * 577 * 2
     assert weights.per_rank(alone, Arguments(), JUDGED["version"])[0].bytes == text_only.bytes - tower_rope
     with pytest.raises(FactsError, match=r"no_rope_layers in config\.json has 3 entries for 4 layers"):
-        families.interpret(replace(facts, config={**text, "no_rope_layers": [1, 1, 0]}, tensors=tensors))
+        families.interpret(replace(facts, config={**facts.config, "no_rope_layers": [1, 1, 0]}))
 
 
 @pytest.mark.parametrize("repo", ["Qwen/Qwen3.6-27B", "Qwen/Qwen3.6-35B-A3B"])
 def test_qwens_text_model_alone_has_positions_of_one_dimension(repo: str) -> None:
     """Qwen3_5ForCausalLM drops M-RoPE, whose cache had four times the rows up to 0.31."""
-    facts, whole = published.facts(repo, 4), families.interpret(published.facts(repo, 4))
-    text = {**facts.config["text_config"], "tie_word_embeddings": False}
-    tensors = tuple(
-        replace(tensor, name=tensor.name.replace("model.language_model.", "model."))
-        for tensor in facts.tensors
-        if "visual" not in tensor.name
-    )
-    alone = families.interpret(replace(facts, config=text, tensors=tensors))
+    whole, facts = take_text(repo, "model.language_model.", "model.")
+    alone = families.interpret(facts)
     assert alone.layers == whole.layers
     for release, times in (("0.28.0", 3), ("0.33.0", 0)):
         both = (weights.per_rank(each, Arguments(language_model_only=True), release)[0] for each in (whole, alone))

@@ -46,31 +46,26 @@ def test_the_cache_is_what_public_logs_say() -> None:
     assert f"{kv_models.needed(lite, alone, '0.19.0') / GIB:.2f}" == "0.95"
 
 
-@pytest.mark.parametrize(
-    ("gpu", "dtype", "block"), [(checkpoints.L4, "fp8", 16), (H100, "fp8", 64), (H100, "auto", 16), (H200, "fp8", 64)]
-)
-def test_the_backend_of_the_gpu_decides_on_the_block(gpu: Gpu, dtype: str, block: int) -> None:
-    found = plan(LITE, [gpu, gpu], max_model_len=4096, kv_cache_dtype=dtype)
-    assert found.verdict is Verdict.FITS
-    assert [group.block_size_tokens for group in found.kv_groups] == [block]
-    assert found.kv_groups[0].page_bytes == block * 576 * (1 if dtype == "fp8" else 2)
-    none = plan(LITE, [gpu, gpu], max_model_len=4096, kv_cache_dtype="fp8_e5m2")
-    assert none.verdict is Verdict.UNSUPPORTED_ENGINE and "latent attention (MLA)" in none.reason
-
-
 B200 = Gpu("NVIDIA B200", 178 * GIB, stated_capability=(10, 0))
 RTX = Gpu("NVIDIA RTX PRO 6000", 95 * GIB, stated_capability=(12, 0))
 
 
 @pytest.mark.parametrize(
-    ("gpu", "dtype", "token"),
-    [(H200, "auto", 1152), (H200, "fp8", 656), (B200, "fp8", 576), (B200, "auto", 1152), (RTX, "auto", 656)],
+    ("repo", "gpu", "dtype", "block", "token"),
+    [
+        *((LITE, gpu, "fp8", block, 576) for gpu, block in ((checkpoints.L4, 16), (H100, 64), (H200, 64))),
+        (LITE, H100, "auto", 16, 1152),
+        *((V32, gpu, "auto", 64, 132 + token) for gpu, token in ((H200, 1152), (B200, 1152), (RTX, 656))),
+        *((V32, gpu, "fp8", 64, 132 + token) for gpu, token in ((H200, 656), (B200, 576))),
+    ],
 )
-def test_an_indexer_has_a_cache_beside_that_of_the_attention(gpu: Gpu, dtype: str, token: int) -> None:
-    """Bytes of a token: vLLM's layouts by GPU, and 128 elements in FP8 with a scale."""
-    found = plan(V32, [gpu] * 2, max_model_len=4096, kv_cache_dtype=dtype)
+def test_the_gpu_decides_on_block_and_layout(repo: str, gpu: Gpu, dtype: str, block: int, token: int) -> None:
+    """Bytes of a token: vLLM's layouts by GPU, and for an indexer 128 elements in FP8 with a scale."""
+    found = plan(repo, [gpu] * 2, max_model_len=4096, kv_cache_dtype=dtype)
     assert found.verdict is Verdict.FITS, found.reason
-    assert [(group.block_size_tokens, group.page_bytes) for group in found.kv_groups] == [(64, 64 * (token + 132))]
+    assert [(group.block_size_tokens, group.page_bytes) for group in found.kv_groups] == [(block, block * token)]
+    none = plan(LITE, [gpu, gpu], max_model_len=4096, kv_cache_dtype="fp8_e5m2")
+    assert none.verdict is Verdict.UNSUPPORTED_ENGINE and "latent attention (MLA)" in none.reason
 
 
 def test_an_indexer_needs_hopper_or_newer_and_workspace() -> None:

@@ -48,11 +48,8 @@ _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
         (r"embed_tokens(_per_layer)?$|lm_head$", "embeddings", Sharding.VOCABULARY),
         (r"self_attn\.[kv]_proj$", "attention", Sharding.KV_HEADS),
         (r"self_attn\.([qo]_proj|sinks|(q|kv)_b_proj)$", "attention", Sharding.SHARDED),
-        (
-            r"self_attn\.(q_a_proj|kv_a_proj_with_mqa|indexer\.(wq_b|wk|weights_proj))$",
-            "attention",
-            Sharding.REPLICATED,
-        ),
+        (r"self_attn\.(q_a_proj|kv_a_proj_with_mqa)$", "attention", Sharding.REPLICATED),
+        (r"self_attn\.indexer\.(wq_b|wk|weights_proj)$", "attention", Sharding.REPLICATED),
         (r"mamba\.group\.", "attention", Sharding.REPLICATED),
         (r"mamba\.(in_proj|conv1d|A_log|D|dt_bias|norm|out_proj)$", "attention", Sharding.SHARDED),
         (r"linear_attn\.(in_proj_(qkvz|qkv|z|ba|b|a)|conv1d|A_log|dt_bias|out_proj)$", "attention", Sharding.SHARDED),

@@ -87,12 +87,15 @@ class _Family:
     """Whether the RoPE caches are in float32 whatever the model's dtype is."""
     tower_ropes: tuple[tuple[int, int], ...] = ()
     """Rotary dimension and rows of the RoPE caches of the tower."""
-    qwen_tower: bool = False
-    """Whether it has the tower of qwen2_5_vl.py or qwen3_vl.py (also in qwen3_5.py)."""
     expert_size: str = "moe_intermediate_size"
     """The key of an expert's intermediate size. If it is intermediate_size, no layer has a dense MLP."""
     router_float32: bool = False
     """Whether the router is in float32 whatever the model's dtype is."""
+
+    @property
+    def qwen_tower(self) -> bool:
+        """Whether it has the tower of qwen2_5_vl.py or qwen3_vl.py (also in qwen3_5.py)."""
+        return self.name.startswith("qwen") and self.towers is Sharding.SHARDED
 
 
 def _read_window(config: _Config) -> int | None:
@@ -132,10 +135,6 @@ def _build_uniform_layers(config: _Config, by_type: bool = True) -> tuple[Decode
         )
     sliding = (window and (not mixed or types[index] == Attention.SLIDING) for index in config.layers)
     return _build_layers(config, (Attention.SLIDING if each else Attention.FULL for each in sliding), window)
-
-
-def _build_full_layers(config: _Config) -> tuple[DecoderLayer, ...]:
-    return _build_layers(config, [Attention.FULL] * len(config.layers), None)
 
 
 def _build_qwen_layers(config: _Config) -> tuple[DecoderLayer, ...]:
@@ -188,9 +187,10 @@ def _build_llama4_layers(config: _Config) -> tuple[DecoderLayer, ...]:
 
 
 def _build_latent_layers(config: _Config) -> tuple[DecoderLayer, ...]:
-    """Return DeepSeek's layers: the KV cache has the compressed vector and the shared part of the key."""
+    """Return DeepSeek's layers: the KV cache has the compressed vector and the shared part of the key. Those of V3.2
+    have an indexer too."""
     for key, most in (("moe_layer_freq", 1), ("index_topk", 0)):
-        if (config.get(key) or 0) > most:
+        if (config.get(key) or 0) > most and not ("index_topk" in config.defaults and key == "index_topk"):
             raise FactsError(
                 f"{config.repo}: {key} in config.json is {shown(config.get(key))}, a kind of DeepSeek that the planner "
                 "does not know. Take DeepSeek V2, V3, V3.2, R1 or Kimi K2, or start it without a plan "
@@ -198,11 +198,6 @@ def _build_latent_layers(config: _Config) -> tuple[DecoderLayer, ...]:
             )
     size = config["kv_lora_rank"] + config["qk_rope_head_dim"]
     return tuple(DecoderLayer(index, Attention.LATENT, 1, size) for index in config.layers)
-
-
-def _build_indexed_layers(config: _Config) -> tuple[DecoderLayer, ...]:
-    """Return those of DeepSeek V3.2, of which each has an indexer too."""
-    return _build_latent_layers(replace(config, values={**config.values, "index_topk": 0}))
 
 
 def _read_latent(config: _Config) -> Latent:
@@ -396,6 +391,7 @@ _HYBRID = {
     "linear_num_value_heads": 32,
     "linear_value_head_dim": 128,
     "partial_rotary_factor": 0.25,
+    "decoder_sparse_step": 1,
 }
 _DEEPSEEK = {"vocab_size": 102400, "moe_layer_freq": 1, "first_k_dense_replace": 0}
 
@@ -421,19 +417,10 @@ FAMILIES: Mapping[str, _Family] = {
     "Qwen2ForCausalLM": _Family("qwen2", _build_qwen_layers, _QWEN2),
     "Qwen3ForCausalLM": _Family("qwen3", _build_qwen_layers, _QWEN3),
     "Qwen3MoeForCausalLM": _Family("qwen3_moe", _build_qwen_layers, _QWEN3_MOE, every_stage=True),
-    "Qwen2_5_VLForConditionalGeneration": _Family(
-        "qwen2_5_vl", _build_qwen_layers, _QWEN2, Sharding.SHARDED, qwen_tower=True
-    ),
-    "Qwen3VLForConditionalGeneration": _Family(
-        "qwen3_vl", _build_uniform_layers, {"head_dim": 128}, Sharding.SHARDED, qwen_tower=True
-    ),
+    "Qwen2_5_VLForConditionalGeneration": _Family("qwen2_5_vl", _build_qwen_layers, _QWEN2, Sharding.SHARDED),
+    "Qwen3VLForConditionalGeneration": _Family("qwen3_vl", _build_uniform_layers, {"head_dim": 128}, Sharding.SHARDED),
     "Qwen3VLMoeForConditionalGeneration": _Family(
-        "qwen3_vl_moe",
-        _build_uniform_layers,
-        {"decoder_sparse_step": 1},
-        Sharding.SHARDED,
-        every_stage=True,
-        qwen_tower=True,
+        "qwen3_vl_moe", _build_uniform_layers, {"decoder_sparse_step": 1}, Sharding.SHARDED, every_stage=True
     ),
     "Qwen2MoeForCausalLM": _Family("qwen2_moe", _build_qwen_layers, _QWEN2_MOE, every_stage=True),
     "MixtralForCausalLM": _Family(
@@ -460,32 +447,19 @@ FAMILIES: Mapping[str, _Family] = {
     "DeepseekV2ForCausalLM": _Family("deepseek", _build_latent_layers, _DEEPSEEK),
     "DeepseekV3ForCausalLM": _Family("deepseek", _build_latent_layers, _DEEPSEEK),
     "DeepseekV32ForCausalLM": _Family(
-        "deepseek_v32", _build_indexed_layers, _DEEPSEEK | {"index_topk": 2048, "index_head_dim": 128}
+        "deepseek_v32", _build_latent_layers, _DEEPSEEK | {"index_topk": 2048, "index_head_dim": 128}
     ),
     # llama_eagle3.py, the drafter of another model.
     **dict.fromkeys(
         ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator"),
         _Family("eagle3", _build_uniform_layers, {"max_position_embeddings": 2048}),
     ),
-    "Qwen3NextForCausalLM": _Family(
-        "qwen3_next", _build_hybrid_layers, _HYBRID | {"decoder_sparse_step": 1}, every_stage=True
-    ),
+    "Qwen3NextForCausalLM": _Family("qwen3_next", _build_hybrid_layers, _HYBRID, every_stage=True),
     # Qwen3.5, 3.6 and 3.8; qwen3_5.py has no dense layers among those with experts.
     "Qwen3_5ForCausalLM": _Family("qwen3_5", _build_hybrid_layers, _HYBRID, every_stage=True),
-    "Qwen3_5MoeForCausalLM": _Family(
-        "qwen3_5_moe", _build_hybrid_layers, _HYBRID | {"decoder_sparse_step": 1}, every_stage=True
-    ),
-    "Qwen3_5ForConditionalGeneration": _Family(
-        "qwen3_5", _build_hybrid_layers, _HYBRID, Sharding.SHARDED, every_stage=True, qwen_tower=True
-    ),
-    "Qwen3_5MoeForConditionalGeneration": _Family(
-        "qwen3_5_moe",
-        _build_hybrid_layers,
-        _HYBRID | {"decoder_sparse_step": 1},
-        Sharding.SHARDED,
-        every_stage=True,
-        qwen_tower=True,
-    ),
+    "Qwen3_5MoeForCausalLM": _Family("qwen3_5_moe", _build_hybrid_layers, _HYBRID, every_stage=True),
+    "Qwen3_5ForConditionalGeneration": _Family("qwen3_5", _build_hybrid_layers, _HYBRID, Sharding.SHARDED, True),
+    "Qwen3_5MoeForConditionalGeneration": _Family("qwen3_5_moe", _build_hybrid_layers, _HYBRID, Sharding.SHARDED, True),
     "NemotronHForCausalLM": _Family(
         "nemotron_h",
         _build_mamba_layers,
@@ -574,7 +548,6 @@ def _interpret(facts: Facts, build_layers: Callable[[_Config], tuple[DecoderLaye
         facts, config = _bound_unknown(facts, config, architecture)
     layers = (build_layers or family.layers)(config)
     latent = _read_latent(config) if layers[0].attention is Attention.LATENT else None
-    indexed = latent is not None and latent.index_bytes > 0
     drafting: tuple[Tensor, ...] = ()
     if family is not GENERIC and (latent or any(_DRAFTING.search(tensor.name) for tensor in facts.tensors)):
         kept, drafting = split_drafting(facts.tensors, len(layers))
@@ -606,7 +579,8 @@ def _interpret(facts: Facts, build_layers: Callable[[_Config], tuple[DecoderLaye
         experts_per_token=per_token,
         expert_intermediate_size=expert_size,
         # The indexer rotates otherwise than the attention.
-        rope_caches=(*_list_rope_caches(config, layers, family.ropes), *tower_ropes) * (2 if indexed else 1),
+        rope_caches=(*_list_rope_caches(config, layers, family.ropes), *tower_ropes)
+        * (2 if latent and latent.index_bytes else 1),
         per_layer_embedding_size=config.get("hidden_size_per_layer_input") or 0,
         multimodal=has_towers(facts.tensors) if family is GENERIC else family.towers is not Sharding.NOT_LOADED,
         embeddings_on_every_stage=family.every_stage,
@@ -685,7 +659,10 @@ def interpret_drafting(model: Model) -> Model:
     text = model.facts.config.get("text_config") or {}
     config = {**model.facts.config, **said, **({"text_config": {**text, **said}} if text else {})}
     facts = replace(model.facts, config=config, tensors=tensors)
-    found = interpret(facts, None if model.latent else _build_full_layers)
+    all_full = (
+        None if model.latent else lambda config: _build_layers(config, [Attention.FULL] * len(config.layers), None)
+    )
+    found = interpret(facts, all_full)
     return replace(found, rope_caches=(), multimodal=False)
 
 

@@ -122,11 +122,6 @@ def _read_compressed_tensors(method: str, config: Mapping[str, Any]) -> Quantiza
     return Quantization(method, least["num_bits"], least.get("group_size"), kv_cache, frozenset(schemes))
 
 
-def _read_fp8(method: str, config: Mapping[str, Any]) -> Quantization:
-    block = config.get("weight_block_size")
-    return Quantization(method, 8, block[1] if block else None)
-
-
 def _read_integers(method: str, config: Mapping[str, Any]) -> Quantization | str:
     """Return GPTQ or AWQ. auto-round packs in the way of either, and vLLM gives its layers to them (inc.py of 0.19.0,
     inc/schemes/inc_wna16_linear.py of 0.33.0); 16-bit layers of extra_config are seen from the tensors."""
@@ -149,7 +144,7 @@ def _read_integers(method: str, config: Mapping[str, Any]) -> Quantization | str
 READERS: Mapping[str, Callable[[str, Mapping[str, Any]], Quantization | str]] = {
     "modelopt": _read_modelopt,
     "compressed-tensors": _read_compressed_tensors,
-    "fp8": _read_fp8,
+    "fp8": lambda method, config: Quantization(method, 8, (config.get("weight_block_size") or (None, None))[1]),
     "mxfp4": lambda method, config: Quantization(method, 4, 32),
     "awq": _read_integers,
     "gptq": _read_integers,

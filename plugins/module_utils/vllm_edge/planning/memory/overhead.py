@@ -349,16 +349,13 @@ def encode(model: Model, arguments: Arguments, tokens: int) -> tuple[Uncertain, 
         return Uncertain(0.0, 0.0, 0.0), 0
     hidden, inner = encoder.hidden_size, encoder.intermediate_size / size
     layer = (4 if size > 1 else 3) * hidden + 8 * hidden / size
-    if encoder.gated and not arguments.enforce_eager:
-        layer = max(layer, 2 * hidden + 4 * inner)
-    else:
-        layer = max(layer, 3 * hidden + (3 if encoder.gated else 2) * inner)
+    mlp = 3 * hidden + (3 if encoder.gated else 2) * inner
+    layer = max(layer, 2 * hidden + 4 * inner if encoder.gated and not arguments.enforce_eager else mlp)
     width = DTYPE_BYTES.get(model.dtype, 2)
     kept = encoder.deepstack * model.hidden_size
     run = ENCODER_RUN * (tokens * width * (4 * (encoder.fixed_size + layer) + kept))
     outside = ACTIVATION_BYTES + -FITTED_LAYER_BYTES
-    run = Uncertain(run.value + outside.value, run.low + max(outside.low, 0), run.high + outside.high)
-    return run, tokens * width * (kept + model.hidden_size)
+    return run + replace(outside, low=max(outside.low, 0)), tokens * width * (kept + model.hidden_size)
 
 
 def count_latent_workspace_tokens(max_model_len: int, max_num_seqs: int, block_tokens: int) -> int:
@@ -466,12 +463,8 @@ def graphs(
     pool = GRAPH_POOL_BYTES_PER_TOKEN_AND_HIDDEN * (max(sizes, default=0) * model.hidden_size)
     found = _widen(model, pool) + per_layer * (captured * layers)
     if lora_cases := _count_lora_cases(arguments):
-        more, once = GRAPH_BYTES_WITH_LORA, per_layer * (captured * layers * lora_cases)
-        found += Uncertain(once.value * more.value, once.low * more.low, once.high * more.high)
-    if all_seen or ranks > 1:
-        return found
-    seen = GRAPHS_SEEN_ALONE
-    return Uncertain(found.value * seen.value, found.low * seen.low, found.high * seen.high)
+        found += per_layer * (captured * layers * lora_cases) * GRAPH_BYTES_WITH_LORA
+    return found if all_seen or ranks > 1 else found * GRAPHS_SEEN_ALONE
 
 
 def _count_lora_cases(arguments: Arguments) -> int:

@@ -212,7 +212,9 @@ def _compute_bytes_on_rank(component: Component, model: Model, ranks: int, relea
     if component.tensor.dtype in _FLOATS and not scale:
         # A weight that is not quantized is kept in the model's dtype, whatever the file has.
         bits = 32 if component.float32 else 8 * DTYPE_BYTES.get(model.dtype, 2)
-    elif component.tensor.dtype in _FLOATS and _is_w8a8(model):
+    elif component.tensor.dtype in _FLOATS and not model.quantization.schemes.isdisjoint(("FP8", "W8A8 INT8")):
+        # vLLM keeps the scales of the weights in float32, whatever the file has
+        # (model_executor/layers/quantization/compressed_tensors/schemes/compressed_tensors_w8a8_*.py).
         bits = 32
     elements = math.prod(shape)
     if component.sharding is Sharding.VOCABULARY:
@@ -264,12 +266,6 @@ def bound_expert_padding(
     tile = TRTLLM_HIDDEN_TILE if trtllm and model.quantization.weight_bits == 4 else 1
     most = -(-part // UNGATED_TILE) * UNGATED_TILE * -(-model.hidden_size // tile) * tile
     return max(0, math.ceil(loaded.by_kind.get("experts", 0) * (most / counted - 1)))
-
-
-def _is_w8a8(model: Model) -> bool:
-    # vLLM keeps the scales of the weights in float32, whatever the file has
-    # (model_executor/layers/quantization/compressed_tensors/schemes/compressed_tensors_w8a8_*.py).
-    return not model.quantization.schemes.isdisjoint(("FP8", "W8A8 INT8"))
 
 
 def _compute_mxfp4_bytes(component: Component, model: Model, ranks: int) -> int:
