@@ -17,7 +17,7 @@ from typing import Any
 from ..inventory.engine_arguments import Argument, parse_arguments
 from ..text import printable, shown
 from .checkpoint.headers import MODULES
-from .contract import Model, Speculation, Verdict
+from .contract import Arguments, Model, Verdict
 from .feasibility import Engine
 from .outcome import Outcome, compute_encoder_bytes, compute_outcome, mib, to_sentence
 from .speculation import SHORT
@@ -132,10 +132,10 @@ plans models that generate."""
 
 
 def find_unmodeled(
-    model: Model, extra_args: Sequence[str], environment: Mapping[str, Any], speculation: Speculation | None = None
+    model: Model, arguments: Arguments, extra_args: Sequence[str], environment: Mapping[str, Any]
 ) -> Iterator[Unmodeled]:
     """Yield what the plan does not count of an engine, in the order in which it is written."""
-    pooling = model.facts.pooling
+    pooling, speculation = model.facts.pooling, arguments.speculation
     for argument in parse_arguments(list(extra_args))[0]:
         name = argument.option.name if argument.option else argument.name
         value = argument.values[0].strip().lower() if argument.values else ""
@@ -160,6 +160,9 @@ def find_unmodeled(
             yield replace(_ARGUMENTS[name], text=shown(argument.text))
     if pooling:
         yield replace(TASK, text=f"{MODULES} of the checkpoint", fix="extra_args: [--runner, generate]")
+    if arguments.sizes_items and model.encoder and not arguments.language_model_only:
+        size = "a size in limit_mm_per_prompt"  # 0.19.0 multimodal/processing/dummy_inputs.py:125
+        yield replace(_ARGUMENTS["--mm-processor-kwargs"], text=size, fix="limit_mm_per_prompt with counts alone")
     for name in sorted(_VARIABLES.keys() & environment.keys()):
         yield Unmodeled(Effect.OTHER, _VARIABLES[name], key="extra_env", text=name, loads=True)
 
