@@ -364,6 +364,14 @@ def test_without_all_that_a_checkpoint_takes_it_is_for_text_only(name: str, with
     assert planner.resolve(found, asked, [L4], DEFAULT)[1].language_model_only is text_only
 
 
+def test_an_image_of_another_size_in_the_profile_is_not_counted() -> None:
+    models = {"x": published.first_layers("Qwen/Qwen3.5-4B")}
+    for limit, verdict in (({"count": 1}, Verdict.FITS), ({"count": 1, "width": 512}, Verdict.CANNOT_SAY)):
+        wanted = engine("x", max_model_len=8192, limit_mm_per_prompt={"image": limit, "video": 0})
+        (found,) = planner.plan("p", [wanted], models, [L4], DEFAULT).engines
+        assert found.verdict is verdict and (verdict is Verdict.FITS or "a size in limit_mm_per_prompt" in found.reason)
+
+
 @pytest.mark.parametrize("limits", [None, {}, {"image": 0}, {**COUNTED, "video": 1}, "image=0"])
 def test_a_modality_that_is_left_keeps_the_encoders(limits: Any) -> None:
     assert not planner.arguments_of({"limit_mm_per_prompt": limits}).language_model_only

@@ -327,6 +327,8 @@ class Arguments:
     """Of an image, from mm_processor_kwargs; None if the checkpoint decides."""
     without: frozenset[str] = frozenset()
     """Modalities of which limit_mm_per_prompt allows none."""
+    sizes_items: bool = False
+    """Whether limit_mm_per_prompt says how large the items of vLLM's profile are."""
     first_runner_options: frozenset[str] = frozenset()
     """The keys of its options that some release runs in its first model runner only."""
     second_runner: bool | None = None

@@ -108,7 +108,7 @@ def plan(
         if most.verdict not in (Verdict.FITS, Verdict.CANNOT_SAY):
             fixes = find_fixes(described, engine, most, parse, search)
             outcome = replace(outcome, fix=fixes[0].change if fixes else outcome.fix, fixes=fixes)
-        unmodeled = [*find_unmodeled(engine.model, engine.extra_args, engine.environment, engine.arguments)]
+        unmodeled = [*find_unmodeled(engine.model, engine.arguments, engine.extra_args, engine.environment)]
         outcome = judge_generic(judge(outcome, unmodeled, engine), engine)
         found = _describe_engine(engine, outcome)
         if any(item.what == TASK.what for item in unmodeled):
@@ -164,6 +164,7 @@ def arguments_of(engine: Mapping[str, Any]) -> Arguments:
         if (switch := str((engine.get("extra_env") or {}).get(variable, "")).strip()) in ("0", "1"):
             chosen[key] = switch == "1"
     chosen["without"] = _list_without(limits)
+    chosen["sizes_items"] = any(isinstance(limit, Mapping) and limit.keys() - {"count"} for limit in limits.values())
     if takes_text_only(limits):
         chosen["language_model_only"] = True
     chosen["speculation"] = read_speculation([str(word) for word in engine.get("extra_args") or ()])
@@ -183,7 +184,15 @@ _SCALED = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")
 
 def _is_option(name: str) -> bool:
     """Return whether a field of Arguments is an option of vLLM that may stand in an engine."""
-    derived = {"ds_mla", "first_runner_options", "flashinfer_states", "max_pixels", "speculation", "without"}
+    derived = {
+        "ds_mla",
+        "first_runner_options",
+        "flashinfer_states",
+        "max_pixels",
+        "sizes_items",
+        "speculation",
+        "without",
+    }
     derived |= {"cudagraph_capture_sizes", "cudagraph_mode"}
     return not name.startswith(("default_", "fp4_units")) and name not in derived and name not in SWITCHES
 

@@ -138,7 +138,7 @@ v1/attention/backends, 0.19.0 to 0.33.0)."""
 
 
 def find_unmodeled(
-    model: Model, extra_args: Sequence[str], environment: Mapping[str, Any], arguments: Arguments
+    model: Model, arguments: Arguments, extra_args: Sequence[str], environment: Mapping[str, Any]
 ) -> Iterator[Unmodeled]:
     """Yield what the plan does not count of an engine, in the order in which it is written."""
     pooling, speculation = model.facts.pooling, arguments.speculation
@@ -172,6 +172,9 @@ def find_unmodeled(
             yield replace(_ARGUMENTS[name], text=shown(argument.text))
     if pooling:
         yield replace(TASK, text=f"{MODULES} of the checkpoint", fix="extra_args: [--runner, generate]")
+    if arguments.sizes_items and model.encoder and not arguments.language_model_only:
+        size = "a size in limit_mm_per_prompt"  # 0.19.0 multimodal/processing/dummy_inputs.py:125
+        yield replace(_ARGUMENTS["--mm-processor-kwargs"], text=size, fix="limit_mm_per_prompt with counts alone")
     for name in sorted(_VARIABLES.keys() & environment.keys()):
         yield Unmodeled(Effect.OTHER, _VARIABLES[name], key="extra_env", text=name, loads=True)
 
