@@ -122,6 +122,7 @@ def test_llavas_encoder_ends_at_the_layer_whose_output_is_read(layer: int | list
 
 INDEXED = [MAVERICK, "deepseek-ai/DeepSeek-V2-Lite-Chat", "deepseek-ai/DeepSeek-V3"]
 INDEXED += ["Qwen/Qwen3.6-27B-FP8", "Qwen/Qwen3.6-35B-A3B"]
+INDEXED += [published.NEMOTRON, "Nemotron-3-Nano, latent experts"]
 
 
 @pytest.mark.parametrize("repo", INDEXED)

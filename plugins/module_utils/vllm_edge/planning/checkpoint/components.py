@@ -169,6 +169,23 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool,
     return Component(tensor, kind, sharding, heads)
 
 
+_MIXERS = (
+    (re.compile(r"^backbone\."), "model."),
+    (re.compile(r"^model\.embeddings\."), "model.embed_tokens."),
+    (re.compile(r"\.norm_f\."), ".norm."),
+    (re.compile(r"\.mixer\.(?=[qkvo]_proj\.)"), ".self_attn."),
+    (re.compile(r"\.mixer\.(?=(in_proj|conv1d|A_log|D|dt_bias|norm|out_proj)(\.|$))"), ".mamba."),
+    (re.compile(r"\.mixer\."), ".mlp."),
+)
+
+
+def name_mixer(name: str) -> str:
+    """Return the name of a tensor of NemotronH as other families have it."""
+    for pattern, usual in _MIXERS:
+        name = pattern.sub(usual, name)
+    return name
+
+
 def split_name(name: str) -> tuple[str, str]:
     path = re.sub(r"^(?:(?:model|language_model)\.)*(?:layers\.\*\.)?", "", name)
     suffix = _SUFFIX.search(path)

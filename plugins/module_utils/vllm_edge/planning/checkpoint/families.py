@@ -28,7 +28,7 @@ from ..contract import (
     Tensor,
     UnknownArchitecture,
 )
-from .components import build_components, copy_k_to_v, cut_encoder, split_drafting
+from .components import build_components, copy_k_to_v, cut_encoder, name_mixer, split_drafting
 from .config_keys import CONFIG_KEYS, check_config
 from .generic import count_layers, describe_generic, find_unbounded, has_towers, is_kv_cache_exact, widen_for_groups
 from .headers import FactsError
@@ -555,7 +555,7 @@ def _interpret(facts: Facts, build_layers: Callable[[_Config], tuple[DecoderLaye
     if family.name == "eagle3":
         facts = replace(facts, tensors=tuple(_name_middle_layer(tensor) for tensor in facts.tensors))
     if family.name == "nemotron_h":
-        facts = replace(facts, tensors=tuple(_name_mixer(tensor) for tensor in facts.tensors))
+        facts = replace(facts, tensors=tuple(replace(each, name=name_mixer(each.name)) for each in facts.tensors))
     experts, per_token, expert_size = _read_experts(config, family)
     encoder = _read_encoder(facts) if family.qwen_tower and not build_layers else None
     tower_ropes = family.tower_ropes
@@ -623,24 +623,6 @@ def _name_middle_layer(tensor: Tensor) -> Tensor:
     if not tensor.name.startswith("midlayer."):
         return tensor
     return replace(tensor, name=tensor.name.replace("midlayer.", "layers.*."), layers=(0,))
-
-
-_MIXERS = (
-    (re.compile(r"^backbone\."), "model."),
-    (re.compile(r"^model\.embeddings\."), "model.embed_tokens."),
-    (re.compile(r"\.norm_f\."), ".norm."),
-    (re.compile(r"\.mixer\.(?=[qkvo]_proj\.)"), ".self_attn."),
-    (re.compile(r"\.mixer\.(?=(in_proj|conv1d|A_log|D|dt_bias|norm|out_proj)(\.|$))"), ".mamba."),
-    (re.compile(r"\.mixer\."), ".mlp."),
-)
-
-
-def _name_mixer(tensor: Tensor) -> Tensor:
-    """Return a tensor of NemotronH with the name that it has in other families."""
-    name = tensor.name
-    for pattern, usual in _MIXERS:
-        name = pattern.sub(usual, name)
-    return replace(tensor, name=name)
 
 
 def interpret_drafting(model: Model) -> Model:

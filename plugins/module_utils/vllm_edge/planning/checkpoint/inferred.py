@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..contract import Tensor
+from .components import name_mixer
 from .headers import INDEX, FactsError, Header, compute_bytes
 from .quantization import read_scheme
 
@@ -28,7 +29,10 @@ _PATH = re.compile(
 _SCALARS = frozenset(
     {"weight_scale_2", "weight_global_scale", "input_scale", "input_global_scale", "k_scale", "v_scale"}
 )
-_OWN_SIZE = ("q_norm", "k_norm", "per_layer_projection_norm", "q_a_layernorm", "kv_a_layernorm", "linear_attn.norm")
+_OWN_SIZE = (
+    *("q_norm", "k_norm", "per_layer_projection_norm", "q_a_layernorm", "kv_a_layernorm", "linear_attn.norm"),
+    "mamba.norm",
+)
 """Norms whose size is not the hidden size."""
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 """The keys of config.json of the number of experts of a layer."""
@@ -137,6 +141,11 @@ class _Sizes:
             return attention.get(part)
         if "linear_attn." in path:
             return self._list_linear().get(part)
+        if "mamba." in path:
+            return self._list_mamba().get(part)
+        if part.endswith("_latent_proj"):
+            latent = self._read("moe_latent_size")
+            return (latent, hidden) if part.startswith("fc1") else (hidden, latent)
         if part in ("embed_tokens", "lm_head"):
             return self._read("vocab_size"), hidden
         if part == "eh_proj" or path == "mtp.fc":  # multi-token prediction
@@ -155,12 +164,14 @@ class _Sizes:
         if "experts" in path and "shared" not in path:
             size = self._read("moe_intermediate_size", "intermediate_size")
             experts = () if re.search(r"experts\.\d+\.", path) else (self._read(*EXPERT_KEYS),)
+            hidden = self._config.get("moe_latent_size") or hidden
         elif part == "shared_expert_gate":
             return 1, hidden
         elif re.search(r"(^|\.)(gate|router|router\.proj)$", path):
             return self._read(*EXPERT_KEYS), hidden
-        elif "shared_experts." in path:  # DeepSeek
-            size, experts = self._read("moe_intermediate_size") * self._read("n_shared_experts"), ()
+        elif "shared_experts." in path:  # DeepSeek and NemotronH
+            size = self._read("moe_shared_expert_intermediate_size", "moe_intermediate_size")
+            size, experts = size * self._read("n_shared_experts"), ()
         else:
             dense = ("intermediate_size_mlp",) if path.startswith("feed_forward.") else ()  # Llama 4
             keys = ("shared_expert_intermediate_size",) if "shared_expert." in path else dense
@@ -188,6 +199,17 @@ class _Sizes:
             **dict.fromkeys(("A_log", "dt_bias"), (heads,)),
         }
 
+    def _list_mamba(self) -> dict[str, Shape]:
+        heads, groups = self._read("mamba_num_heads"), 2 * self._read("n_groups") * self._read("ssm_state_size")
+        inner = heads * self._read("mamba_head_dim")
+        return {
+            "in_proj": (2 * inner + groups + heads, self._hidden),
+            "conv1d": (inner + groups, 1, self._read("conv_kernel")),
+            "out_proj": (self._hidden, inner),
+            "norm": (inner,),
+            **dict.fromkeys(("A_log", "D", "dt_bias"), (heads,)),
+        }
+
     def _list_latent(self) -> dict[str, Shape]:
         rank, rope, value = (self._read(key) for key in ("kv_lora_rank", "qk_rope_head_dim", "v_head_dim"))
         key = self._read("qk_nope_head_dim")
@@ -206,7 +228,7 @@ class _Sizes:
 
     def infer(self, name: str) -> tuple[str, Shape] | None:
         """Return dtype and shape of a tensor; None if no rule knows it."""
-        match = _PATH.match(name)
+        match = _PATH.match(name_mixer(name) if self._config.get("mamba_num_heads") else name)
         if match is None or "tower" in name or "vis" in name or "audio" in name or "projector" in name:
             return None
         path, leaf = match["path"], match["leaf"] or ""
@@ -222,7 +244,7 @@ class _Sizes:
         if linear is None:
             return None
         if len(linear) == 1 or leaf == "bias":
-            return self._dtype, linear[:1] if len(linear) < 3 else linear[:2]
+            return self._dtype, linear[:2] if len(linear) > 2 and linear[1] > 1 else linear[:1]
         base = name.removesuffix(f".{leaf}")
         return self._infer_stored(base, leaf, linear)
 
