@@ -97,17 +97,16 @@ def add_drafter(
         return model, arguments
     own = asked.draft in ("", model.facts.repo)
     draft = model if own else models.get(asked.draft)
-    if asked.method not in ("ngram", "suffix") and draft and draft.drafting and not model.generic:
-        asked = replace(asked, method="mtp")
     drafter, uncounted = None, ""
     if model.generic:
         uncounted = "a model that is planned by bounds"
     elif asked.method in ("ngram", "suffix"):
-        pass
+        pass  # these draft without a model
     elif draft is None:
         records = "playbooks/record_facts.yml or vllm-edge facts records"
         uncounted = f"the draft {shown(asked.draft)} without facts, which {records}"
-    elif asked.method == "mtp":
+    elif asked.method == "mtp" or draft.drafting:
+        asked = replace(asked, method="mtp")
         try:
             drafter = interpret_drafting(draft)
         except FactsError as error:
