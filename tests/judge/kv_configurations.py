@@ -110,15 +110,13 @@ def shapes(generator: random.Random) -> Iterator[tuple[str, list[DecoderLayer], 
     for count, heads, size, window in ((26, 1, 256, 512), (34, 4, 256, 1024), (48, 8, 256, 1024), (62, 16, 128, 1024)):
         layers = [_layer(index, heads, size, None if index % 6 == 5 else window) for index in range(count)]
         yield "Gemma 3", layers, 32768 if heads == 1 else 131072
-    # 8B, 70B, 3.2 1B and 3B
-    for count, heads, size in ((32, 8, 128), (80, 8, 128), (16, 8, 64), (28, 8, 128)):
-        yield "Llama 3", [_layer(index, heads, size) for index in range(count)], 131072
-    # 0.6B, 8B, 32B
-    for count, heads in ((28, 8), (36, 8), (64, 8)):
-        yield "Qwen3", [_layer(index, heads, 128) for index in range(count)], 40960
-    # 30B-A3B, 235B-A22B
-    for count, heads in ((48, 4), (94, 4)):
-        yield "Qwen3 MoE", [_layer(index, heads, 128) for index in range(count)], 40960
+    for family, longest, sizes in (
+        ("Llama 3", 131072, ((32, 8, 128), (80, 8, 128), (16, 8, 64), (28, 8, 128))),  # 8B, 70B, 3.2 1B and 3B
+        ("Qwen3", 40960, ((28, 8, 128), (36, 8, 128), (64, 8, 128))),  # 0.6B, 8B, 32B
+        ("Qwen3 MoE", 40960, ((48, 4, 128), (94, 4, 128))),  # 30B-A3B, 235B-A22B
+    ):
+        for count, heads, size in sizes:
+            yield family, [_layer(index, heads, size) for index in range(count)], longest
     # 7B v0.1, whose layers all slide, 7B v0.3, Nemo, Small 24B
     for count, window in ((32, 4096), (32, None), (40, None), (40, None)):
         yield "Mistral", [_layer(index, 8, 128, window) for index in range(count)], 32768

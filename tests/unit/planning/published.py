@@ -24,6 +24,7 @@ SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention
 SIZES += ("vocab_size", "max_position_embeddings")
 TOWER_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 TOWER_SIZES += ("image_size", "patch_size")
+EXPERT_SIZES = ("n_routed_experts", "num_experts_per_tok", "n_shared_experts", "moe_intermediate_size")
 
 
 def config(architecture: str, model_type: str, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
@@ -74,8 +75,10 @@ def _exaone4(sizes: tuple[int, ...], tied: bool, head: int, window: int | None, 
 
 def _glm4_moe(sizes: tuple[int, ...], experts: tuple[int, ...], dense: int, **more: Any) -> dict[str, Any]:
     """`experts` as in _deepseek."""
-    keys = ("n_routed_experts", "num_experts_per_tok", "n_shared_experts", "moe_intermediate_size")
-    found: dict[str, Any] = dict(zip(keys, experts, strict=True)) | {"first_k_dense_replace": dense, "n_group": 1}
+    found: dict[str, Any] = dict(zip(EXPERT_SIZES, experts, strict=True)) | {
+        "first_k_dense_replace": dense,
+        "n_group": 1,
+    }
     found |= {"topk_group": 1, "topk_method": "noaux_tc", "norm_topk_prob": True, "routed_scaling_factor": 1.0}
     found |= {"num_nextn_predict_layers": 1, "tie_word_embeddings": False, "rope_theta": 1000000.0}
     lite = "kv_lora_rank" in more
@@ -84,12 +87,15 @@ def _glm4_moe(sizes: tuple[int, ...], experts: tuple[int, ...], dense: int, **mo
     return config(name, kind, sizes, **found | attention | more)
 
 
-def qwen3_vl(sizes: tuple[int, ...], tower: Mapping[str, Any], tied: bool) -> dict[str, Any]:
+def qwen3_vl(
+    sizes: tuple[int, ...], tower: Mapping[str, Any], tied: bool, experts: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    name, kind = ("Qwen3VLMoe", "qwen3_vl_moe") if experts else ("Qwen3VL", "qwen3_vl")
     rope = {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}
-    text = config("Qwen3VLForConditionalGeneration", "qwen3_vl_text", sizes, head_dim=128, rope_scaling=rope)
-    more = {"tie_word_embeddings": tied, **QWEN_TOKENS}
-    vision = {**QWEN_TOWER, "model_type": "qwen3_vl", "out_hidden_size": sizes[1], **tower}
-    return _multimodal("Qwen3VL", "qwen3_vl", {**text, "tie_word_embeddings": tied}, vision, **more)
+    text = {"head_dim": 128, "rope_scaling": rope, **(experts or {"tie_word_embeddings": tied})}
+    text = config(f"{name}ForConditionalGeneration", f"{kind}_text", sizes, **text)
+    vision = {**QWEN_TOWER, "model_type": kind, "out_hidden_size": sizes[1], **tower}
+    return _multimodal(name, kind, text, vision, tie_word_embeddings=tied, **QWEN_TOKENS)
 
 
 def _qwen2_5_vl(sizes: tuple[int, ...], tied: bool) -> dict[str, Any]:
@@ -135,9 +141,8 @@ def _deepseek(
     sizes: tuple[int, ...], experts: tuple[int, ...], groups: tuple[int, int], dense: int, **more: Any
 ) -> dict[str, Any]:
     """`experts` are experts of a layer, those that a token reads, shared ones and their intermediate size."""
-    keys = ("n_routed_experts", "num_experts_per_tok", "n_shared_experts", "moe_intermediate_size")
     three = sizes[5] > 110000
-    found: dict[str, Any] = dict(zip(keys, experts, strict=True)) | {"moe_layer_freq": 1, "q_lora_rank": 1536}
+    found: dict[str, Any] = dict(zip(EXPERT_SIZES, experts, strict=True)) | {"moe_layer_freq": 1, "q_lora_rank": 1536}
     found |= {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rope_scaling": DEEPSEEK_ROPE}
     found |= dict(zip(("n_group", "topk_group"), groups, strict=True))
     found |= {"v_head_dim": 128, "first_k_dense_replace": dense, "tie_word_embeddings": False, "norm_topk_prob": three}
@@ -301,19 +306,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         **{"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None},
     ),
     "Qwen/Qwen2-57B-A14B-Instruct": _qwen2_moe((28, 3584, 18944, 28, 4, 151936, 32768), (64, 8, 2560, 20480)),
-    "Qwen/Qwen3-VL-30B-A3B-Instruct": _multimodal(
-        "Qwen3VLMoe",
-        "qwen3_vl_moe",
-        config(
-            "Qwen3VLMoeForConditionalGeneration",
-            "qwen3_vl_moe_text",
-            (48, 2048, 6144, 32, 4, 151936, 262144),
-            rope_scaling={"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
-            **QWEN3_EXPERTS,
-        ),
-        QWEN_TOWER,
-        **{"tie_word_embeddings": False, **QWEN_TOKENS},
-    ),
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": qwen3_vl((48, 2048, 6144, 32, 4, 151936, 262144), {}, False, QWEN3_EXPERTS),
     "MiniMaxAI/MiniMax-M2": config(
         "MiniMaxM2ForCausalLM",
         "minimax_m2",

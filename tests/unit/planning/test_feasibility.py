@@ -86,11 +86,7 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         (MIXED, {"version": "0.23.0", "facts": HEAD}, ""),
         ("Qwen3.5-4B, modelopt", {"version": "0.20.0", "facts": W4A16}, "W4A16_NVFP4, which came with 0.21.0"),
         ("Qwen3.5-4B, modelopt", {"version": "0.21.0", "facts": W4A16}, ""),
-        (
-            "26b-nvfp4",
-            {"version": "0.19.0", "tensor_parallel_size": 2},
-            "intermediate size 2112 over tensor_parallel_size",
-        ),
+        ("26b-nvfp4", {"version": "0.19.0", "tensor_parallel_size": 2}, "intermediate size 2112 over tensor_p"),
         ("26b-nvfp4", EXPERTS | {"version": "0.19.0"}, "is 1056, which Marlin"),
         # Later releases pad the tiles.
         ("26b-nvfp4", {"tensor_parallel_size": 2}, ""),

@@ -220,9 +220,9 @@ of vLLM, #612 one of noonghunna/club-3090. The A40's GiB are those of an L40S.
 
 Of the hybrids with -sc, and of four others, the weights are another checkpoint's, in 4 bits, on a larger GPU; one ran a
 build after 0.26, and those with 0.21.0 are of 0.20.2 and a nightly build, which print tokens alike. Of 47 that were
-found first these 9 are not here: others that are refused (club-3090#142, 69102865712, 54092400981),
-DeepSeek V4 (#44376, 63344308021), and four that do not say enough, or contradict themselves (#21348, #17462,
-62120644965, 56408971406 at full length). The six before 67529778690 were found later; vLLM refused 55021192520.
+found first these 8 are not here: others that are refused (69102865712, 54092400981), DeepSeek V4 (#44376, 63344308021),
+and four that do not say enough, or contradict themselves (#21348, #17462, 62120644965, 56408971406 at full length). The
+six before 67529778690 were found later; vLLM refused 55021192520.
 """
 DIFFERENT = {
     "61534271581": "not judged: another program took and gave memory of the same pool while vLLM profiled",

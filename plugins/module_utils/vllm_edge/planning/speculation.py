@@ -102,17 +102,16 @@ def add_drafter(
         return model, arguments
     own = asked.draft in ("", model.facts.repo)
     draft = model if own else models.get(asked.draft)
-    if asked.method not in ("ngram", "suffix") and draft and draft.drafting and model.gated and not model.generic:
-        asked = replace(asked, method="mtp")
     drafter, uncounted = None, ""
     if model.generic or not model.gated:
         uncounted = "a model that is planned by bounds" if model.generic else f"a {model.architecture}"
     elif asked.method in ("ngram", "suffix"):
-        pass
+        pass  # these draft without a model
     elif draft is None:
         records = "playbooks/record_facts.yml or vllm-edge facts records"
         uncounted = f"the draft {shown(asked.draft)} without facts, which {records}"
-    elif asked.method == "mtp":
+    elif asked.method == "mtp" or draft.drafting:
+        asked = replace(asked, method="mtp")
         try:
             drafter = interpret_drafting(draft)
         except FactsError as error:

@@ -115,9 +115,7 @@ def test_the_rank_with_the_fewest_blocks_decides_whether_a_request_fits() -> Non
 
 @pytest.mark.parametrize(
     "layers, ranks, expected",
-    [
-        *[(35, 2, [18, 17]), (26, 4, [6, 7, 7, 6]), (62, 4, [15, 16, 16, 15]), (7, 4, [2, 2, 2, 1]), (5, 1, [5])],
-    ],
+    [(35, 2, [18, 17]), (26, 4, [6, 7, 7, 6]), (62, 4, [15, 16, 16, 15]), (7, 4, [2, 2, 2, 1]), (5, 1, [5])],
 )
 def test_layers_of_a_pipeline_rank(layers: int, ranks: int, expected: list[int]) -> None:
     made = model([full(index, 8, 128) for index in range(layers)])

@@ -12,10 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..contract import Tensor
+from ..contract import Facts, Tensor
 from .components import name_mixer
 from .headers import INDEX, FactsError, Header, compute_bytes
-from .quantization import read_scheme
+from .quantization import read_quantization
 
 APPROXIMATE = "approximate: "
 """Begins `Facts.source` of facts that were inferred."""
@@ -96,7 +96,7 @@ class _Sizes:
         text = config.get("text_config")
         self._config = {**config, **(text if isinstance(text, Mapping) else {})}
         self._repo, self._names = repo, names
-        self._scheme = read_scheme(repo, quantization)
+        self._quantization = read_quantization(Facts(repo, "", {}, (), quantization))
         dtype = str(self._config.get("dtype") or self._config.get("torch_dtype") or config.get("torch_dtype") or "")
         self._dtype = _DTYPES.get(dtype, "BF16")
         self._hidden = self._read("hidden_size")
@@ -251,7 +251,7 @@ class _Sizes:
     def _infer_stored(self, base: str, leaf: str, linear: Shape) -> tuple[str, Shape] | None:
         """Return how a quantization stores a linear layer, by the leaf of the name and those beside it."""
         *front, rows, columns = linear
-        bits, group = self._scheme
+        bits, group = self._quantization.weight_bits, self._quantization.group_size
         four = bits == 4 and any(f"{base}.{one}" in self._names for one in ("weight_scale_2", "weight_global_scale"))
         width = group or columns
         stored: dict[str, tuple[str, Shape]] = {

@@ -42,11 +42,6 @@ def read_quantization(facts: Facts) -> Quantization:
     return found
 
 
-def read_scheme(repo: str, quantization: Mapping[str, Any]) -> tuple[int, int | None]:
-    found = read_quantization(Facts(repo, "", {}, (), quantization))
-    return found.weight_bits, found.group_size
-
-
 def _read_modelopt(method: str, config: Mapping[str, Any]) -> Quantization | str:
     inner = config.get("quantization") or config
     algorithm = str(inner.get("quant_algo") or "").upper()

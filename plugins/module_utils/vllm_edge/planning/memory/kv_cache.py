@@ -360,12 +360,11 @@ def _spec(layer: DecoderLayer, model: Model, arguments: Arguments, release: Beha
         tokens = block if kept else max_model_len(model, arguments)
         return Spec(layer.attention, None, 0, 0, 0, tokens, state_page, states=states)
     sliding = layer.attention is Attention.SLIDING
-    packed = dtype == DS_MLA
     return Spec(
         attention=layer.attention,
         window_tokens=layer.window_tokens if layer.attention in WINDOWED else None,
         kv_heads=max(1, layer.kv_heads // arguments.tensor_parallel_size),
-        head_size=DS_MLA_BYTES if packed else layer.head_size,
+        head_size=DS_MLA_BYTES if dtype == DS_MLA else layer.head_size,
         element_bytes=ELEMENT_BYTES[dtype],
         index_bytes=model.latent.index_bytes if model.latent else 0,
         block_tokens=(release.sliding_block_tokens or block) if sliding else block,

@@ -322,9 +322,8 @@ def count_encoder_tokens(model: Model, arguments: Arguments, max_model_len: int,
     multimodal/encoder_budget.py); 0 without it."""
     if model.encoder is None or arguments.language_model_only:
         return 0
-    image = LARGEST_QWEN_IMAGE
-    if arguments.max_pixels:
-        image = max(1, arguments.max_pixels // model.encoder.pixels_per_token)
+    pixels = arguments.max_pixels
+    image = max(1, pixels // model.encoder.pixels_per_token) if pixels else LARGEST_QWEN_IMAGE
     video = int(image * QWEN3_VIDEO)
     if model.family == "qwen2_5_vl":
         video = image * min(QWEN2_5_FRAME_PAIRS, max(1, max_model_len // image))

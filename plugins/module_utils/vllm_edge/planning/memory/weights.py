@@ -43,10 +43,7 @@ INDEXER_KEYS_WIDE = (0, 20)
 wk_weights_proj)."""
 DEEPSTACK_WITH_TOWER = (0, 28)
 """Before, the buffers for the outputs of Qwen3-VL's encoder are there without it too (0.28.0 qwen3_vl.py:1812)."""
-MROPE_FAMILIES, MROPE_ROWS_ONCE = (
-    frozenset({"qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"}),
-    (0, 32),
-)
+MROPE_ROWS_ONCE = (0, 32)
 """The RoPE cache of the text model of Qwen2.5-VL, and up to 0.31 of Qwen3-VL and Qwen3.5, has four times the
 positions (`MRotaryEmbedding`, model_executor/layers/rotary_embedding/mrope.py); those since 0.32 only if videos are
 pruned (`mrope_positions_factor`, qwen3_vl.py), and no engine of a plan does that."""
@@ -296,8 +293,7 @@ def _compute_rope_bytes(model: Model, arguments: Arguments, release: tuple[int, 
     operators are on unless vLLM compiles, config/vllm.py).
     """
     elements = [size * rows for size, rows in model.rope_caches]
-    mrope = model.multimodal and model.family in MROPE_FAMILIES
-    if mrope and (release < MROPE_ROWS_ONCE or model.family == "qwen2_5_vl"):
+    if model.encoder and (release < MROPE_ROWS_ONCE or model.family == "qwen2_5_vl"):
         elements[0] *= 4
     wide = model.rope_float32 or (model.family.startswith("deepseek") and arguments.enforce_eager)
     return (4 if wide else DTYPE_BYTES.get(model.dtype, 2)) * sum(elements)
