@@ -15,14 +15,14 @@ import yaml
 from helpers import ROOT, list_files
 
 LINES = {
-    "plugins": 45_800,
+    "plugins": 47_500,
     "roles": 8_200,
     "playbooks": 2_200,
     "group_vars": 680,
     "meta": 450,
     "lab": 8_300,
     "tools": 1_700,
-    "tests": 40_000,
+    "tests": 41_750,
     "molecule": 4_700,
     "docs": 2_920,
 }
