@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from ..inventory.engine_arguments import derive_key, parse_arguments
+from ..inventory.engine_arguments import derive_key, find_option, parse_arguments
 from ..text import shown
 from . import decode, feasibility
 from .checkpoint.inferred import is_approximate
@@ -182,19 +182,10 @@ _SCALED = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")
 """What vLLM's parser multiplies a number by, and where (0.32.0 utils/argparse_utils.py:29, engine/arg_utils.py:391)."""
 
 
+@functools.cache
 def _is_option(name: str) -> bool:
-    """Return whether a field of Arguments is an option of vLLM that may stand in an engine."""
-    derived = {
-        "ds_mla",
-        "first_runner_options",
-        "flashinfer_states",
-        "max_pixels",
-        "sizes_items",
-        "speculation",
-        "without",
-    }
-    derived |= {"cudagraph_capture_sizes", "cudagraph_mode"}
-    return not name.startswith(("default_", "fp4_units")) and name not in derived and name not in SWITCHES
+    """Return whether a field of Arguments is an option of vLLM that may stand in an engine, with one value."""
+    return name != "cudagraph_capture_sizes" and find_option("--" + name.replace("_", "-")) is not None
 
 
 def _read_value(place: str, key: str, kind: str, value: Any) -> bool | int | float | str:
