@@ -51,7 +51,7 @@ def plan(name: str, config: Any, size: int = 2, version: str = DEFAULT, **more: 
     [
         (["--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2}'], "mtp", 2, "", ""),
         (['-sc={"method": "glm4_moe_mtp", "num-speculative-tokens": 1}'], "mtp", 1, "", ""),
-        (["--spec-method", "mtp", "--spec-tokens=3"], "mtp", 3, "", ""),
+        (["--spec-method", "mtp", "--spec-tokens=3", "-sc.draft_sample_method=greedy"], "mtp", 3, "", ""),
         (["-sc.model=a/b_eagle3", "-sc.num_speculative_tokens=3"], "eagle3", 3, "a/b_eagle3", ""),
         (["-sc.model=a/EAGLE-b", "--spec-tokens", "3"], "eagle", 3, "a/EAGLE-b", ""),
         (["--spec-model", "a/b", "--spec-tokens", "5"], "draft_model", 5, "a/b", ""),
@@ -61,6 +61,7 @@ def plan(name: str, config: Any, size: int = 2, version: str = DEFAULT, **more: 
         (['-sc={"method": "mtp"}'], "mtp", 0, "", "num_speculative_tokens"),
         (["--spec-tokens=2"], "draft_model", 0, "", "without a model"),
         (['-sc={"method": "mtp", "num_speculative_tokens": 0}'], "mtp", 0, "", "num_speculative_tokens"),
+        (["-sc.method=mtp", "-sc.draft_sample_method=probabilistic"], "mtp", 0, "", "'draft_sample_method' in it"),
         (["-sc={}x"], "", 0, "", "no JSON object"),
         (["-sc.model=a/b", "-sc.quantization=fp8", "--spec-tokens=4"], "draft_model", 0, "a/b", "'quantization' in it"),
     ],

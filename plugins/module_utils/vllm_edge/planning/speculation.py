@@ -36,9 +36,11 @@ _KEYS = frozenset(
         *("method", "model", "revision", "code_revision", "num_speculative_tokens", "draft_tensor_parallel_size"),
         *("prompt_lookup_max", "prompt_lookup_min", "suffix_decoding_max_tree_depth", "suffix_decoding_min_token_prob"),
         *("suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor", "use_local_argmax_reduction"),
+        "moe_backend",
     }
 )
-"""Keys that the plan counts, or that change no memory of a GPU; the suffix trees are in the host's memory."""
+"""Keys that the plan counts, or that change no memory of a GPU; the suffix trees are in the host's memory, and
+moe_backend is --moe-backend for the drafter's experts (0.19.0 v1/spec_decode/eagle.py:1220)."""
 
 
 def read(words: Sequence[str]) -> Speculation | None:
@@ -55,6 +57,8 @@ def read(words: Sequence[str]) -> Speculation | None:
             except (ValueError, TypeError):
                 return Speculation("", 0, uncounted="a text that is no JSON object")
     said = {key.replace("-", "_"): value for key, value in said.items() if value is not None}
+    if said.get("draft_sample_method") == "greedy":  # the default (0.21.0 to 0.33.0 config/speculative.py)
+        del said["draft_sample_method"]
     return _resolve(said) if said else None
 
 

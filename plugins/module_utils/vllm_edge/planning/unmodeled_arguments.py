@@ -164,6 +164,10 @@ def find_unmodeled(
             continue  # memory/weights.py counts it
         if name == "--data-parallel-size" and not model.experts:
             continue  # each replica is an engine of its own
+        if name == "--mamba-cache-mode" and value == "align" and _has_linear_attention(model):
+            continue  # prefix caching alone decides (0.19.0 model_executor/models/config.py:435, 0.33.0 :764)
+        if name == "--performance-mode" and value == "throughput" and _states_batch(arguments):
+            continue
         if name in ("--speculative-config", *SHORT) and speculation:
             if speculation.uncounted:
                 what = f"{_ARGUMENTS[name].what} (the plan has no rule for {speculation.uncounted})"
@@ -221,6 +225,16 @@ def _keeps_blocks(model: Model, backend: str, kv_cache_dtype: str) -> bool:
         return model.latent is None and not model.generic
     in_fp8 = model.quantization.kv_cache_dtype or kv_cache_dtype != "auto"
     return backend in _BLOCKS_OF_16 and supports_flashinfer(model) and (backend == "flashinfer" or not in_fp8)
+
+
+def _has_linear_attention(model: Model) -> bool:
+    """Return whether what a model keeps of a request are states of linear attention, not of Mamba2."""
+    return model.hybrid and not any(layer.state and layer.state.chunk_tokens for layer in model.layers)
+
+
+def _states_batch(arguments: Arguments) -> bool:
+    """Return whether both numbers are given whose defaults `throughput` doubles (0.19.0 engine/arg_utils.py:2207)."""
+    return None not in (arguments.max_num_seqs, arguments.max_num_batched_tokens)
 
 
 def _is_counted(model: Model, argument: Argument) -> bool:
