@@ -167,7 +167,7 @@ myoceane.fr openai/gpt-oss-20b 0.19.0 A100:79.25 .65 131072 13.72 36.56 -
 53067131107:4B Qwen/Qwen3-4B 0.19.0 A100:39.49 .9 - 7.61 - -
 66080606939 Qwen/Qwen3-8B 0.19.0 47.4 .9 16384 15.27 25.94 188864
 62450865535 google/gemma-4-31B-it 0.27.1 H100:79.19 .9 16384 - 9.41 - kv_cache_dtype=fp8
-56816929356 nvidia/Gemma-4-26B-A4B-NVFP4 0.20.2 NVIDIA_GeForce_RTX_5090:31.84 .85 256000 - 4.58 286007 \
+56816929356 nvidia/Gemma-4-26B-A4B-NVFP4 0.20.2 NVIDIA_GeForce_RTX_5090:31.84 .85 256000 17.89 4.58 286007 \
 kv_cache_dtype=fp8 max_num_batched_tokens=16384 max_num_seqs=2 --moe-backend cutlass
 52072816508 nvidia/Gemma-4-26B-A4B-NVFP4 0.19.2 31.84 .8 98304 - 8.29 72400 kv_cache_dtype=fp8
 63102470423 google/gemma-4-31B-it 0.23.0 95.0 .94 32768 58.99 28.41 97541 max_num_seqs=20
