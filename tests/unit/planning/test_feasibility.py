@@ -34,6 +34,7 @@ EXPERTS = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
 
 MIXED, HEAD = "Qwen3.5-4B, FP8 and NVFP4", Facts("", "", {}, (Tensor("lm_head.weight_scale", "F8_E4M3", (64, 4)),))
 W4A16 = Facts("", "", {}, (), {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"})
+GEMMA3_TEXT = {"architecture": "Gemma3ForCausalLM"}
 
 
 def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any) -> feasibility.Engine:
@@ -72,6 +73,8 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         ("31b-bf16", {"version": "0.20.2", "extra_args": ("--speculative-config={}",)}, "#41745"),
         ("31b-bf16", {"version": "0.21.0", "extra_args": ("--speculative-config={}",)}, ""),
         ("31b-fp8", {"gpu": "NVIDIA A10", "kv_cache": "fp8"}, "FP8 KV cache needs compute capability 8.9"),
+        ("google/gemma-3-27b-it", {"gpu": "NVIDIA A10", "kv_cache": "fp8"}, "FP8 KV cache needs compute capability"),
+        ("google/gemma-3-27b-it", GEMMA3_TEXT | {"gpu": "NVIDIA A10", "kv_cache": "fp8"}, ""),
         ("31b-bf16", {"gpu": "Tesla T4"}, "bfloat16 needs compute capability 8.0"),
         ("26b-bf16", {"tensor_parallel_size": 3}, "neither divides the other"),
         ("31b-nvfp4", {"version": "0.19.0", "tensor_parallel_size": 4, "kv_cache": "fp8"}, ""),
