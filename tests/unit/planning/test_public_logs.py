@@ -304,6 +304,21 @@ def test_engines_with_drafters() -> None:
     assert found.gpus[0].weights_bytes / GIB == pytest.approx(8.67, rel=LOADED_WITHIN)
 
 
+def test_gemma_4_without_towers() -> None:
+    """Log 71067348846 of 0.30.0, gemma-4-12b-it in NVFP4 on an RTX PRO 6000, of which only the KV cache is compared."""
+    kinds = (["sliding_attention"] * 5 + ["full_attention"]) * 8
+    text = {"num_hidden_layers": 48, "layer_types": kinds, "hidden_size": 3840, "num_attention_heads": 16}
+    text |= {"num_key_value_heads": 8, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+    text |= {"sliding_window": 1024, "intermediate_size": 15360, "max_position_embeddings": 262144}
+    made = {"architectures": ["Gemma4UnifiedForConditionalGeneration"], "text_config": text}
+    first = [("model.language_model.embed_tokens.weight", "BF16", (262144, 3840))]
+    norms = [(f"model.language_model.layers.{layer}.input_layernorm.weight", "BF16", (3840,)) for layer in range(48)]
+    found = families.interpret(model_facts.build_facts("google/gemma-4-12B-it", "", made, first + norms))
+    arguments = Arguments(max_model_len=65536, max_num_batched_tokens=8192, max_num_seqs=192, kv_cache_dtype="fp8")
+    capacity = kv_cache.capacity(found, arguments, 55834574848, "0.30.0")
+    assert (capacity.tokens, round(capacity.max_concurrency, 2)) == (1078887, 16.46)
+
+
 def test_kv_cache_of_public_engines_as_their_users_plan_it() -> None:
     """Prints how many of those with a known GPU are within 5 %, and within what the plan names as uncertain."""
     close, named, judged = set(), set(), set()
