@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ansible.module_utils.vllm_edge.planning import planner
@@ -26,10 +27,25 @@ REPOS = {
 }
 
 
+FUSENAI = "FusenAI/gemma-4-26B-A4B-it-NVFP4"
+"""As its model card describes it: as NVIDIA's of the same model, with the dense MLPs in NVFP4 too."""
+
+
 def recorded(repo: str) -> Facts:
-    facts = model_facts.recorded(repo)
+    facts = model_facts.recorded(REPOS["26b-nvfp4"] if repo == FUSENAI else repo)
     assert facts is not None, repo
-    return facts
+    if repo != FUSENAI:
+        return facts
+    tensors = []
+    for tensor in facts.tensors:
+        if ".mlp." in tensor.name:
+            rows, columns = tensor.shape
+            scale = replace(tensor, name=f"{tensor.name}_scale", dtype="F8_E4M3", shape=(rows, columns // 16))
+            tensors += [replace(tensor, dtype="U8", shape=(rows, columns // 2)), scale]
+        else:
+            tensors.append(tensor)
+    ignore = [name for name in facts.quantization["ignore"] if not name.endswith(".mlp*")]
+    return replace(facts, repo=repo, tensors=tuple(tensors), quantization={**facts.quantization, "ignore": ignore})
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from ansible.module_utils.vllm_edge.gpu.models import GPU_MODELS
 from ansible.module_utils.vllm_edge.planning import decode, planner
 from ansible.module_utils.vllm_edge.planning.contract import DecodeTogether
 from ansible.module_utils.vllm_edge.planning.memory import weights
-from checkpoints import DEFAULT, REFERENCE, engine, model, plan_of
+from checkpoints import DEFAULT, FUSENAI, REFERENCE, engine, model, plan_of
 
 RTX_5090, GB10, L4 = (GPU_MODELS[f"NVIDIA {name}"].bandwidth_bytes_per_s for name in ("GeForce RTX 5090", "GB10", "L4"))
 
@@ -30,13 +30,12 @@ def alone(name: str, gpu: float) -> float:
 @pytest.mark.parametrize(("requests", "measured"), [(4, 383), (16, 1221), (32, 2071)])
 def test_several_requests_to_experts(requests: int, measured: float) -> None:
     """The card's other batch sizes, to which nothing was fitted. Its 2,059 tok/s at 128 are not bound by reading."""
-    assert together("26b-nvfp4", RTX_5090, requests).mid == pytest.approx(measured, rel=0.15)
+    assert together(FUSENAI, RTX_5090, requests).mid == pytest.approx(measured, rel=0.15)
 
 
 def test_one_request_to_experts() -> None:
-    # FusenAI/gemma-4-26B-A4B-it-NVFP4 has the layout of the recorded checkpoint; its card says 127 tok/s at batch 1, to
-    # which a constant was fitted.
-    assert alone("26b-nvfp4", RTX_5090) == pytest.approx(127, rel=0.02)
+    # Its card says 127 tok/s at batch 1, to which a constant was fitted.
+    assert alone(FUSENAI, RTX_5090) == pytest.approx(127, rel=0.02)
     # 16 requests on a GB10 with nvidia/Gemma-4-26B-A4B-NVFP4 make about 300 tok/s together; its own test says 52 for
     # one request to a checkpoint whose attention has 4 bits too, which reads a third less.
     assert 29.8 < alone("26b-nvfp4", GB10) < 52

@@ -11,7 +11,7 @@ import pytest
 from ansible.module_utils.vllm_edge.planning import feasibility
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, Facts, Model, Quantization, Tensor, Verdict
 from ansible.module_utils.vllm_edge.planning.memory.vllm_versions import behaviour
-from checkpoints import DEFAULT, L4, model
+from checkpoints import DEFAULT, FUSENAI, L4, model
 
 QWEN3_VL, GPT_OSS = "Qwen/Qwen3-VL-30B-A3B-Instruct", "openai/gpt-oss-20b"
 INT8 = "Qwen2.5-7B-Instruct, INT8 by channel"
@@ -34,6 +34,7 @@ EXPERTS = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
 
 MIXED, HEAD = "Qwen3.5-4B, FP8 and NVFP4", Facts("", "", {}, (Tensor("lm_head.weight_scale", "F8_E4M3", (64, 4)),))
 W4A16 = Facts("", "", {}, (), {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"})
+GEMMA3_TEXT = {"architecture": "Gemma3ForCausalLM"}
 
 
 def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any) -> feasibility.Engine:
@@ -72,11 +73,13 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         ("31b-bf16", {"version": "0.20.2", "extra_args": ("--speculative-config={}",)}, "#41745"),
         ("31b-bf16", {"version": "0.21.0", "extra_args": ("--speculative-config={}",)}, ""),
         ("31b-fp8", {"gpu": "NVIDIA A10", "kv_cache": "fp8"}, "FP8 KV cache needs compute capability 8.9"),
+        ("google/gemma-3-27b-it", {"gpu": "NVIDIA A10", "kv_cache": "fp8"}, "FP8 KV cache needs compute capability"),
+        ("google/gemma-3-27b-it", GEMMA3_TEXT | {"gpu": "NVIDIA A10", "kv_cache": "fp8"}, ""),
         ("31b-bf16", {"gpu": "Tesla T4"}, "bfloat16 needs compute capability 8.0"),
         ("26b-bf16", {"tensor_parallel_size": 3}, "neither divides the other"),
         ("31b-nvfp4", {"version": "0.19.0", "tensor_parallel_size": 4, "kv_cache": "fp8"}, ""),
         # 2112 is 33 x 64: what Marlin takes in FP4, and would not in integers.
-        ("26b-nvfp4", {"version": "0.19.0"}, ""),
+        (FUSENAI, {"version": "0.19.0"}, ""),
         ("31b-bf16", {"tensor_parallel_size": 3}, "query heads 32 is not divisible"),
         (published.NEMOTRON, {"tensor_parallel_size": 16}, "number of Mamba groups 8 is not divisible"),
         ("Nemotron-3-Nano, one group", {"tensor_parallel_size": 16}, ""),
@@ -86,8 +89,8 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
         (MIXED, {"version": "0.23.0", "facts": HEAD}, ""),
         ("Qwen3.5-4B, modelopt", {"version": "0.20.0", "facts": W4A16}, "W4A16_NVFP4, which came with 0.21.0"),
         ("Qwen3.5-4B, modelopt", {"version": "0.21.0", "facts": W4A16}, ""),
-        ("26b-nvfp4", {"version": "0.19.0", "tensor_parallel_size": 2}, "intermediate size 2112 over tensor_p"),
-        ("26b-nvfp4", EXPERTS | {"version": "0.19.0"}, "is 1056, which Marlin"),
+        (FUSENAI, {"version": "0.19.0", "tensor_parallel_size": 2}, "intermediate size 2112 over tensor_p"),
+        (FUSENAI, EXPERTS | {"version": "0.19.0"}, "is 1056, which Marlin"),
         # Later releases pad the tiles.
         ("26b-nvfp4", {"tensor_parallel_size": 2}, ""),
         # A card that nobody has written down: only what some cards cannot compute is open.

@@ -317,6 +317,7 @@ class Arguments:
     """vLLM's default on the engine's GPU, no option; None for a GPU below 70 GiB. The next field too."""
     default_max_num_batched_tokens: int | None = None
     attention_backend: str = "auto"
+    moe_backend: str = "auto"
     mm_encoder_tp_mode: str = "weights"
     max_cudagraph_capture_size: int | None = None
     cudagraph_capture_sizes: tuple[int, ...] = ()

@@ -31,6 +31,7 @@ def test_every_published_checkpoint_was_judged() -> None:
     assert {repo for repo, *_ in ANSWERS} == {*published.CONFIGS, "Qwen/Qwen3-32B"}
     known = {found["architectures"][0] for found in (*published.CONFIGS.values(), *published.EAGLE3.values())}
     older = {f"Gemma{number}For{kind}" for number in (3, 4) for kind in ("ConditionalGeneration", "CausalLM")}
+    older |= {"Gemma4UnifiedForConditionalGeneration"}
     # No checkpoint is published of the last; their text is that of the classes with an encoder. Eagle3LlamaForCausalLM
     # is the same class of vLLM as LlamaForCausalLMEagle3.
     text = {f"{name}ForCausalLM" for name in ("Llama4", "Qwen3_5", "Qwen3_5Moe")}

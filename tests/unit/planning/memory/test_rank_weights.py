@@ -21,7 +21,7 @@ LOAD_GIB = {
     "nvidia/Gemma-4-31B-IT-NVFP4": (30.97, 16.21, 8.83),
     "google/gemma-4-31B-it-qat-w4a16-ct": (19.47 + HEAD_GIB, 10.46 + HEAD_GIB / 2, 5.96 + HEAD_GIB / 4),
     "google/gemma-4-26B-A4B-it": (48.47, 24.97, 13.23),
-    "nvidia/Gemma-4-26B-A4B-NVFP4": (17.18, 9.32, 5.40),
+    "nvidia/Gemma-4-26B-A4B-NVFP4": (17.89, 9.68, 5.58),
     "google/gemma-4-E4B-it": (15.12, 8.17, 4.76),
     "google/gemma-4-E2B-it": (9.76, 5.49, 3.36),
 }
@@ -33,7 +33,7 @@ STREAM_GB = {
     "nvidia/Gemma-4-31B-IT-NVFP4": (31.70, 15.85, 7.93),
     "google/gemma-4-31B-it-qat-w4a16-ct": (19.36, 9.68, 4.84),
     "google/gemma-4-26B-A4B-it": (7.67, 3.85, 1.95),
-    "nvidia/Gemma-4-26B-A4B-NVFP4": (4.85, 2.44, 1.24),
+    "nvidia/Gemma-4-26B-A4B-NVFP4": (5.62, 2.82, 1.44),
     "google/gemma-4-E4B-it": (9.40, 4.75, 2.50),
     "google/gemma-4-E2B-it": (4.60, 2.36, 1.24),
 }

@@ -399,6 +399,8 @@ FAMILIES: Mapping[str, _Family] = {
     # gemma4_mm.py builds transformers' own towers, replicated on every rank; gemma3_mm.py builds vLLM's SigLIP and
     # mistral3.py its Pixtral, which are sharded.
     "Gemma4ForConditionalGeneration": _Family("gemma4", _gemma4, _GEMMA4, Sharding.REPLICATED, True, 2),
+    # Without towers: patches of pixels are projected (0.23.0 model_executor/models/gemma4_unified.py).
+    "Gemma4UnifiedForConditionalGeneration": _Family("gemma4", _gemma4, _GEMMA4, Sharding.REPLICATED, True, 2),
     "Gemma4ForCausalLM": _Family("gemma4", _gemma4, _GEMMA4, every_stage=True, ropes=2),
     "Gemma3ForConditionalGeneration": _Family(
         "gemma3", _build_patterned_layers, _GEMMA3, Sharding.SHARDED, every_stage=True, ropes=2

@@ -65,8 +65,8 @@ CHECKPOINT_TOKENS = 64
 FLASHINFER_HEAD_SIZES = frozenset({64, 128, 256})
 """0.19.0 v1/attention/backends/flashinfer.py:390; later releases add that of Gemma 4."""
 WITHOUT_FLASHINFER = frozenset({"gemma3", "gemma4", "gpt_oss"})
-"""Families that Triton runs instead: images in both directions (0.19.0 config/model.py:1200), heads of two sizes
-(model_executor/models/config.py:103), sinks (flashinfer.py:399)."""
+"""Families that Triton runs instead: images in both directions (0.19.0 config/model.py:1200, which the Gemma 3 for text
+has not), heads of two sizes (model_executor/models/config.py:103), sinks (flashinfer.py:399)."""
 FEW_MORE_LAYERS = 1.5
 """If the largest kind has less than this many times the layers of the smallest kind, groups are as large as the largest
 kind."""
@@ -176,7 +176,7 @@ def supports_flashinfer(model: Model) -> bool:
     return (
         not model.generic
         and model.latent is None
-        and model.family not in WITHOUT_FLASHINFER
+        and (model.family not in WITHOUT_FLASHINFER or model.architecture == "Gemma3ForCausalLM")
         and all(kind is not Attention.CHUNKED and size in FLASHINFER_HEAD_SIZES for kind, size in attention)
     )
 

@@ -302,16 +302,20 @@ def allocator(model: Model, *, text_only: bool = False) -> Uncertain:
     return replace(ALLOCATOR_BYTES, low=0.0) if text_only else ALLOCATOR_BYTES
 
 
-def _compute_layer_bytes(model: Model, tokens: int, tensor_parallel_size: int, text_only: bool) -> float:
+def _compute_layer_bytes(model: Model, arguments: Arguments, tokens: int) -> float:
     """Return the bytes of the largest tensors that live at once while a batch passes a layer, in two bytes each.
 
     Those are the hidden states, the residual, and the inputs of the MLP before and after its activation; of experts the
-    workspaces of vLLM's fused kernel (model_executor/layers/fused_moe/fused_moe.py, 0.32.0).
+    workspaces of vLLM's fused kernel (model_executor/layers/fused_moe/fused_moe.py, 0.32.0). That of vLLM's own CUTLASS
+    for NVFP4 has beside them the rows of the experts as they come in and go out, and the latter weighted (0.19.0
+    fused_moe/cutlass_moe.py, run_cutlass_moe_fp4, the same in 0.33.0).
     """
-    mlp = 3 * max(model.intermediate_sizes, default=0) / tensor_parallel_size
-    part = model.expert_intermediate_size / tensor_parallel_size
-    experts = model.experts_per_token * (max(2 * part, model.hidden_size) + part)
-    other_tower = model.multimodal and not text_only and model.encoder is None
+    mlp = 3 * max(model.intermediate_sizes, default=0) / arguments.tensor_parallel_size
+    part = model.expert_intermediate_size / arguments.tensor_parallel_size
+    in_fp4 = model.quantization.method == "modelopt_fp4" or "NVFP4" in model.quantization.schemes
+    rows = 3 * model.hidden_size if in_fp4 and arguments.moe_backend.lower() == "cutlass" else 0
+    experts = model.experts_per_token * (max(2 * part, model.hidden_size) + part + rows)
+    other_tower = model.multimodal and not arguments.language_model_only and model.encoder is None
     encoder = model.hidden_size if other_tower and tokens > FITTED_TOKENS else 0
     return tokens * 2 * (2 * model.hidden_size + max(mlp, experts) + encoder)
 
@@ -410,7 +414,7 @@ def activations(model: Model, arguments: Arguments, tokens: int) -> Uncertain:
     text_only = arguments.language_model_only
     kept = model.multimodal and text_only and model.family == "gemma4"
     found = ACTIVATION_BYTES + (-GEMMA4_VIDEO_TOKENS * model.hidden_size * 2 if kept else 0)
-    beyond = _compute_layer_bytes(model, tokens, arguments.tensor_parallel_size, text_only) - FITTED_LAYER_BYTES
+    beyond = _compute_layer_bytes(model, arguments, tokens) - FITTED_LAYER_BYTES
     if beyond > 0:
         found += BEYOND_FITTED * beyond
     return _widen(model, found)

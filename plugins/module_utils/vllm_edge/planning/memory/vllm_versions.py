@@ -52,6 +52,8 @@ class Behaviour:
     apply_sampling_params)."""
     largest_gpu_tokens: int = 8192
     """The default of max_num_batched_tokens on a GPU from LARGEST_GPU_GIB on."""
+    asks_cuda_for_memory: bool = False
+    """vLLM asks CUDA for the memory of a GPU of which NVML does not know it, as of all that share the CPU's."""
     tokens_by_concurrency: bool = False
     """The log line `GPU KV cache size` has maximum concurrency * max_model_len tokens; otherwise blocks // groups *
     smallest block (0.19.0 v1/core/kv_cache_utils.py:1287)."""
@@ -191,6 +193,7 @@ CHANGES = (
     Change((0, 32), {"first_runner_methods": "-ngram"}, "config/vllm.py (the same function)"),
     Change((0, 32), {"first_runner_options": "-enable_elastic_ep -mamba_cache_mode"}, "config/vllm.py:2914"),
     Change((0, 32), {"mamba2_checkpoints": True}, "model_executor/layers/mamba/mamba_mixer2.py (get_kv_cache_spec)"),
+    Change((0, 33), {"asks_cuda_for_memory": True}, "platforms/cuda.py:809"),
     Change((0, 33), {"keeps_checkpoints": True}, "model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py:692"),
 )
 SWITCHES = {
@@ -237,11 +240,12 @@ def set_gpu_defaults(arguments: Arguments, gpu: Gpu, version: str) -> Arguments:
     """Return the arguments with the defaults of vLLM's API server on a large GPU.
 
     An A100 counts as a smaller one (0.32.0 engine/arg_utils.py:2894, get_batch_defaults). So does a GB10 (0.33.0
-    engine/arg_utils.py:2963), of which earlier releases do not learn the memory. vLLM compares NVML's total, of which
-    CUDA has all but 1 to 3 GiB: no GPU lies between.
+    engine/arg_utils.py:2963), and a Thor as long as vLLM does not learn its memory. vLLM compares NVML's total, of
+    which CUDA has all but 1 to 3 GiB: no GPU lies between.
     """
     name, gib = gpu.name.lower(), gpu.cuda_total_bytes / 2**30
-    if "gb10" in name or gib < LARGE_GPU_GIB or (gib < LARGEST_GPU_GIB and "a100" in name):
+    thor = gpu.compute_capability == (11, 0) and not behaviour(version).asks_cuda_for_memory
+    if "gb10" in name or thor or gib < LARGE_GPU_GIB or (gib < LARGEST_GPU_GIB and "a100" in name):
         return arguments
     tokens = behaviour(version).largest_gpu_tokens if gib >= LARGEST_GPU_GIB else 8192
     return replace(arguments, default_max_num_seqs=1024, default_max_num_batched_tokens=tokens)
