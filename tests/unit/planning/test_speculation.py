@@ -12,6 +12,7 @@ import kv_models
 import published
 import pytest
 from ansible.module_utils.vllm_edge import cli
+from ansible.module_utils.vllm_edge.inventory.engine_arguments import parse_arguments
 from ansible.module_utils.vllm_edge.planning import planner, speculation
 from ansible.module_utils.vllm_edge.planning.checkpoint import families, headers, model_facts, recording
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, EnginePlan, Gpu, Model, Speculation, Verdict
@@ -67,10 +68,10 @@ def plan(name: str, config: Any, size: int = 2, version: str = DEFAULT, **more: 
     ],
 )
 def test_reading(words: list[str], method: str, tokens: int, draft: str, uncounted: str) -> None:
-    found = speculation.read(words)
+    found = speculation.read(parse_arguments(words)[0])
     assert found and (found.method, found.tokens, found.draft) == (method, tokens, draft)
     assert uncounted in found.uncounted and bool(uncounted) == bool(found.uncounted)
-    assert speculation.read(["--speculative-config", "null", "--max-num-seqs=4"]) is None
+    assert speculation.read(parse_arguments(["--speculative-config", "null", "--max-num-seqs=4"])[0]) is None
 
 
 @pytest.mark.parametrize(("size", "version"), [(1, "0.19.0"), (2, "0.28.0"), (4, DEFAULT)])

@@ -26,7 +26,6 @@ from .contract import Facts, Fix, Gpu, Model, Plan, UnknownArchitecture, Verdict
 from .fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES, Search
 from .memory.vllm_versions import describe_fallback
 from .separate_process import read_in_subprocess
-from .speculation import read as read_speculation
 
 FITS, DOES_NOT_FIT, CANNOT_SAY = 0, 1, 2
 """Exit status of `plan` and `advise`."""
@@ -227,8 +226,7 @@ def _plan(options: Namespace) -> int:
     options.revision = options.revision or asked.revision
     options.count = options.count or (asked.gpus if asked.whole else 1)
     model, gpus = load_model(options.model or asked.model, options), find_gpus(options)
-    speculation = read_speculation(asked.engine["extra_args"])
-    drafts = {}
+    speculation, drafts = asked.speculation, {}
     if speculation and speculation.draft not in ("", model.facts.repo) and not speculation.uncounted:
         try:
             drafts[speculation.draft] = load_model(speculation.draft, Namespace(**vars(options) | {"revision": ""}))

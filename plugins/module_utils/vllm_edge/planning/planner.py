@@ -140,7 +140,8 @@ def arguments_of(engine: Mapping[str, Any]) -> Arguments:
     stated = engine.get("limit_mm_per_prompt")
     limits = dict(stated) if isinstance(stated, Mapping) else {}
     keep = set()
-    for argument in parse_arguments([str(word) for word in engine.get("extra_args") or ()])[0]:
+    said = parse_arguments([str(word) for word in engine.get("extra_args") or ()])[0]
+    for argument in said:
         place = f"{where}extra_args: {shown(argument.text)}" if where else shown(argument.text)
         value = argument.values[0] if argument.values else ""
         if argument.option and argument.option.name == "--limit-mm-per-prompt":
@@ -167,7 +168,7 @@ def arguments_of(engine: Mapping[str, Any]) -> Arguments:
     chosen["sizes_items"] = any(isinstance(limit, Mapping) and limit.keys() - {"count"} for limit in limits.values())
     if takes_text_only(limits):
         chosen["language_model_only"] = True
-    chosen["speculation"] = read_speculation([str(word) for word in engine.get("extra_args") or ()])
+    chosen["speculation"] = read_speculation(said)
     return Arguments(**chosen, first_runner_options=frozenset(keep))
 
 

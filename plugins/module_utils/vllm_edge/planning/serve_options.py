@@ -13,6 +13,7 @@ from ..inventory.engine_arguments import Argument, find_option_errors, find_reco
 from ..names import VARIABLE_NAME
 from ..text import shown
 from . import planner
+from .contract import Speculation
 from .memory.vllm_versions import behaviour
 
 ALIASES = {"--context": "--max-model-len", "--text-only": "--language-model-only"}
@@ -50,6 +51,7 @@ class Asked:
     """tensor_parallel_size; None if the sizes are compared."""
     stages: int
     replicas: int
+    speculation: Speculation | None
 
     @property
     def gpus(self) -> int:
@@ -95,7 +97,7 @@ def read(words: Sequence[str], release: str) -> Asked:
         raise ValueError(f"--data-parallel-size: {replicas} is no number of replicas; write 1 or more.")
     revision = "".join(given["--revision"].values) if "--revision" in given else ""
     stages = arguments.pipeline_parallel_size
-    return Asked("".join(named), revision, engine, whole, longest, size, stages, replicas)
+    return Asked("".join(named), revision, engine, whole, longest, size, stages, replicas, arguments.speculation)
 
 
 def _list_words(argument: Argument) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..inventory.engine_arguments import parse_arguments
+from ..inventory.engine_arguments import Argument
 from ..text import shown
 from .checkpoint.families import interpret_drafting
 from .checkpoint.headers import FactsError
@@ -43,10 +43,10 @@ _KEYS = frozenset(
 moe_backend is --moe-backend for the drafter's experts (0.19.0 v1/spec_decode/eagle.py:1220)."""
 
 
-def read(words: Sequence[str]) -> Speculation | None:
+def read(arguments: Sequence[Argument]) -> Speculation | None:
     """Return what the options of an engine say of speculative decoding; None if they say nothing."""
     said: dict[str, Any] = {}
-    for argument in parse_arguments(list(words))[0]:
+    for argument in arguments:
         name = argument.option.name if argument.option else argument.name
         value = argument.values[0] if argument.values else ""
         if name in SHORT or (name == "--speculative-config" and argument.dotted):

@@ -189,8 +189,9 @@ def _build_llama4_layers(config: _Config) -> tuple[DecoderLayer, ...]:
 def _build_latent_layers(config: _Config) -> tuple[DecoderLayer, ...]:
     """Return DeepSeek's layers: the KV cache has the compressed vector and the shared part of the key. Those of V3.2
     have an indexer too."""
-    for key, most in (("moe_layer_freq", 1), ("index_topk", 0)):
-        if (config.get(key) or 0) > most and not ("index_topk" in config.defaults and key == "index_topk"):
+    most_indexed = math.inf if "index_topk" in config.defaults else 0
+    for key, most in (("moe_layer_freq", 1), ("index_topk", most_indexed)):
+        if (config.get(key) or 0) > most:
             raise FactsError(
                 f"{config.repo}: {key} in config.json is {shown(config.get(key))}, a kind of DeepSeek that the planner "
                 "does not know. Take DeepSeek V2, V3, V3.2, R1 or Kimi K2, or start it without a plan "
