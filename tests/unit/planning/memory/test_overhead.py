@@ -211,3 +211,10 @@ def test_every_constant_says_where_it_is_from() -> None:
     for name, figure in found.items():
         assert figure.low <= figure.value <= figure.high, name
         assert len(figure.source) > 40, name
+
+
+@pytest.mark.parametrize(("name", "rows"), [("nvidia/Gemma-4-26B-A4B-NVFP4", 3), ("google/gemma-4-26B-A4B-it", 0)])
+def test_cutlass_has_three_rows_more_for_each_expert_in_nvfp4(name: str, rows: int) -> None:
+    known, backends = model(name), ("auto", "cutlass")
+    fused, other = (overhead.activations(known, Arguments(moe_backend=each), 16_384).value for each in backends)
+    assert other - fused == pytest.approx(16_384 * known.experts_per_token * rows * known.hidden_size * 2)
