@@ -517,9 +517,10 @@ def test_module_goes_on_where_the_client_is(hub: TestHub, arguments: Result, tar
     bare = tmp_path / "bare"
     venv.create(bare, with_pip=False)
     given = {**arguments, "interpreter": sys.executable, "token": "hf_right"}
-    command = [Path(sys.executable).with_name("ansible"), "localhost", "-c", "local", "-m", "model_weights", "-vvv"]
+    command = [Path(sys.executable).with_name("ansible"), "localhost", "-c", "local", "-vvv"]
+    command += ["-m", "edge.vllm_edge.model_weights", "-a", json.dumps(given)]
     done = subprocess.run(
-        [*command, "-a", json.dumps(given), "-e", f"ansible_python_interpreter={bare}/bin/python3"],
+        [*command, "-e", f"ansible_python_interpreter={bare}/bin/python3"],
         cwd=ROOT,
         capture_output=True,
         text=True,
