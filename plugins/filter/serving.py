@@ -6,6 +6,12 @@ group_vars/all/wiring.yml calls them, and says which variable is made of what. E
 
 from __future__ import annotations
 
+DOCUMENTATION = """
+name: serving
+short_description: engines, models and GPUs in the form that a role or the report needs
+extends_documentation_fragment: edge.vllm_edge.filters
+"""
+
 import inspect
 import json
 import re

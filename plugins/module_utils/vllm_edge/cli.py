@@ -524,3 +524,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _discard_output() -> None:
     """Let what is left in the buffer go nowhere: Python would try to write it once more when it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -90,7 +90,7 @@ def test_a_wheel_is_built_again_only_when_its_sources_changed(project: Path, tmp
     assert read_wheel(Path(first["path"])) == read_wheel(next((tmp_path / "setuptools").iterdir()))
     # Without the packages that it depends on, which `--version` and `--help` do not need.
     shutil.unpack_archive(first["path"], tmp_path / "installed", "zip")
-    bare, path = [sys.executable, "-S", "-m", "vllm_edge"], str(tmp_path / "installed")
+    bare, path = [sys.executable, "-S", "-m", "vllm_edge.cli"], str(tmp_path / "installed")
     assert run(*bare, "--version", cwd=tmp_path, PYTHONPATH=path).strip() == describe_version()
     assert "run-engine" in run(*bare, "--help", cwd=tmp_path, PYTHONPATH=path)
     (wheels / "vllm_edge-0.0.9-py3-none-any.whl").touch()
