@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge import cli
@@ -264,6 +265,62 @@ def test_advice_goes_on_without_a_model_that_cannot_be_planned(
     record.write_text(run(capsys, "facts", *E2B[1:3])[1])
     both = run(capsys, "advise", *E2B[1:], "--count", "2", "--model", str(record), "--format", "json")[1]
     assert json.loads(both)["main_models"] == ["gemma-4-e2b-it", "other-gemma-4-e2b-it"]
+
+
+def test_advice_without_a_model_ranks_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    four = ("advise", "--gpu", "L4", "--count", "4")
+    status, printed = run(capsys, *four)
+    lines = printed.splitlines()
+    assert status == 0 and [line.split(":")[0].strip() for line in lines if " tokens or more" in line] == [
+        "chat",
+        "tools",
+        "long context",
+    ]
+    assert sum("openai/gpt-oss-120b" in line for line in lines) == 4 and lines[-1].startswith("chat, tools, long")
+    uses = json.loads(run(capsys, *four, "--format", "json")[1])["uses"]
+    for use in uses.values():
+        assert all(row["context"] >= use["min_context"] and row["at_once"] for row in use["checkpoints"])
+        assert all(row["tok_s_estimate"]["mid"] >= 15 for row in use["checkpoints"])
+    chat, tools = ({row["model"] for row in uses[use]["checkpoints"]} for use in ("chat", "tools"))
+    assert "google/gemma-3-27b-it" in chat - tools and tools < chat
+    # One of 31B, in the precision that is the fastest.
+    assert [name for name in chat if "31b-it" in name.lower()] == ["google/gemma-4-31B-it-qat-w4a16-ct"]
+    # The command of a row has its figures.
+    for row in (*uses["chat"]["checkpoints"][:3], uses["long context"]["checkpoints"][-1]):
+        words = shlex.split(row["next"])
+        assert words[0] == "vllm-edge" and words[-2:] == ["--output", "vllm"]
+        (plan,) = json.loads(run(capsys, *words[1:-2], "--format", "json")[1])["plans"].values()
+        (engine,) = plan["engines"]
+        assert (engine["verdict"], engine["max_model_len"]) == ("fits", row["context"])
+        assert engine["decode_tok_s"] == row["tok_s_estimate"]
+
+
+def test_what_is_known_is_ranked_by_what_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    one = ("advise", "--gpu", "L4", "--format", "json")
+
+    def rows(*more: str) -> Any:
+        return json.loads(run(capsys, *one, *more)[1])["uses"]["chat"]["checkpoints"]
+
+    names = [row["model"] for row in rows()]
+    # The 14 billion parameters are a year older, and count as 7.
+    assert names.index("Qwen/Qwen3.5-9B") < names.index("Qwen/Qwen3-14B-AWQ")
+    fast = [round(row["tok_s_estimate"]["mid"], 1) for row in rows("--by", "tok_s")]
+    assert fast == sorted(fast, reverse=True)
+    contexts = [row["context"] for row in rows("--by", "context", "--min-context", "100000")]
+    assert contexts == sorted(contexts, reverse=True) and min(contexts) >= 100000
+    assert len(rows("--min-tok-s", "5")) > len(names) > len(rows("--min-tok-s", "40"))
+    status, printed = run(capsys, *one, "--min-tok-s", "9999")
+    assert status == 1 and "None of the 71 known checkpoints fits on 1 x NVIDIA L4" in printed
+    unknown = ("--gpu", "Some GPU", "--gpu-memory-mib", "31000", "--compute-capability", "8.9")
+    assert run(capsys, "advise", *unknown)[0] == 0
+    for words, said in {
+        (*unknown, "--by", "tok_s"): "needs the bandwidth of the GPU",
+        (*unknown, "--min-tok-s", "9"): "needs the bandwidth of the GPU",
+        ("--gpu", "L4", "--choose", "99"): "write 1 to 26",
+        ("--gpu", "L4", "--main", "e2b"): "name some with --model",
+    }.items():
+        status, printed = run(capsys, "advise", *words)
+        assert status == 2 and said in printed
 
 
 ANSIBLE = re.compile(
