@@ -287,15 +287,14 @@ def _rank_known(options: Namespace) -> int:
         raise ValueError("--role and --main are for profiles of models, and no model is given; name some with --model.")
     asked = search.wish((), ["main"], vars(options))
     host = advice_model.Host({}, find_gpus(options), options.vllm, ())
-    found = known.rank(asked, host, asked.by if options.by else None)
     keys = ("gpu", "count", "gpu_memory_mib", "compute_capability", "gpu_bandwidth", "vllm")
-    gpus = [
-        word for key in keys if (value := getattr(options, key)) for word in (f"--{key.replace('_', '-')}", str(value))
-    ]
+    given = {f"--{key.replace('_', '-')}": str(value) for key in keys if (value := getattr(options, key))}
+    gpus = [word for option in given.items() for word in option]
+    found = known.rank(asked, host, asked.by if options.by else None, gpus)
     if options.format == "json":
-        _print_json(known.document(found, gpus), options)
+        _print_json(found, options)
     else:
-        _print_lines(known.lines(found, gpus, asked.choose))
+        _print_lines(known.lines(found, asked.choose))
     return FITS
 
 

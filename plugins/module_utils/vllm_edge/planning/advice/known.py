@@ -64,8 +64,7 @@ class Known:
 
     @property
     def size(self) -> float:
-        """What it is ranked by: its parameters, halved for each year between its release and that of the newest."""
-        return search.parameters(self.model) / 2 ** (max(RELEASED) - self.year)
+        return search.parameters(self.model) / 2.0 ** (max(RELEASED) - self.year)
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,6 @@ class Row:
 
     @property
     def context(self) -> int:
-        """The longest that fits."""
         return self.fit.plan.max_model_len
 
     @property
@@ -87,8 +85,23 @@ class Row:
         speed = self.fit.together(TOGETHER_REQUESTS)
         return speed.mid if speed else self.fit.tok_s
 
-    def at_once(self, tokens: int) -> int:
-        return min(int(self.fit.at_once(tokens)), self.fit.max_num_seqs)
+    def describe(self, tokens: int, gpus: Sequence[str]) -> dict[str, Any]:
+        size, most, repo = self.fit.shape.tensor_parallel_size, self.fit.max_num_seqs, self.fit.model
+        engine = {"tensor-parallel-size": size, "max-model-len": self.context, "max-num-seqs": most, "output": "vllm"}
+        options = (word for key, value in engine.items() for word in (f"--{key}", str(value)))
+        speed = self.fit.plan.decode_tok_s
+        return {
+            "model": repo,
+            "confirmed": self.known.confirmed,
+            "released": self.known.year,
+            "parameters": search.parameters(self.known.model),
+            "tensor_parallel_size": size,
+            "tok_s_estimate": asdict(speed) if speed else None,
+            "context": self.context,
+            "at_once": min(int(self.fit.at_once(tokens)), most),
+            **dict(zip(("tool_call_parser", "reasoning_parser"), self.parsers, strict=True)),
+            "next": shlex.join(["vllm-edge", "plan", "--model", repo, *gpus, *options]),
+        }
 
 
 ORDERS: Mapping[By, Callable[[Row], float]] = {
@@ -97,27 +110,6 @@ ORDERS: Mapping[By, Callable[[Row], float]] = {
     By.FREE_GPUS: lambda row: row.fit.shape.gpus,
     By.TOGETHER: lambda row: -row.together_tok_s,
 }
-
-
-@dataclass(frozen=True)
-class Table:
-    """The best checkpoint of each model that serves for a use, best first."""
-
-    use: str
-    tokens: int
-    """The least context."""
-    rows: Sequence[Row]
-
-
-@dataclass(frozen=True)
-class Ranking:
-    host: Host
-    by: By | None
-    """What decides in place of size."""
-    min_tok_s: float
-    tables: Sequence[Table]
-    left_out: Mapping[str, tuple[str, str]]
-    """By repository a kind of reason, and the reason."""
 
 
 def load() -> dict[str, Known]:
@@ -130,8 +122,13 @@ def load() -> dict[str, Known]:
     }
 
 
-def rank(asked: Wish, host: Host, by: By | None) -> Ranking:
-    """Rank the checkpoints that fit and are fast enough.
+def rank(asked: Wish, host: Host, by: By | None, gpus: Sequence[str]) -> dict[str, Any]:
+    """Return as a document what fits and is fast enough by use, the best first: one checkpoint of those that differ
+    only in precision.
+
+    Args:
+        by: what decides in place of size.
+        gpus: options of `vllm-edge plan` that name the GPUs and the release.
 
     Raises:
         AdviceError: if the speed of the GPUs is needed and not known.
@@ -143,36 +140,35 @@ def rank(asked: Wish, host: Host, by: By | None) -> Ranking:
     if not speed_known and by in (By.TOK_S, By.TOGETHER):
         raise search.describe_unknown_bandwidth(f"--by: {by.value!r}", "write 'context' or 'free_gpus'", host)
     least = min(asked.min_tok_s.values(), default=MIN_TOK_S if speed_known else 0.0)
+    order = ORDERS[by or (By.TOK_S if speed_known else By.CONTEXT)]
     known = load()
     host = replace(host, models={repo: one.model for repo, one in known.items()})
     rows: dict[str, list[Row]] = {}
-    left_out: dict[str, tuple[str, str]] = {}
+    left_out: dict[str, str] = {}
     for repo, one in known.items():
         fits = list(_plan_layouts(repo, host, asked))
         fitting = [Row(one, fit) for fit in fits if fit.plan.verdict is Verdict.FITS]
         rows[repo] = [row for row in fitting if row.fit.tok_s >= least]
         if not fitting:
-            left_out[repo] = "not fitting", fits[-1].plan.reason
+            left_out[repo] = f"not fitting: {fits[-1].plan.reason}"
         elif not rows[repo]:
-            left_out[repo] = "slower", f"{max(row.fit.tok_s for row in fitting):.1f} tok/s"
-    tables = []
+            left_out[repo] = f"slower: {max(row.fit.tok_s for row in fitting):.1f} tok/s"
+    counts = Counter(reason.partition(":")[0] for reason in left_out.values())
+    fit = f"{len(known) - len(left_out)} of {len(known)} known checkpoints fit on {host.describe_gpus()} with vLLM "
+    fit += f"{host.vllm_version}, {asked.min_context_tokens:,} tokens of context and {least:g} tok/s or more"
+    fit += "".join(f"; {kind}: {count}" for kind, count in counts.items())
+    if len(left_out) == len(known):
+        raise NothingFits(f"{fit}. A smaller --min-context or --min-tok-s may do.")
+    uses = {}
     for use, tokens in USES.items():
-        tokens = max(tokens, asked.min_context_tokens)
-        best = []
+        tokens, best = max(tokens, asked.min_context_tokens), []
         for names in search.group_kinds(host.models):
             able = [row for repo in names for row in rows[repo] if row.context >= tokens]
             able = [row for row in able if use != TOOLS or row.parsers[0]]
-            order = ORDERS[by or By.TOK_S] if speed_known else ORDERS[By.CONTEXT]
             best += sorted(able, key=lambda row: (order(row), row.fit.shape.gpus))[:1]
-        best.sort(key=lambda row: (ORDERS[by](row) if by else 0, -row.known.size))
-        tables.append(Table(use, tokens, best))
-    if not any(table.rows for table in tables):
-        raise NothingFits(
-            f"None of the {len(known)} known checkpoints fits on {host.describe_gpus()} with vLLM {host.vllm_version}, "
-            f"{asked.min_context_tokens:,} tokens of context and {least:g} tok/s "
-            f"({_count_left_out(left_out)}). A smaller --min-context or --min-tok-s may do."
-        )
-    return Ranking(host, by, least, tables, left_out)
+        best.sort(key=lambda row: (order(row) if by else 0, -row.known.size))
+        uses[use] = {"min_context": tokens, "checkpoints": [row.describe(tokens, gpus) for row in best]}
+    return {"summary": fit, "vllm_version": host.vllm_version, "by": by or "size", "uses": uses, "left_out": left_out}
 
 
 def _plan_layouts(repo: str, host: Host, asked: Wish) -> Iterator[Fit]:
@@ -181,113 +177,49 @@ def _plan_layouts(repo: str, host: Host, asked: Wish) -> Iterator[Fit]:
         for sequences in asked.max_num_seqs if size <= len(host.gpus) else ():
             about = (repo, host.gpus[0], Shape(size), sequences)
             found = next(search.plan_fits(*about, asked, host))
-            longest = found.plan.max_context // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS
             # What encoders take may grow with the context, so that it is planned again.
-            for tokens in (longest, *sorted(USES.values(), reverse=True)):
-                if found.plan.verdict is Verdict.FITS and asked.min_context_tokens < tokens <= longest:
-                    longer = next(search.plan_fits(*about, replace(asked, min_context_tokens=tokens), host))
-                    if longer.plan.verdict is Verdict.FITS:
-                        found = longer
-                        break
+            for half in range(4) if found.plan.verdict is Verdict.FITS else ():
+                tokens = (found.plan.max_context >> half) // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS
+                wish = replace(asked, min_context_tokens=max(tokens, asked.min_context_tokens))
+                longer = next(search.plan_fits(*about, wish, host))
+                if longer.plan.verdict is Verdict.FITS:
+                    found = longer
+                    break
             yield found
 
 
-def _count_left_out(left_out: Mapping[str, tuple[str, str]]) -> str:
-    return ", ".join(f"{kind}: {count}" for kind, count in Counter(kind for kind, _ in left_out.values()).items())
-
-
-def build_command(row: Row, gpus: Sequence[str]) -> str:
-    """Return the line of `vllm-edge plan` for a row; `gpus` are the options that name the GPUs and the release."""
-    size, sequences = str(row.fit.shape.tensor_parallel_size), str(row.fit.max_num_seqs)
-    engine = ("--tensor-parallel-size", size, "--max-model-len", str(row.context), "--max-num-seqs", sequences)
-    return shlex.join(["vllm-edge", "plan", "--model", row.fit.model, *gpus, *engine, "--output", "vllm"])
-
-
-def document(ranking: Ranking, gpus: Sequence[str]) -> dict[str, Any]:
-    return {
-        "gpus": ranking.host.describe_gpus(),
-        "vllm_version": ranking.host.vllm_version,
-        "by": ranking.by.value if ranking.by else "size",
-        "min_tok_s": ranking.min_tok_s,
-        "uses": {
-            table.use: {
-                "min_context": table.tokens,
-                "checkpoints": [
-                    {
-                        "model": row.fit.model,
-                        "confirmed": row.known.confirmed,
-                        "released": row.known.year,
-                        "parameters": search.parameters(row.known.model),
-                        "tensor_parallel_size": row.fit.shape.tensor_parallel_size,
-                        "tok_s_estimate": row.fit.plan.decode_tok_s and asdict(row.fit.plan.decode_tok_s),
-                        "context": row.context,
-                        "at_once": row.at_once(table.tokens),
-                        "tool_call_parser": row.parsers[0],
-                        "reasoning_parser": row.parsers[1],
-                        "next": build_command(row, gpus),
-                    }
-                    for row in table.rows
-                ],
-            }
-            for table in ranking.tables
-        },
-        "left_out": {repo: f"{kind}: {reason}" for repo, (kind, reason) in ranking.left_out.items()},
-    }
-
-
 NOTES = (
-    "Ranked by {by}. Of checkpoints that differ only in precision there is {best}. tok/s: one request at short "
-    "context, an estimate. At once: requests of the context in the title. Confirmed: a public log or a measurement "
-    "agrees with the plan of this checkpoint, not with the estimated speed. No answer was compared: only an evaluation "
-    "with your own questions shows which one is best."
+    "Ranked by {by}. Of checkpoints that differ only in precision there is one, the fastest unless --by says "
+    "otherwise. tok/s: one request at short context, an estimate. At once: requests of the context in the title. "
+    "Confirmed: a public log or a measurement agrees with what is planned of the memory of this checkpoint. No answers "
+    "were compared: only an evaluation with your own questions shows which is best."
 )
 SIZE = f"the number of parameters, halved for each year that the model is older than {max(RELEASED)}"
 
 
-def lines(ranking: Ranking, gpus: Sequence[str], choose: int) -> list[str]:
-    """Return the tables as text, and the next command for the chosen rank of each. Raises AdviceError if none has it.
-
-    Args:
-        gpus: as in `build_command`.
-    """
-    longest = max(len(table.rows) for table in ranking.tables)
+def lines(found: Mapping[str, Any], choose: int) -> list[str]:
+    """Return the document of `rank` as text with the next command for the chosen rank of each use. Raises AdviceError
+    if none has that rank."""
+    longest = max(len(use["checkpoints"]) for use in found["uses"].values())
     if choose > longest:
         raise AdviceError(f"--choose: {choose}, but the longest table has {longest} rows; write 1 to {longest}.")
-    host, fast = ranking.host, f" with {ranking.min_tok_s:g} tok/s or more" if ranking.min_tok_s else ""
-    said = [
-        *render.describe_release(host.vllm_version),
-        *render.wrap(
-            f"{host.describe_gpus()}, vLLM {host.vllm_version}: {len(host.models) - len(ranking.left_out)} of "
-            f"{len(host.models)} known checkpoints fit{fast} ({_count_left_out(ranking.left_out) or 'all'})."
-        ),
-    ]
-    for table in ranking.tables:
-        title = f"{table.use}: {table.tokens:,} tokens or more"
-        said += ["", _format("", title, "GPUs", "tok/s", "context", "at once", "confirmed")]
-        said += [
-            _format(
-                f"{'>' if number == choose else ''}{number}",
-                row.fit.model,
-                str(row.fit.shape.gpus),
-                f"{row.fit.tok_s:.1f}" if row.fit.tok_s else "?",
-                f"{row.context:,}",
-                str(row.at_once(table.tokens)),
-                "yes" if row.known.confirmed else "no",
-            )
-            for number, row in enumerate(table.rows, 1)
-            if number <= ROWS or number == choose
-        ]
-        if not table.rows:
-            said.append(_format("", "none"))
-        elif len(table.rows) > ROWS:
-            said.append(_format("", f"and {len(table.rows) - ROWS} more (--format json)"))
-    best = "the first of that" if ranking.by else "the fastest" if host.gpus[0].bandwidth_bytes_per_s else "one of them"
-    by = ranking.by.value if ranking.by else SIZE
-    said += ["", *render.wrap(NOTES.format(by=by, best=best)), "", "next:"]
+    said = [*render.describe_release(found["vllm_version"]), *render.wrap(f"{found['summary']}.")]
     commands: dict[str, list[str]] = {}
-    for table in ranking.tables:
-        for row in table.rows[choose - 1 : choose]:
-            commands.setdefault(build_command(row, gpus), []).append(table.use)
+    for use, table in found["uses"].items():
+        title, rows = f"{use}: {table['min_context']:,} tokens or more", table["checkpoints"]
+        said += ["", _format("", title, "GPUs", "tok/s", "context", "at once", "confirmed")]
+        for number, row in enumerate(rows, 1):
+            speed = f"{row['tok_s_estimate']['mid']:.1f}" if row["tok_s_estimate"] else "?"
+            cells = (row["model"], row["tensor_parallel_size"], speed, f"{row['context']:,}", row["at_once"])
+            if number == choose:
+                commands.setdefault(row["next"], []).append(use)
+            if number <= ROWS or number == choose:
+                rank = f"{'>' if number == choose else ''}{number}"
+                said.append(_format(rank, *map(str, cells), "yes" if row["confirmed"] else "no"))
+        if len(rows) > ROWS or not rows:
+            said.append(_format("", f"and {len(rows) - ROWS} more (--format json)" if rows else "none"))
+    by = SIZE if found["by"] == "size" else found["by"]
+    said += ["", *render.wrap(NOTES.format(by=by)), "", "next:"]
     return said + [f"{', '.join(uses)}: {line}" for line, uses in commands.items()]
 
 
