@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,8 +94,8 @@ def _warn(sentence: str) -> None:
     print(f"note: {spell(sentence)}", file=sys.stderr)
 
 
-def load_facts(source: str, options: Namespace) -> Facts:
-    """Return the facts of a checkpoint from a directory, a file, the project's records or a hub.
+def load_facts(source: str, options: Namespace, shipped: Callable[[str], Facts | None] = model_facts.recorded) -> Facts:
+    """Return the facts of a checkpoint from a directory, a file, what the project ships or a hub.
 
     Raises FactsError if nothing is there, or it is damaged, and WeightsError if the token's file cannot be used.
     """
@@ -109,7 +109,7 @@ def load_facts(source: str, options: Namespace) -> Facts:
             f"--model: {shown(source)} is neither a path that exists nor a repository; write owner/name, such as "
             f"google/gemma-4-31B-it, or a directory with config.json and {INDEX}."
         )
-    found = model_facts.published(source)
+    found = shipped(source)
     if found is not None and not options.revision:
         return found
     token = read_token_file(Path(options.token_file).expanduser()) if options.token_file else None
@@ -128,7 +128,7 @@ def _load_path(path: Path) -> Facts:
 
 
 def load_model(source: str, options: Namespace) -> Model:
-    return inputs.interpret(load_facts(source, options), _warn)
+    return inputs.interpret(load_facts(source, options, model_facts.published), _warn)
 
 
 def find_gpus(options: Namespace) -> list[Gpu]:

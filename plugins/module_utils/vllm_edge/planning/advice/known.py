@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .. import render
 from ..checkpoint import families, model_facts
 from ..contract import Model, Verdict
-from ..decode import TOGETHER_REQUESTS
 from ..fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES
 from ..parsers import find_parsers
 from . import search
-from .model import MIN_CONTEXT_TOKENS, AdviceError, By, Fit, Host, NothingFits, Shape, Wish
+from .model import MIN_CONTEXT_TOKENS, AdviceError, By, Engine, Fit, Host, NothingFits, Profile, Shape, Wish
 
 RELEASED: Mapping[int, str] = {
     2023: "mistralai/Mixtral-8x7B-Instruct-v0.1",
@@ -66,50 +65,9 @@ class Known:
     def size(self) -> float:
         return search.parameters(self.model) / 2.0 ** (max(RELEASED) - self.year)
 
-
-@dataclass(frozen=True)
-class Row:
-    known: Known
-    fit: Fit
-
-    @property
-    def context(self) -> int:
-        return self.fit.plan.max_model_len
-
     @property
     def parsers(self) -> tuple[str, str]:
-        return find_parsers(self.known.model.architecture, self.fit.model)
-
-    @property
-    def together_tok_s(self) -> float:
-        speed = self.fit.together(TOGETHER_REQUESTS)
-        return speed.mid if speed else self.fit.tok_s
-
-    def describe(self, tokens: int, gpus: Sequence[str]) -> dict[str, Any]:
-        size, most, repo = self.fit.shape.tensor_parallel_size, self.fit.max_num_seqs, self.fit.model
-        engine = {"tensor-parallel-size": size, "max-model-len": self.context, "max-num-seqs": most, "output": "vllm"}
-        options = (word for key, value in engine.items() for word in (f"--{key}", str(value)))
-        speed = self.fit.plan.decode_tok_s
-        return {
-            "model": repo,
-            "confirmed": self.known.confirmed,
-            "released": self.known.year,
-            "parameters": search.parameters(self.known.model),
-            "tensor_parallel_size": size,
-            "tok_s_estimate": asdict(speed) if speed else None,
-            "context": self.context,
-            "at_once": min(int(self.fit.at_once(tokens)), most),
-            **dict(zip(("tool_call_parser", "reasoning_parser"), self.parsers, strict=True)),
-            "next": shlex.join(["vllm-edge", "plan", "--model", repo, *gpus, *options]),
-        }
-
-
-ORDERS: Mapping[By, Callable[[Row], float]] = {
-    By.TOK_S: lambda row: -row.fit.tok_s,
-    By.CONTEXT: lambda row: -row.context,
-    By.FREE_GPUS: lambda row: row.fit.shape.gpus,
-    By.TOGETHER: lambda row: -row.together_tok_s,
-}
+        return find_parsers(self.model.architecture, self.model.facts.repo)
 
 
 def load() -> dict[str, Known]:
@@ -140,35 +98,63 @@ def rank(asked: Wish, host: Host, by: By | None, gpus: Sequence[str]) -> dict[st
     if not speed_known and by in (By.TOK_S, By.TOGETHER):
         raise search.describe_unknown_bandwidth(f"--by: {by.value!r}", "write 'context' or 'free_gpus'", host)
     least = min(asked.min_tok_s.values(), default=MIN_TOK_S if speed_known else 0.0)
-    order = ORDERS[by or (By.TOK_S if speed_known else By.CONTEXT)]
+    criteria = search.ORDERS[by or (By.TOK_S if speed_known else By.CONTEXT)]
     known = load()
     host = replace(host, models={repo: one.model for repo, one in known.items()})
-    rows: dict[str, list[Row]] = {}
+    serving: dict[str, list[Profile]] = {}
     left_out: dict[str, str] = {}
-    for repo, one in known.items():
+    for repo in known:
         fits = list(_plan_layouts(repo, host, asked))
-        fitting = [Row(one, fit) for fit in fits if fit.plan.verdict is Verdict.FITS]
-        rows[repo] = [row for row in fitting if row.fit.tok_s >= least]
+        fitting = [fit for fit in fits if fit.plan.verdict is Verdict.FITS]
+        serving[repo] = [
+            Profile((Engine(fit, fit.plan.max_model_len, ("main",)),), len(host.gpus) - fit.shape.gpus)
+            for fit in fitting
+            if fit.tok_s >= least
+        ]
         if not fitting:
             left_out[repo] = f"not fitting: {fits[-1].plan.reason}"
-        elif not rows[repo]:
-            left_out[repo] = f"slower: {max(row.fit.tok_s for row in fitting):.1f} tok/s"
+        elif not serving[repo]:
+            left_out[repo] = f"slower: {max(fit.tok_s for fit in fitting):.1f} tok/s"
     counts = Counter(reason.partition(":")[0] for reason in left_out.values())
     fit = f"{len(known) - len(left_out)} of {len(known)} known checkpoints fit on {host.describe_gpus()} with vLLM "
     fit += f"{host.vllm_version}, {asked.min_context_tokens:,} tokens of context and {least:g} tok/s or more"
     fit += "".join(f"; {kind}: {count}" for kind, count in counts.items())
     if len(left_out) == len(known):
         raise NothingFits(f"{fit}. A smaller --min-context or --min-tok-s may do.")
+
+    def order(profile: Profile) -> tuple[Any, ...]:
+        return tuple(value(profile) for value, _ in criteria)
+
     uses = {}
     for use, tokens in USES.items():
         tokens, best = max(tokens, asked.min_context_tokens), []
         for names in search.group_kinds(host.models):
-            able = [row for repo in names for row in rows[repo] if row.context >= tokens]
-            able = [row for row in able if use != TOOLS or row.parsers[0]]
-            best += sorted(able, key=lambda row: (order(row), row.fit.shape.gpus))[:1]
-        best.sort(key=lambda row: (order(row) if by else 0, -row.known.size))
-        uses[use] = {"min_context": tokens, "checkpoints": [row.describe(tokens, gpus) for row in best]}
+            able = [one for repo in names for one in serving[repo] if one.main.max_model_len >= tokens]
+            able = [one for one in able if use != TOOLS or known[one.main.fit.model].parsers[0]]
+            best += sorted(able, key=order)[:1]
+        best.sort(key=order if by else lambda one: -known[one.main.fit.model].size)
+        rows = [_describe(one.main, known[one.main.fit.model], tokens, gpus) for one in best]
+        uses[use] = {"min_context": tokens, "checkpoints": rows}
     return {"summary": fit, "vllm_version": host.vllm_version, "by": by or "size", "uses": uses, "left_out": left_out}
+
+
+def _describe(engine: Engine, known: Known, tokens: int, gpus: Sequence[str]) -> dict[str, Any]:
+    fit, speed = engine.fit, engine.fit.plan.decode_tok_s
+    size, most, context = fit.shape.tensor_parallel_size, fit.max_num_seqs, engine.max_model_len
+    given = {"tensor-parallel-size": size, "max-model-len": context, "max-num-seqs": most, "output": "vllm"}
+    options = (word for key, value in given.items() for word in (f"--{key}", str(value)))
+    return {
+        "model": fit.model,
+        "confirmed": known.confirmed,
+        "released": known.year,
+        "parameters": search.parameters(known.model),
+        "tensor_parallel_size": size,
+        "tok_s_estimate": asdict(speed) if speed else None,
+        "context": context,
+        "at_once": min(int(fit.at_once(tokens)), most),
+        **dict(zip(("tool_call_parser", "reasoning_parser"), known.parsers, strict=True)),
+        "next": shlex.join(["vllm-edge", "plan", "--model", fit.model, *gpus, *options]),
+    }
 
 
 def _plan_layouts(repo: str, host: Host, asked: Wish) -> Iterator[Fit]:
