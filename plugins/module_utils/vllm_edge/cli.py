@@ -385,11 +385,11 @@ command(
 )(_run_planner)
 command(
     "advise",
-    "rank the profiles of some models on some GPUs, on any machine",
-    option("--model", required=True, action="append", metavar="MODEL", help=f"{_MODEL}; may be repeated"),
+    "rank what fits on some GPUs, on any machine: profiles of some models, or all checkpoints that are known",
+    option("--model", action="append", metavar="MODEL", help=f"{_MODEL}; may be repeated"),
     *GPUS,
     option("--role", action="append", metavar="NAME", help="name to serve (default: main); may be repeated"),
-    option("--by", default="tok_s", help="what to rank by: tok_s, together, context or free_gpus"),
+    option("--by", help="what to rank by: tok_s, together, context or free_gpus (default: tok_s, of all: size)"),
     option("--choose", default=1, metavar="RANK", help="rank of the profile to print lines of vllm serve for"),
     option("--min-context", default=8192, metavar="TOKENS", help="minimum context (default: %(default)s)"),
     option("--min-tok-s", metavar="N", help="least estimated speed of one request of each role"),

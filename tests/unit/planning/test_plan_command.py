@@ -11,12 +11,14 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge import cli
 from ansible.module_utils.vllm_edge.gpu.cards import CARDS
 from ansible.module_utils.vllm_edge.gpu.models import GPU_MODELS, OTHER_MAKERS, find_by_short_name
 from ansible.module_utils.vllm_edge.planning import command, planner, render
+from ansible.module_utils.vllm_edge.planning.advice import known
 from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts
 from ansible.module_utils.vllm_edge.planning.inputs import build_gpu
 from helpers import ROOT
@@ -264,6 +266,62 @@ def test_advice_goes_on_without_a_model_that_cannot_be_planned(
     record.write_text(run(capsys, "facts", *E2B[1:3])[1])
     both = run(capsys, "advise", *E2B[1:], "--count", "2", "--model", str(record), "--format", "json")[1]
     assert json.loads(both)["main_models"] == ["gemma-4-e2b-it", "other-gemma-4-e2b-it"]
+
+
+@pytest.mark.slow
+def test_advice_without_a_model_ranks_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    status, printed = run(capsys, "advise", "--gpu", "L4", "--count", "4")
+    titles = [line.split(":")[0].strip() for line in printed.splitlines() if " tokens or more" in line]
+    assert status == 0 and titles == ["chat", "tools", "long context"]
+    assert re.findall(r">1  (\S+) .* yes\n", printed) == 3 * ["openai/gpt-oss-120b"]
+    assert "\nchat, tools, long context: vllm-edge plan --model openai/gpt-oss-120b --gpu L4 --count 4 " in printed
+
+
+def test_what_is_known_is_ranked_by_what_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = "Qwen/Qwen3.5-9B* google/gemma-4-E2B-it* google/gemma-4-26B-A4B-it nvidia/Gemma-4-26B-A4B-NVFP4*"
+    old = "Qwen/Qwen3-14B-AWQ* Qwen/Qwen2.5-VL-7B-Instruct* LGAI-EXAONE/EXAONE-4.0-1.2B"
+    monkeypatch.setattr(known, "RELEASED", {2025: old, 2026: new})
+    one = ("advise", "--gpu", "L4", "--format", "json")
+
+    def uses(*more: str) -> Any:
+        return json.loads(run(capsys, *one, *more)[1])["uses"]
+
+    found = uses()
+    chat, tools = ([row["model"] for row in found[use]["checkpoints"]] for use in ("chat", "tools"))
+    # Of 26B the precision that fits. The 14 billion parameters are a year older, and count as 7.
+    best, gemma = "nvidia/Gemma-4-26B-A4B-NVFP4", "google/gemma-4-E2B-it"
+    assert chat[:4] == [best, "Qwen/Qwen3.5-9B", "Qwen/Qwen3-14B-AWQ", gemma]
+    # Of the next the encoder takes more for a longer context, and nobody names a parser for the last.
+    assert chat[4:] == ["Qwen/Qwen2.5-VL-7B-Instruct", "LGAI-EXAONE/EXAONE-4.0-1.2B"] and tools == chat[:4]
+    assert min(row["context"] for row in found["chat"]["checkpoints"][5:]) > found["tools"]["min_context"]
+    assert [row["model"] for row in found["long context"]["checkpoints"]] == [best, gemma]
+    # The command of a row has its figures.
+    for row in found["chat"]["checkpoints"]:
+        words = shlex.split(row["next"])
+        assert words[0] == "vllm-edge" and words[-2:] == ["--output", "vllm"]
+        (plan,) = json.loads(run(capsys, *words[1:-2], "--format", "json")[1])["plans"].values()
+        (engine,) = plan["engines"]
+        assert (engine["verdict"], engine["max_model_len"]) == ("fits", row["context"])
+        assert engine["decode_tok_s"] == row["tok_s_estimate"]
+    fast = [round(row["tok_s_estimate"]["mid"], 1) for row in uses("--by", "tok_s")["chat"]["checkpoints"]]
+    assert fast == sorted(fast, reverse=True)
+    contexts = [row["context"] for row in uses("--by", "context", "--min-context", "60000")["tools"]["checkpoints"]]
+    assert contexts == sorted(contexts, reverse=True) and min(contexts) >= 60000
+    assert [row["model"] for row in uses("--min-tok-s", "40")["chat"]["checkpoints"]] == [gemma, chat[-1]]
+    status, printed = run(capsys, *one, "--min-tok-s", "9999")
+    assert status == 1 and "0 of 7 known checkpoints fit on 1 x NVIDIA L4" in printed
+    unknown = ("--gpu", "Some GPU", "--gpu-memory-mib", "31000", "--compute-capability", "8.9")
+    assert run(capsys, "advise", *unknown)[0] == 0
+    for words, said in {
+        (*unknown, "--by", "tok_s"): "needs the bandwidth of the GPU",
+        (*unknown, "--min-tok-s", "9"): "needs the bandwidth of the GPU",
+        ("--gpu", "L4", "--choose", "99"): "write 1 to 6",
+        ("--gpu", "L4", "--main", "e2b"): "name some with --model",
+    }.items():
+        status, printed = run(capsys, "advise", *words)
+        assert status == 2 and said in printed
 
 
 ANSIBLE = re.compile(

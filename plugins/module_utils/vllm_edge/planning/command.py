@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from ..text import WIDTH, shown
 from ..weights.access import read_token_file
 from ..weights.record import WeightsError
 from . import feasibility, inputs, planner, render, serve_options
+from .advice import known, search
 from .advice import model as advice_model
 from .advice import render as advice_render
-from .advice import search
 from .checkpoint import families, hub, model_facts, recording
 from .checkpoint.headers import GGUF, INDEX, MAX_HEADER_BYTES, FactsError, describe_gguf, read_json
 from .contract import Facts, Fix, Gpu, Model, Plan, UnknownArchitecture, Verdict
@@ -86,7 +86,7 @@ def spell(text: str) -> str:
 def _print_lines(lines: Sequence[str]) -> None:
     """Print wrapped lines in this command's words, wrapped again where those are longer; a command line stays whole."""
     for line in spell("\n".join(lines)).split("\n"):
-        fits = len(line) <= WIDTH or "vllm serve " in line
+        fits = len(line) <= WIDTH or re.search("vllm serve |vllm-edge plan --", line)
         print(line if fits else "\n".join(render.wrap(line, re.match(" *", line)[0])))  # type: ignore[index]
 
 
@@ -94,8 +94,8 @@ def _warn(sentence: str) -> None:
     print(f"note: {spell(sentence)}", file=sys.stderr)
 
 
-def load_facts(source: str, options: Namespace) -> Facts:
-    """Return the facts of a checkpoint from a directory, a file, the project's records or a hub.
+def load_facts(source: str, options: Namespace, shipped: Callable[[str], Facts | None] = model_facts.recorded) -> Facts:
+    """Return the facts of a checkpoint from a directory, a file, what the project ships or a hub.
 
     Raises FactsError if nothing is there, or it is damaged, and WeightsError if the token's file cannot be used.
     """
@@ -109,7 +109,7 @@ def load_facts(source: str, options: Namespace) -> Facts:
             f"--model: {shown(source)} is neither a path that exists nor a repository; write owner/name, such as "
             f"google/gemma-4-31B-it, or a directory with config.json and {INDEX}."
         )
-    found = model_facts.recorded(source)
+    found = shipped(source)
     if found is not None and not options.revision:
         return found
     token = read_token_file(Path(options.token_file).expanduser()) if options.token_file else None
@@ -128,7 +128,7 @@ def _load_path(path: Path) -> Facts:
 
 
 def load_model(source: str, options: Namespace) -> Model:
-    return inputs.interpret(load_facts(source, options), _warn)
+    return inputs.interpret(load_facts(source, options, model_facts.published), _warn)
 
 
 def find_gpus(options: Namespace) -> list[Gpu]:
@@ -281,10 +281,29 @@ def _print_json(document: dict[str, Any], options: Namespace) -> None:
     print(json.dumps({**document, **said}, indent=2))
 
 
+def _rank_known(options: Namespace) -> int:
+    """Answer `advise` without models."""
+    if options.role or options.main:
+        raise ValueError("--role and --main are for profiles of models, and no model is given; name some with --model.")
+    asked = search.wish((), ["main"], vars(options))
+    host = advice_model.Host({}, find_gpus(options), options.vllm, ())
+    keys = ("gpu", "count", "gpu_memory_mib", "compute_capability", "gpu_bandwidth", "vllm")
+    given = {f"--{key.replace('_', '-')}": str(value) for key in keys if (value := getattr(options, key))}
+    gpus = [word for option in given.items() for word in option]
+    found = known.rank(asked, host, asked.by if options.by else None, gpus)
+    if options.format == "json":
+        _print_json(found, options)
+    else:
+        _print_lines(known.lines(found, asked.choose))
+    return FITS
+
+
 def _advise(options: Namespace) -> int:
     models: dict[str, Model] = {}
     unreadable: dict[str, str] = {}
     options.count = options.count or 1
+    if not options.model:
+        return _rank_known(options)
     for source in options.model:
         try:
             model = load_model(source, options)
