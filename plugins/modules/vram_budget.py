@@ -88,7 +88,15 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.respawn import has_respawned, respawn_module
 
-from ..module_utils.vllm_edge.gpu.budget import BudgetError, Evaluation, Settled, evaluate, resolve_budgets, settle
+from ..module_utils.vllm_edge.gpu.budget import (
+    BudgetError,
+    Evaluation,
+    Limits,
+    Settled,
+    evaluate,
+    resolve_budgets,
+    settle,
+)
 from ..module_utils.vllm_edge.gpu.owners import find_owners
 from ..module_utils.vllm_edge.gpu.slots import Slot, list_lost
 from ..module_utils.vllm_edge.paths import RUN, find_interpreter
@@ -117,7 +125,7 @@ class Measurement:
 
     def __init__(self, params: dict[str, Any]) -> None:
         self.params = params
-        self.budgets: dict[str, int] = {}
+        self.limits = Limits({})
         self.slots: list[str] = params["gpu_slots"]
         self.last: HostReading | None = None
         """Set after the budgets were checked. Without valid budgets a sample cannot be evaluated."""
@@ -126,7 +134,7 @@ class Measurement:
         for failure in list_lost(session, [Slot(uuid) for uuid in self.slots]):
             raise failure
         first = session.read()
-        self.budgets = resolve_budgets(self.params["budgets"], first.gpus, self.slots)
+        self.limits = Limits(resolve_budgets(self.params["budgets"], first.gpus, self.slots), self.params["foreign"])
         self.last = first
 
         def read() -> HostReading:
@@ -137,7 +145,7 @@ class Measurement:
 
     def judge(self, reading: HostReading) -> Evaluation:
         pids = {process.pid for gpu in reading.gpus for process in gpu.processes or ()}
-        return evaluate(reading.gpus, find_owners(pids), self.budgets, self.slots, self.params["foreign"])
+        return evaluate(reading.gpus, find_owners(pids), self.limits, self.slots)
 
     @property
     def gpus(self) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from ansible.module_utils.vllm_edge.gpu.budget import (
     BudgetError,
     Evaluation,
     Foreign,
+    Limits,
     evaluate,
     resolve_budgets,
     settle,
@@ -48,7 +49,8 @@ def gpu(used: int, *processes: tuple[int, int | None], index: int = 0, v1: bool 
 
 
 def verdict(reading: GpuReading, owners: Mapping[int, Owner], budget: int = 0, foreign: Foreign = "warn") -> Evaluation:
-    return evaluate([reading], owners, {reading.uuid: budget} if budget else {}, [reading.uuid], foreign)
+    limits = Limits({reading.uuid: budget} if budget else {}, foreign)
+    return evaluate([reading], owners, limits, [reading.uuid])
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ def test_the_paragraph_says_which_how_much_who_and_what_to_do() -> None:
 
 def test_every_gpu_over_budget_is_named_and_a_slot_that_nvml_does_not_see_is_a_warning() -> None:
     boards = [gpu(500, index=0), gpu(0, index=1), gpu(700, index=2)]
-    evaluation = evaluate(boards, {}, {}, ["GPU-1", "GPU-gone"])
+    evaluation = evaluate(boards, {}, Limits({}), ["GPU-1", "GPU-gone"])
     assert len(evaluation.failures) == 2
     assert "GPU 0 (no slot" in evaluation.message and "GPU 2 (no slot" in evaluation.message
     assert evaluation.warnings == ("NVML does not see slot 1, GPU-gone; nothing is known about it.",)
@@ -169,14 +171,14 @@ def test_samples_are_taken_until_the_memory_stands_still(
     samples: list[GpuReading], owner: Owner, budget: int, timeout_s: float, expected: tuple[bool, int, float, int]
 ) -> None:
     """One a second; the last one repeats, and is the one that is judged."""
-    clock = Clock()
+    clock, limits = Clock(), Limits({"GPU-0": budget})
     clock.now = 0.0
 
     def read() -> HostReading:
         return HostReading("580", (samples[min(int(clock.now), len(samples) - 1)],))
 
     found = settle(
-        read, lambda seen: evaluate(seen.gpus, {7: owner}, {"GPU-0": budget}), timeout_s, clock=clock, sleep=clock.sleep
+        read, lambda seen: evaluate(seen.gpus, {7: owner}, limits), timeout_s, clock=clock, sleep=clock.sleep
     )
     assert (found.settled, found.samples, clock.now, len(found.evaluation.failures)) == expected
     assert found.evaluation.gpus[0].reading == read().gpus[0]

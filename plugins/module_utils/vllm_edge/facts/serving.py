@@ -27,7 +27,7 @@ from ..gateway.describe import describe_gateway
 from ..generation.live import describe_file_change, live_changes
 from ..generation.model import GenerationError
 from ..generation.store import load
-from ..gpu.budget import Foreign, evaluate
+from ..gpu.budget import Foreign, Limits, evaluate
 from ..gpu.owners import find_owners
 from ..names import GATEWAY_UNIT, LABEL_GENERATION, LABEL_INPUT_HASH, TARGET
 from ..paths import HostPaths
@@ -100,10 +100,10 @@ def ask_gpus(budgets: Mapping[str, int | None], paths: HostPaths, foreign: Forei
     except NvmlFailure as failure:
         return [], f"GPUs cannot be read: {failure}"
     owners = find_owners({process.pid for gpu in reading.gpus for process in gpu.processes or ()})
-    stated = {uuid: mib for uuid, mib in budgets.items() if mib is not None}
+    limits = Limits({uuid: mib for uuid, mib in budgets.items() if mib is not None}, foreign)
     boards = []
     for gpu in reading.gpus:
-        verdict = evaluate([gpu], owners, stated, [slot.uuid for slot in slots], foreign)
+        verdict = evaluate([gpu], owners, limits, [slot.uuid for slot in slots])
         board = verdict.gpus[0].as_dict() | {"problem": " ".join(verdict.failures) or None}
         if budgets.get(gpu.uuid, 0) is None:
             board |= {"budget_mib": None, "headroom_mib": None, "within_budget": None, "problem": None}

@@ -21,7 +21,6 @@ from ..system.nvml import GpuReading, HostReading, explain_reset
 from .owners import ENDED, Owner
 
 Foreign = Literal["ignore", "warn", "fail"]
-"""What happens if processes that are not ours use a GPU: nothing, a warning or a failure."""
 
 IDLE_MIB = 16
 """Memory that may be allocated on a GPU that no engine uses. The driver keeps 0-4 MiB on an idle L4 and rounds per
@@ -44,6 +43,16 @@ def estimate_hidden_reserve(gpu: GpuReading) -> int:
 
 class BudgetError(ValueError):
     """A GPU that has a budget is not there. The text says which, and what to do."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the GPUs are compared with."""
+
+    budgets: Mapping[str, int]
+    """MiB by UUID."""
+    foreign: Foreign = "warn"
+    """What happens if processes that are not ours use a GPU: nothing, a warning or a failure."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +172,7 @@ def _sum_mib(processes: Iterable[ProcessUse]) -> int:
     return sum(process.used_mib or 0 for process in processes)
 
 
-def judge_gpu(gpu: GpuReading, owners: Mapping[int, Owner], budget_mib: int, slot: int | None) -> GpuVerdict:
+def judge_gpu(gpu: GpuReading, owners: Mapping[int, Owner], limits: Limits, slot: int | None) -> GpuVerdict:
     """Compute the figures of one GPU. `slot` is None if it has none."""
     nobody = Owner("unknown", reason="its owner was not looked up")
     pairs = [(process, owners.get(process.pid, nobody)) for process in gpu.processes or ()]
@@ -185,7 +194,7 @@ def judge_gpu(gpu: GpuReading, owners: Mapping[int, Owner], budget_mib: int, slo
     return GpuVerdict(
         reading=gpu,
         slot=slot,
-        budget_mib=budget_mib,
+        budget_mib=limits.budgets.get(gpu.uuid, 0),
         engine_mib=engine_mib,
         foreign_mib=foreign_mib,
         unattributed_mib=unattributed_mib,
@@ -255,26 +264,23 @@ def _describe_foreign(gpu: GpuVerdict) -> str | None:
 
 
 def evaluate(
-    gpus: Iterable[GpuReading],
-    owners: Mapping[int, Owner],
-    budgets: Mapping[str, int],
-    slots: Sequence[str] = (),
-    foreign: Foreign = "warn",
+    gpus: Iterable[GpuReading], owners: Mapping[int, Owner], limits: Limits, slots: Sequence[str] = ()
 ) -> Evaluation:
-    """Compare every GPU with its budget in MiB. A GPU that `budgets` does not name has a budget of 0.
+    """Compare every GPU with its budget. A GPU that `limits.budgets` does not name has a budget of 0.
 
     `gpus` has one sample per GPU.
     """
-    numbers = {uuid: number for number, uuid in enumerate(slots)}
-    verdicts = tuple(judge_gpu(gpu, owners, budgets.get(gpu.uuid, 0), numbers.get(gpu.uuid)) for gpu in gpus)
+    verdicts = tuple(
+        judge_gpu(gpu, owners, limits, slots.index(gpu.uuid) if gpu.uuid in slots else None) for gpu in gpus
+    )
     failures = [_describe_over_budget(gpu) for gpu in verdicts if not gpu.within_budget]
     warnings: list[str] = []
     for gpu in verdicts:
-        others = _describe_foreign(gpu)
-        if others and foreign == "fail":
-            failures.append(f"{others} foreign is fail: stop them, or let the profile use other GPUs.")
-        elif others and foreign == "warn":
-            warnings.append(others)
+        foreign = _describe_foreign(gpu)
+        if foreign and limits.foreign == "fail":
+            failures.append(f"{foreign} foreign is fail: stop them, or let the profile use other GPUs.")
+        elif foreign and limits.foreign == "warn":
+            warnings.append(foreign)
         if gpu.reading.used_includes_reserved:
             warnings.append(
                 f"{gpu.card} answers only NVML's first memory call: used_mib includes the driver's own reserve, which "

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ...generation.model import Generation
 from ...gpu import slots as gpu_slots
-from ...gpu.budget import Evaluation, estimate_hidden_reserve, evaluate, settle
+from ...gpu.budget import Evaluation, Limits, estimate_hidden_reserve, evaluate, settle
 from ...gpu.owners import ENDED, Owner
 from ...names import unit_name
 from ...paths import HostPaths
@@ -303,13 +303,14 @@ def measure(host: HostView, wanted: Generation, *, accept: bool = False) -> Done
     budget or cannot be read, or differs from the plan and the operator wants that to fail.
     """
     slots = load_slots(host.paths)
+    limits = Limits(wanted.budgets_mib, wanted.foreign)
     needed = sorted({uuid for engine in wanted.engines.values() for uuid in engine.config.gpus})
     numbers = [slot.uuid for slot in slots]
     lost: Lost = ()
 
     def judge(reading: HostReading) -> Evaluation:
         pids = {process.pid for gpu in reading.gpus for process in gpu.processes or ()}
-        return evaluate(reading.gpus, host.owners(pids), wanted.budgets_mib, numbers, wanted.foreign)
+        return evaluate(reading.gpus, host.owners(pids), limits, numbers)
 
     try:
         with host.nvml() as session:
