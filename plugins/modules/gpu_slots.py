@@ -64,6 +64,10 @@ paste:
   description: YAML lines for the host's host_vars that set the order explicitly.
   returned: success
   type: str
+nvml:
+  description: The error that NVML returned, C(code), C(gpu), C(sentence) and C(remedy).
+  returned: when NVML returned an error
+  type: dict
 msg:
   description: A sentence that summarises the slots, or describes the error and its remedy.
   returned: always
@@ -107,9 +111,9 @@ def remembered(module: AnsibleModule) -> tuple[slots.Slot, ...]:
     return tuple(known.get(uuid, slots.Slot(uuid)) for uuid in declared) or recorded
 
 
-def skip(module: AnsibleModule, reason: str) -> NoReturn:
+def skip(module: AnsibleModule, reason: str, **more: Any) -> NoReturn:
     uuids = [slot.uuid for slot in remembered(module)]
-    module.exit_json(skipped=True, uuids=uuids, msg=f"Would settle and record the GPU slots; not yet: {reason}")
+    module.exit_json(skipped=True, uuids=uuids, msg=f"Would settle and record the GPU slots; not yet: {reason}", **more)
 
 
 def see(module: AnsibleModule) -> tuple[tuple[GpuIdentity, ...], dict[str, dict[str, Any]]]:
@@ -156,8 +160,8 @@ def main() -> None:
         module.fail_json(msg=f"The GPUs cannot be listed: {missing}. {missing.remedy}")
     except NvmlFailure as failure:
         if failure.driver_absent and module.check_mode:
-            skip(module, failure.sentence)
-        module.fail_json(msg=f"The GPUs cannot be listed: {failure}")
+            skip(module, failure.sentence, nvml=failure.as_dict())
+        module.fail_json(msg=f"The GPUs cannot be listed: {failure}", nvml=failure.as_dict())
     except slots.SlotError as error:
         module.fail_json(msg=str(error))
 

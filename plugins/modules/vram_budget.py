@@ -70,11 +70,27 @@ driver_version:
   description: Version of the NVIDIA driver.
   returned: when NVML answered
   type: str
+settled:
+  description: Whether the last two samples agreed.
+  returned: when NVML answered
+  type: bool
+samples:
+  description: Number of samples that were taken.
+  returned: when NVML answered
+  type: int
+waited_s:
+  description: Time in seconds until the samples agreed, or until the module stopped waiting.
+  returned: when NVML answered
+  type: float
 failures:
   description: One paragraph for each GPU with a problem. Empty if all GPUs are within their budgets.
   returned: when NVML answered
   type: list
   elements: str
+nvml:
+  description: The error that NVML returned, C(code), C(gpu), C(sentence) and C(remedy).
+  returned: when NVML returned an error
+  type: dict
 msg:
   description: One paragraph that summarises the result, or describes the error and its remedy.
   returned: always
@@ -172,9 +188,10 @@ def main() -> None:
             module.exit_json(
                 skipped=True,
                 gpus=[],
+                nvml=failure.as_dict(),
                 msg=f"Would measure the VRAM of every GPU; not yet: {failure.sentence}",
             )
-        module.fail_json(msg=f"VRAM cannot be measured: {failure}", gpus=measurement.gpus)
+        module.fail_json(msg=f"VRAM cannot be measured: {failure}", nvml=failure.as_dict(), gpus=measurement.gpus)
     except BudgetError as error:
         module.fail_json(msg=str(error), gpus=measurement.gpus)
 
@@ -191,6 +208,9 @@ def main() -> None:
     outcome: dict[str, Any] = {
         "gpus": [gpu.as_dict() for gpu in result.evaluation.gpus],
         "driver_version": result.reading.driver_version,
+        "settled": result.settled,
+        "samples": result.samples,
+        "waited_s": round(result.waited_s, 1),
         "failures": list(result.evaluation.failures),
         "msg": result.evaluation.message,
     }

@@ -119,7 +119,8 @@ def test_a_card_that_is_gone_or_lost_is_an_error_and_the_record_stays(
     before = (tmp_path / "gpu-slots.json").read_text()
     gpus.set_fault(1, "gpu-lost")
     result = settle_slots()
-    assert result["rc"] == 1 and f"{UUIDS[1]} (NVIDIA L4 at 00000000:31:00.0), slot 1" in result["msg"]
+    assert (result["rc"], result["nvml"]["code"], result["nvml"]["gpu"]) == (1, "GPU_IS_LOST", UUIDS[1])
+    assert "slot 1" in result["msg"]
     (gpus.gpu(1) / "board").unlink()
     result = settle_slots()
     assert result["rc"] == 1

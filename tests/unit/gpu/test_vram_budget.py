@@ -39,7 +39,7 @@ def test_within_budget(gpus: LabRoot, measure: Run, docker_api: Any, processes: 
     with gpus.claim(0, 20600) as pid:
         processes.engine(pid)
         result = measure({"0": 20900})
-    assert (result["rc"], result["changed"], result["warnings"]) == (0, False, [])
+    assert (result["rc"], result["changed"], result["settled"], result["warnings"]) == (0, False, True, [])
     assert len(result["gpus"]) == 4
     process = {"pid": pid, "used_mib": 20600, "container": "vllm-e2b", "unit": "vllm-e2b.service"}
     assert result["gpus"][0] == {
@@ -78,19 +78,21 @@ def test_an_orphan_is_found_after_the_time_to_settle_in_check_mode_as_well(gpus:
 def test_an_nvml_error_fails_with_its_remedy(gpus: LabRoot, measure: Run) -> None:
     gpus.set_fault(1, "nvml-error", "NO_PERMISSION")
     result = measure({})
-    assert result["rc"] == 1 and f"may not ask NVML about {UUIDS[1]}" in result["msg"]
-    assert "Run as root (become: true)" in result["msg"]
+    assert (result["rc"], result["nvml"]["code"], result["nvml"]["gpu"]) == (1, "NO_PERMISSION", UUIDS[1])
+    assert result["nvml"]["sentence"] in result["msg"] and result["nvml"]["remedy"] in result["msg"]
     gpus.clear_fault(1, "nvml-error")
     gpus.set_fault(2, "gpu-lost")
     result = measure({})
-    assert result["rc"] == 1 and UUIDS[2] in result["msg"] and "slot 2" in result["msg"]
+    assert (result["rc"], result["nvml"]["gpu"]) == (1, UUIDS[2])
+    assert "slot 2" in result["msg"]
 
 
 def test_a_gpu_lost_while_measuring_is_named_with_what_was_read_before(gpus: LabRoot, measure: Run) -> None:
     clock = Time()
     clock.at(1, lambda: gpus.set_fault(2, "gpu-lost"))
     result = measure({}, clock=clock)
-    assert result["rc"] == 1 and f"is lost: {UUIDS[2]} (NVIDIA L4 at 00000000:B1:00.0)" in result["msg"]
+    assert (result["rc"], result["nvml"]["code"], result["nvml"]["gpu"]) == (1, "GPU_IS_LOST", UUIDS[2])
+    assert "NVIDIA L4 at 00000000:B1:00.0" in result["msg"]
     assert len(result["gpus"]) == 4
 
 

@@ -167,6 +167,9 @@ class NvmlFailure(Exception):
     def driver_absent(self) -> bool:
         return self.code in ABSENT
 
+    def as_dict(self) -> dict[str, str | None]:
+        return {"code": self.code, "gpu": self.gpu, "sentence": self.sentence, "remedy": self.remedy}
+
 
 @dataclass(frozen=True)
 class ProcessReading:
