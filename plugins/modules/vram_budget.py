@@ -17,8 +17,8 @@ description:
   - A process in a container with the label C(vllm-edge.engine) belongs to an engine; every other process is foreign. If
     NVML does not report the memory of a process, or Docker cannot name its container, C(foreign_mib) is V(null), and
     C(engine_mib) an upper bound, all of the memory in use.
-  - A GPU that is over its budget only because of memory that no process holds is watched for 30 seconds, because the
-    driver may release it late.
+  - A GPU that is over its budget only because of memory that no process holds is watched for the whole
+    O(settle_timeout_s), because the driver may release it late.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
   - edge.vllm_edge.nvml
@@ -31,14 +31,33 @@ requirements:
   - docker (Python package), to determine the owners of processes
 options:
   budgets:
-    description: Memory that the engines may use on each GPU, a mapping from its slot to MiB.
+    description: Memory that the engines may use on each GPU. A mapping from a GPU's UUID or slot to whole MiB, at most
+      the memory of the GPU.
     type: dict
     required: true
+  expected_mib:
+    description: Memory that the engines are expected to use on each GPU in MiB, with the same keys as O(budgets). If
+      they use less by more than O(tolerance_mib), the module warns that something else runs than was planned.
+    type: dict
+    default: {}
+  tolerance_mib:
+    description: How far the memory in use may be below O(expected_mib), in MiB.
+    type: int
+    default: 300
+  settle_timeout_s:
+    description: Maximum time in seconds to wait until two samples, taken one second apart, differ by less than 16 MiB
+      on every GPU. V(0) takes one sample.
+    type: float
+    default: 30
   gpu_slots:
-    description: UUIDs of the GPUs in the order of their slots.
+    description: UUIDs of the GPUs in the order of their slots, for the keys of O(budgets). By default the record at
+      O(slots_file), or the order of their PCI bus ids.
     type: list
     elements: str
-    required: true
+  slots_file:
+    description: Record of the GPU slots on the host, written by M(edge.vllm_edge.gpu_slots).
+    type: path
+    default: /var/lib/vllm-edge/gpu-slots.json
 """
 
 EXAMPLES = r"""
@@ -47,7 +66,9 @@ EXAMPLES = r"""
     budgets:
       0: 20900
       1: 20800
-    gpu_slots: "{{ gpu_slots_result.uuids }}"
+    expected_mib:
+      0: 20600
+      1: 20500
 """
 
 RETURN = r"""
@@ -59,7 +80,8 @@ gpus:
       where NVML has only version 1 of the call (C(memory_version)), whose C(used_mib) contains it; C(foreign_mib) of
       foreign processes and C(unattributed_mib) that no process holds, V(null) if they are not known; C(engine_mib),
       used memory minus foreign memory, which is compared with C(budget_mib), and C(engine_mib_is), V(exact) or
-      V(upper bound); C(headroom_mib), negative over the budget, and C(within_budget)."
+      V(upper bound); C(expected_mib), V(null) if O(expected_mib) does not contain it; C(headroom_mib), negative over
+      the budget, and C(within_budget)."
     - "C(processes), each with its C(pid) on the host, C(used_mib) (V(null) if NVML does not report it), C(container)
       (its name, or the first digits of its id if Docker does not know it; V(null) without one), systemd C(unit),
       C(owner) (V(ours), V(foreign) or V(unknown)) and the C(reason) why the owner is unknown."
@@ -104,17 +126,17 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.respawn import has_respawned, respawn_module
 
+from ..module_utils.vllm_edge.gpu import slots as gpu_slots
 from ..module_utils.vllm_edge.gpu.budget import (
     BudgetError,
     Evaluation,
     Limits,
     Settled,
     evaluate,
-    resolve_budgets,
+    resolve_mib,
     settle,
 )
 from ..module_utils.vllm_edge.gpu.owners import find_owners
-from ..module_utils.vllm_edge.gpu.slots import Slot, list_lost
 from ..module_utils.vllm_edge.paths import RUN, find_interpreter
 from ..module_utils.vllm_edge.system.long_run import watch_moves
 from ..module_utils.vllm_edge.system.nvml import (
@@ -128,12 +150,14 @@ from ..module_utils.vllm_edge.system.nvml import (
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "budgets": {"type": "dict", "required": True},
+    "expected_mib": {"type": "dict", "default": {}},
+    "tolerance_mib": {"type": "int", "default": 300},
     "foreign": {"type": "str", "choices": ["ignore", "warn", "fail"], "default": "warn"},
-    "gpu_slots": {"type": "list", "elements": "str", "required": True},
+    "settle_timeout_s": {"type": "float", "default": 30},
+    "gpu_slots": {"type": "list", "elements": "str"},
+    "slots_file": {"type": "path", "default": gpu_slots.RECORD_PATH},
     "python": {"type": "path", "default": "/opt/vllm-edge/current/venv/bin/python"},
 }
-
-SETTLE_S = 30.0
 
 
 class Measurement:
@@ -141,23 +165,40 @@ class Measurement:
 
     def __init__(self, params: dict[str, Any]) -> None:
         self.params = params
-        self.limits = Limits({})
-        self.slots: list[str] = params["gpu_slots"]
+        self.limits = Limits({}, {})
+        self.slots: list[str] = []
         self.last: HostReading | None = None
         """Set after the budgets were checked. Without valid budgets a sample cannot be evaluated."""
 
+    def known_slots(self, session: NvmlSession) -> tuple[gpu_slots.Slot, ...]:
+        given: list[str] | None = self.params["gpu_slots"]
+        if not given and (recorded := gpu_slots.load(self.params["slots_file"])):
+            return recorded
+        seen = {gpu.uuid: gpu_slots.Slot(gpu.uuid, gpu.name, gpu.pci_bus_id) for gpu in session.identities}
+        return tuple(seen.get(uuid, gpu_slots.Slot(uuid)) for uuid in given or seen)
+
     def run(self, session: NvmlSession) -> Settled:
-        for failure in list_lost(session, [Slot(uuid) for uuid in self.slots]):
+        slots = self.known_slots(session)
+        self.slots = [slot.uuid for slot in slots]
+        gpu_slots.refuse_duplicates(self.slots, "gpu_slots")
+        for failure in gpu_slots.list_lost(session, slots):
             raise failure
         first = session.read()
-        self.limits = Limits(resolve_budgets(self.params["budgets"], first.gpus, self.slots), self.params["foreign"])
+        gpus = first.gpus
+        self.limits = Limits(
+            budgets=resolve_mib("budgets", self.params["budgets"], gpus, self.slots),
+            expected=resolve_mib("expected_mib", self.params["expected_mib"], gpus, self.slots),
+            foreign=self.params["foreign"],
+            tolerance_mib=self.params["tolerance_mib"],
+        )
+
         self.last = first
 
         def read() -> HostReading:
             self.last = session.read()
             return self.last
 
-        return settle(read, self.judge, SETTLE_S, clock=time.monotonic, sleep=time.sleep)
+        return settle(read, self.judge, self.params["settle_timeout_s"], clock=time.monotonic, sleep=time.sleep)
 
     def judge(self, reading: HostReading) -> Evaluation:
         pids = {process.pid for gpu in reading.gpus for process in gpu.processes or ()}
@@ -170,6 +211,10 @@ class Measurement:
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    for option in ("settle_timeout_s", "tolerance_mib"):
+        if module.params[option] < 0:
+            module.fail_json(msg=f"{option} is {module.params[option]}: it cannot be negative.", gpus=[])
+
     measurement, find_moves = Measurement(module.params), watch_moves(Path(RUN))
     try:
         require_pynvml(find_interpreter(module.params["python"]), has_respawned(), respawn_module)
@@ -192,7 +237,7 @@ def main() -> None:
                 msg=f"Would measure the VRAM of every GPU; not yet: {failure.sentence}",
             )
         module.fail_json(msg=f"VRAM cannot be measured: {failure}", nvml=failure.as_dict(), gpus=measurement.gpus)
-    except BudgetError as error:
+    except (BudgetError, gpu_slots.SlotError) as error:
         module.fail_json(msg=str(error), gpus=measurement.gpus)
 
     if why := find_moves():
@@ -200,10 +245,10 @@ def main() -> None:
         module.fail_json(msg=f"{again} Seen was: {result.evaluation.message}", gpus=measurement.gpus)
     for warning in result.evaluation.warnings:
         module.warn(warning)
-    if not result.settled:
+    if not result.settled and module.params["settle_timeout_s"] > 0:
         module.warn(
             f"VRAM still moved after {result.waited_s:.0f} s ({result.samples} samples); the last sample was judged. "
-            "Is an engine still loading?"
+            "Is an engine still loading? A longer settle_timeout_s waits for it."
         )
     outcome: dict[str, Any] = {
         "gpus": [gpu.as_dict() for gpu in result.evaluation.gpus],

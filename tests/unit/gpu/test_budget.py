@@ -15,7 +15,7 @@ from ansible.module_utils.vllm_edge.gpu.budget import (
     Foreign,
     Limits,
     evaluate,
-    resolve_budgets,
+    resolve_mib,
     settle,
 )
 from ansible.module_utils.vllm_edge.gpu.owners import ENDED, Owner
@@ -48,8 +48,10 @@ def gpu(used: int, *processes: tuple[int, int | None], index: int = 0, v1: bool 
     )
 
 
-def verdict(reading: GpuReading, owners: Mapping[int, Owner], budget: int = 0, foreign: Foreign = "warn") -> Evaluation:
-    limits = Limits({reading.uuid: budget} if budget else {}, foreign)
+def verdict(
+    reading: GpuReading, owners: Mapping[int, Owner], budget: int = 0, foreign: Foreign = "warn", expected: Any = None
+) -> Evaluation:
+    limits = Limits({reading.uuid: budget} if budget else {}, {reading.uuid: expected}, foreign)
     return evaluate([reading], owners, limits, [reading.uuid])
 
 
@@ -104,6 +106,15 @@ def test_foreign_policy(owner: Owner, policy: Foreign, failures: int, warnings: 
         assert "pid 7" in text and str(owner.container) in text
 
 
+@pytest.mark.parametrize(("used", "warned"), [(20600, False), (20300, False), (20299, True), (0, True), (20900, False)])
+def test_far_below_the_expected_is_a_warning(used: int, warned: bool) -> None:
+    evaluation = verdict(gpu(used, (7, used)), {7: OURS}, 20900, expected=20600)
+    assert not evaluation.failures
+    assert [f"{20600 - used} MiB less than the expected 20600" in text for text in evaluation.warnings] == [
+        True
+    ] * warned
+
+
 def test_the_paragraph_says_which_how_much_who_and_what_to_do() -> None:
     reading = gpu(21904, (4711, 20604), (99, 1000), index=3)
     evaluation = verdict(reading, {4711: OURS, 99: THEIRS}, 20500)
@@ -124,18 +135,52 @@ def test_the_paragraph_says_which_how_much_who_and_what_to_do() -> None:
 
 def test_every_gpu_over_budget_is_named_and_a_slot_that_nvml_does_not_see_is_a_warning() -> None:
     boards = [gpu(500, index=0), gpu(0, index=1), gpu(700, index=2)]
-    evaluation = evaluate(boards, {}, Limits({}), ["GPU-1", "GPU-gone"])
+    evaluation = evaluate(boards, {}, Limits({}, {}), ["GPU-1", "GPU-gone"])
     assert len(evaluation.failures) == 2
     assert "GPU 0 (no slot" in evaluation.message and "GPU 2 (no slot" in evaluation.message
     assert evaluation.warnings == ("NVML does not see slot 1, GPU-gone; nothing is known about it.",)
 
 
-def test_budgets_by_slot_and_a_card_that_is_not_there() -> None:
-    boards, slots = [gpu(0, index=0), gpu(0, index=1)], ["GPU-1", "GPU-0", "GPU-gone"]
-    assert resolve_budgets({0: 5, "1": 6}, boards, slots) == {"GPU-1": 5, "GPU-0": 6}
-    told = r"does not see slot 2, GPU-gone\. It sees GPU-0 \(NVIDIA L4 at 00000000:00:00\.0\), GPU-1"
-    with pytest.raises(BudgetError, match=told):
-        resolve_budgets({2: 5}, boards, slots)
+# ---- budgets ----------------------------------------------------------------------------------------------------
+
+BOARDS = (gpu(0, index=0), gpu(0, index=1), gpu(0, index=2))
+SLOTS = ["GPU-1", "GPU-0", "GPU-gone"]
+
+
+@pytest.mark.parametrize(
+    ("budgets", "expected"),
+    [
+        ({"0": 5}, {"GPU-1": 5}),
+        ({0: 5, 1: 6}, {"GPU-1": 5, "GPU-0": 6}),
+        ({"GPU-0": "20900"}, {"GPU-0": 20900}),
+        ({"GPU-0": 23034}, {"GPU-0": 23034}),
+        ({"1": 0}, {"GPU-0": 0}),
+    ],
+)
+def test_budgets_by_slot_and_uuid(budgets: dict[Any, Any], expected: dict[str, int]) -> None:
+    assert resolve_mib("budgets", budgets, BOARDS, SLOTS) == expected
+
+
+@pytest.mark.parametrize(
+    ("budgets", "teaches"),
+    [
+        ({"3": 5}, "names slot 3, but this host has the slots 0 to 2"),
+        ({2: 5}, "names slot 2, which is GPU-gone, but NVML does not see that GPU"),
+        ({"0": 23035}, "GPU-1 (NVIDIA L4) has 23034 MiB in all, so it could never be exceeded. Is it in another unit"),
+        ({"GPU-9": 5}, "names GPU-9, but NVML does not see that GPU. It sees GPU-0 (slot 1, NVIDIA L4"),
+        ({"GPU-9": 5}, "GPU-2 (no slot, NVIDIA L4 at 00000000:02:00.0)"),
+        ({"0": -1}, "budgets[0] is -1: MiB cannot be negative"),
+        ({"0": 20.5}, "budgets[0] is 20.5: write a whole number of MiB"),
+        ({"0": 0.9}, "A share of the GPU is no budget"),
+        ({"0": "20GiB"}, "GB and GiB are never guessed"),
+        ({"0": True}, "budgets[0] is True: write a whole number of MiB"),
+        ({"0": 5, "GPU-1": 5}, "names the same GPU twice, as 0 and as GPU-1"),
+    ],
+)
+def test_budgets_that_are_refused(budgets: dict[str, Any], teaches: str) -> None:
+    with pytest.raises(BudgetError) as refused:
+        resolve_mib("budgets", budgets, BOARDS, SLOTS)
+    assert teaches in str(refused.value)
 
 
 # ---- standing still ---------------------------------------------------------------------------------------------
@@ -171,7 +216,7 @@ def test_samples_are_taken_until_the_memory_stands_still(
     samples: list[GpuReading], owner: Owner, budget: int, timeout_s: float, expected: tuple[bool, int, float, int]
 ) -> None:
     """One a second; the last one repeats, and is the one that is judged."""
-    clock, limits = Clock(), Limits({"GPU-0": budget})
+    clock, limits = Clock(), Limits({"GPU-0": budget}, {})
     clock.now = 0.0
 
     def read() -> HostReading:

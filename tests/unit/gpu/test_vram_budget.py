@@ -29,7 +29,7 @@ def measure(run_module: Run, tmp_path: Path) -> Run:
     """Run vram_budget; time is made up unless `clock` is the real one."""
 
     def run(budgets: dict[Any, Any], *, check: bool = False, clock: Any = None, **options: Any) -> dict[str, Any]:
-        given = {"gpu_slots": list(UUIDS), "budgets": budgets, **options}
+        given = {"slots_file": str(tmp_path / "no-slots.json"), "budgets": budgets, **options}
         return run_module("vram_budget", given, check=check, replace={"time": clock or Time(), "RUN": str(tmp_path)})
 
     return run
@@ -38,7 +38,9 @@ def measure(run_module: Run, tmp_path: Path) -> Run:
 def test_within_budget(gpus: LabRoot, measure: Run, docker_api: Any, processes: Any) -> None:
     with gpus.claim(0, 20600) as pid:
         processes.engine(pid)
-        result = measure({"0": 20900})
+        result = measure({"0": 20900}, expected_mib={"0": 20600})
+        below = measure({"0": 20900}, expected_mib={"0": 20901})
+    assert "301 MiB less than the expected 20901" in below["warnings"][0] and below["rc"] == 0
     assert (result["rc"], result["changed"], result["settled"], result["warnings"]) == (0, False, True, [])
     assert len(result["gpus"]) == 4
     process = {"pid": pid, "used_mib": 20600, "container": "vllm-e2b", "unit": "vllm-e2b.service"}
@@ -46,7 +48,7 @@ def test_within_budget(gpus: LabRoot, measure: Run, docker_api: Any, processes: 
         **{"index": 0, "slot": 0, "uuid": UUIDS[0], "name": "NVIDIA L4", "pci_bus_id": "00000000:17:00.0"},
         **{"compute_capability": "8.9", "memory_version": "v2", "total_mib": 23034, "reserved_mib": 470},
         **{"used_mib": 20600, "free_mib": 1964, "engine_mib": 20600, "engine_mib_is": "exact", "foreign_mib": 0},
-        **{"unattributed_mib": 0, "budget_mib": 20900, "headroom_mib": 300},
+        **{"unattributed_mib": 0, "budget_mib": 20900, "expected_mib": 20600, "headroom_mib": 300},
         **{"within_budget": True, "processes": [{**process, "owner": "ours", "reason": None}]},
     }
     assert result["msg"].startswith("Every GPU is within its budget (GPU 0: 20600 of 20900 MiB; GPU 1: 0 of 0 MiB")
@@ -70,8 +72,8 @@ def test_an_orphan_is_found_after_the_time_to_settle_in_check_mode_as_well(gpus:
     gpus.set_fault(3, "orphan", 300)
     for check in (False, True):
         clock = Time()
-        result = measure({}, check=check, clock=clock)
-        assert (result["rc"], clock.now, result["gpus"][3]["unattributed_mib"]) == (1, 1030, 300)
+        result = measure({}, check=check, clock=clock, settle_timeout_s=12)
+        assert (result["rc"], clock.now, result["gpus"][3]["unattributed_mib"]) == (1, 1012, 300)
         assert f"nvidia-smi --gpu-reset -i {UUIDS[3]}" in result["msg"]
 
 
@@ -82,7 +84,7 @@ def test_an_nvml_error_fails_with_its_remedy(gpus: LabRoot, measure: Run) -> Non
     assert result["nvml"]["sentence"] in result["msg"] and result["nvml"]["remedy"] in result["msg"]
     gpus.clear_fault(1, "nvml-error")
     gpus.set_fault(2, "gpu-lost")
-    result = measure({})
+    result = measure({}, gpu_slots=list(UUIDS))
     assert (result["rc"], result["nvml"]["gpu"]) == (1, UUIDS[2])
     assert "slot 2" in result["msg"]
 
@@ -109,23 +111,45 @@ def test_a_driver_that_does_not_answer(
     assert ("is not loaded" if module is None else "Reboot the server") in result["msg"]
 
 
-def test_slots_are_those_of_the_host(gpus: LabRoot, measure: Run, docker_api: Any, processes: Any) -> None:
+@pytest.mark.parametrize(
+    ("budgets", "options", "teaches"),
+    [
+        ({"7": 5}, {}, "names slot 7, but this host has the slots 0 to 3"),
+        ({}, {"expected_mib": {"0": "20 GB"}}, "expected_mib[0] is '20 GB'"),
+        ({}, {"settle_timeout_s": -1}, "settle_timeout_s is -1"),
+        ({}, {"tolerance_mib": -1}, "tolerance_mib is -1"),
+        ({}, {"gpu_slots": [UUIDS[0], UUIDS[0]]}, "2 times, as slots 0 and 1"),
+    ],
+)
+def test_refused_input(
+    gpus: LabRoot, measure: Run, budgets: dict[str, Any], options: dict[str, Any], teaches: str
+) -> None:
+    result = measure(budgets, **options)
+    assert (result["rc"], result["gpus"]) == (1, [])
+    assert teaches in result["msg"]
+
+
+def test_slots_are_those_of_the_host(
+    gpus: LabRoot, measure: Run, tmp_path: Path, docker_api: Any, processes: Any
+) -> None:
+    turned, file = list(reversed(UUIDS)), tmp_path / "slots.json"
+    file.write_text(json.dumps({"version": 1, "gpus": [{"slot": n, "uuid": uuid} for n, uuid in enumerate(turned)]}))
     with gpus.claim(UUIDS[3], 800) as pid:
         processes.engine(pid)
-        result = measure({"0": 1000}, gpu_slots=list(reversed(UUIDS)))
-    last = result["gpus"][3]
-    assert (result["rc"], last["uuid"], last["slot"], last["budget_mib"]) == (0, UUIDS[3], 0, 1000)
-    (gpus.gpu(3) / "board").unlink()
-    result = measure({"3": 5})
-    assert result["rc"] == 1 and f"NVML does not see slot 3, {UUIDS[3]}" in result["msg"]
+        found = [measure({"0": 1000}, gpu_slots=turned), measure({"0": 1000}, slots_file=str(file))]
+    for result in found:
+        last = result["gpus"][3]
+        assert result["rc"] == 0
+        assert (last["uuid"], last["slot"], last["budget_mib"], last["engine_mib"]) == (UUIDS[3], 0, 1000, 800)
+    file.write_text("{")
+    result = measure({}, slots_file=str(file))
+    assert result["rc"] == 1 and "is not a record of GPU slots" in result["msg"]
 
 
 # ---- the interpreter --------------------------------------------------------------------------------------------
 
 
-modules = pytest.mark.parametrize(
-    ("module", "given"), [("vram_budget", {"budgets": {}, "gpu_slots": []}), ("gpu_slots", {})]
-)
+modules = pytest.mark.parametrize(("module", "given"), [("vram_budget", {"budgets": {}}), ("gpu_slots", {})])
 
 
 @modules

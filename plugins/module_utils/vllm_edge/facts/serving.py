@@ -100,14 +100,14 @@ def ask_gpus(budgets: Mapping[str, int | None], paths: HostPaths, foreign: Forei
     except NvmlFailure as failure:
         return [], f"GPUs cannot be read: {failure}"
     owners = find_owners({process.pid for gpu in reading.gpus for process in gpu.processes or ()})
-    limits = Limits({uuid: mib for uuid, mib in budgets.items() if mib is not None}, foreign)
+    limits = Limits({uuid: mib for uuid, mib in budgets.items() if mib is not None}, {}, foreign)
     boards = []
     for gpu in reading.gpus:
         verdict = evaluate([gpu], owners, limits, [slot.uuid for slot in slots])
         board = verdict.gpus[0].as_dict() | {"problem": " ".join(verdict.failures) or None}
         if budgets.get(gpu.uuid, 0) is None:
             board |= {"budget_mib": None, "headroom_mib": None, "within_budget": None, "problem": None}
-        boards.append({key: value for key, value in board.items() if key != "slot"})
+        boards.append({key: value for key, value in board.items() if key not in ("slot", "expected_mib")})
     return boards, " ".join(map(str, lost)) or None
 
 

@@ -9,10 +9,14 @@ Meaning of the figures of a GPU:
   engine_mib    used minus foreign: our engines, and memory that no process holds any more. The latter counts as ours
                 because a crashed engine may leave it behind. It is an upper bound (used_mib) if foreign_mib is None.
   headroom_mib  budget minus engine_mib; negative if the GPU is over budget
+
+vLLM takes its whole share of memory when it starts, so too little memory is a finding as well: far below the expected
+amount, something else runs than was planned.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -29,8 +33,8 @@ process; 16 MiB is far below the least that an engine leaves behind (a CUDA cont
 STABLE_MIB = 16
 """Two samples that differ by less than this are equal."""
 
-TOLERANCE_MIB = 300
-"""What a budget that is to be accepted has above the memory that was measured."""
+DEFAULT_TOLERANCE_MIB = 300
+"""How far below the expected memory a GPU may be without a warning."""
 
 
 def estimate_hidden_reserve(gpu: GpuReading) -> int:
@@ -42,17 +46,19 @@ def estimate_hidden_reserve(gpu: GpuReading) -> int:
 
 
 class BudgetError(ValueError):
-    """A GPU that has a budget is not there. The text says which, and what to do."""
+    """The budgets are not valid. The text says which, why, and how to correct them."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the GPUs are compared with."""
+    """What the GPUs are compared with; the maps are by UUID, in MiB."""
 
     budgets: Mapping[str, int]
-    """MiB by UUID."""
+    expected: Mapping[str, int]
     foreign: Foreign = "warn"
     """What happens if processes that are not ours use a GPU: nothing, a warning or a failure."""
+    tolerance_mib: int = DEFAULT_TOLERANCE_MIB
+    """How far below `expected` a GPU may be without a warning."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,7 @@ class GpuVerdict:
     reading: GpuReading
     slot: int | None
     budget_mib: int
+    expected_mib: int | None
     engine_mib: int
     foreign_mib: int | None
     unattributed_mib: int | None
@@ -124,6 +131,7 @@ class GpuVerdict:
             "foreign_mib": self.foreign_mib,
             "unattributed_mib": self.unattributed_mib,
             "budget_mib": self.budget_mib,
+            "expected_mib": self.expected_mib,
             "headroom_mib": self.headroom_mib,
             "within_budget": self.within_budget,
             "processes": [asdict(process) for process in self.processes],
@@ -155,17 +163,71 @@ class Evaluation:
         return f"Every GPU is within its budget ({'; '.join(parts)})."
 
 
-def resolve_budgets(budgets: Mapping[Any, int], gpus: Sequence[GpuReading], slots: Sequence[str]) -> dict[str, int]:
-    """Convert {slot: MiB} to {UUID: MiB}. Raises BudgetError if NVML does not see one of these GPUs."""
-    seen = {gpu.uuid: f"{gpu.uuid} ({gpu.name} at {gpu.pci_bus_id})" for gpu in gpus}
-    for slot in budgets:
-        if slots[int(slot)] not in seen:
+def _parse_mib(option: str, key: str, value: object) -> int:
+    """Return a number of MiB. Digits as text are accepted, since `-e` passes numbers as text. Raises BudgetError."""
+    if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]+", value.strip()):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        hint = ""
+        if isinstance(value, str) and re.search(r"[gG]i?[bB]?\s*$", value):
+            hint = " GB and GiB are never guessed: 20.6 GB read from nvidia-smi is 20600 MiB, 20.6 GiB is 21094."
+        elif isinstance(value, float) and 0 < value <= 1:
+            hint = " A share of the GPU is no budget: what it means differs between vLLM versions."
+        raise BudgetError(f"{option}[{key}] is {value!r}: write a whole number of MiB, as nvidia-smi shows it.{hint}")
+    if value < 0:
+        raise BudgetError(f"{option}[{key}] is {value}: MiB cannot be negative. A GPU that must stay empty has 0.")
+    return value
+
+
+def _list_known_gpus(gpus: Sequence[GpuReading], slots: Sequence[str]) -> str:
+    places = {uuid: f"slot {number}" for number, uuid in enumerate(slots)}
+    told = [f"{gpu.uuid} ({places.get(gpu.uuid, 'no slot')}, {gpu.name} at {gpu.pci_bus_id})" for gpu in gpus]
+    return ", ".join(told) or "no GPU at all"
+
+
+def resolve_mib(
+    option: str, values: Mapping[Any, object], gpus: Sequence[GpuReading], slots: Sequence[str]
+) -> dict[str, int]:
+    """Convert {UUID or slot: MiB} to {UUID: MiB}.
+
+    Raises BudgetError: an amount or a key is not valid, or a GPU is named twice.
+    """
+    by_uuid = {gpu.uuid: gpu for gpu in gpus}
+    resolved: dict[str, int] = {}
+    spelled: dict[str, str] = {}
+    for raw_key, raw_value in values.items():
+        key = str(raw_key).strip()
+        mib = _parse_mib(option, key, raw_value)
+        if re.fullmatch(r"[0-9]+", key):
+            if int(key) >= len(slots):
+                raise BudgetError(
+                    f"{option} names slot {key}, but this host has "
+                    + (f"the slots 0 to {len(slots) - 1}" if slots else "no slots")
+                    + f" ({_list_known_gpus(gpus, slots)}). Correct the engine's gpus, or add the card to gpu_uuids."
+                )
+            uuid = slots[int(key)]
+        else:
+            uuid = key
+        if uuid not in by_uuid:
+            what = f"slot {key}, which is {uuid}" if uuid != key else key
             raise BudgetError(
-                f"NVML does not see slot {slot}, {slots[int(slot)]}. "
-                f"It sees {', '.join(seen.values()) or 'no GPU at all'}. If the card was exchanged, put the new "
-                "UUID in its place in gpu_uuids; if it should be there, look for Xid messages in 'journalctl -k'."
+                f"{option} names {what}, but NVML does not see that GPU. It sees {_list_known_gpus(gpus, slots)}. "
+                "If the card was exchanged, put the new UUID in its place in gpu_uuids; if it should be there, "
+                "look for Xid messages in 'journalctl -k'."
             )
-    return {slots[int(slot)]: int(mib) for slot, mib in budgets.items()}
+        if uuid in resolved:
+            raise BudgetError(
+                f"{option} names the same GPU twice, as {spelled[uuid]} and as {key} ({uuid}): keep one of them."
+            )
+        total = by_uuid[uuid].total_mib
+        if mib > total:
+            raise BudgetError(
+                f"{option}[{key}] is {mib} MiB, but {uuid} ({by_uuid[uuid].name}) has {total} MiB in all, "
+                "so it could never be exceeded. Is it in another unit (bytes, KiB), or for another card?"
+            )
+        resolved[uuid] = mib
+        spelled[uuid] = key
+    return resolved
 
 
 def _sum_mib(processes: Iterable[ProcessUse]) -> int:
@@ -195,6 +257,7 @@ def judge_gpu(gpu: GpuReading, owners: Mapping[int, Owner], limits: Limits, slot
         reading=gpu,
         slot=slot,
         budget_mib=limits.budgets.get(gpu.uuid, 0),
+        expected_mib=limits.expected.get(gpu.uuid),
         engine_mib=engine_mib,
         foreign_mib=foreign_mib,
         unattributed_mib=unattributed_mib,
@@ -242,7 +305,7 @@ def _accept(gpu: GpuVerdict, units: Sequence[str]) -> str:
     if len(units) == 1:
         held[units[0]] = gpu.engine_mib
     return " and ".join(
-        f"'vram_budget_mib: {min(total, mib + TOLERANCE_MIB)}' of "
+        f"'vram_budget_mib: {min(total, mib + DEFAULT_TOLERANCE_MIB)}' of "
         f"{_name_in_inventory(unit[len('vllm-') : -len('.service')])}"
         for unit, mib in held.items()
     )
@@ -281,6 +344,12 @@ def evaluate(
             failures.append(f"{foreign} foreign is fail: stop them, or let the profile use other GPUs.")
         elif foreign and limits.foreign == "warn":
             warnings.append(foreign)
+        if gpu.expected_mib is not None and gpu.engine_mib < gpu.expected_mib - limits.tolerance_mib:
+            warnings.append(
+                f"{gpu.card} uses {gpu.engine_mib} MiB, {gpu.expected_mib - gpu.engine_mib} MiB less than the expected "
+                f"{gpu.expected_mib}. vLLM takes its whole share at start-up, so something else runs than was planned: "
+                "compare the engine's model, max_model_len and gpu_memory_utilization with the profile."
+            )
         if gpu.reading.used_includes_reserved:
             warnings.append(
                 f"{gpu.card} answers only NVML's first memory call: used_mib includes the driver's own reserve, which "

@@ -303,7 +303,7 @@ def measure(host: HostView, wanted: Generation, *, accept: bool = False) -> Done
     budget or cannot be read, or differs from the plan and the operator wants that to fail.
     """
     slots = load_slots(host.paths)
-    limits = Limits(wanted.budgets_mib, wanted.foreign)
+    limits = Limits(budgets=wanted.budgets_mib, expected={}, foreign=wanted.foreign)
     needed = sorted({uuid for engine in wanted.engines.values() for uuid in engine.config.gpus})
     numbers = [slot.uuid for slot in slots]
     lost: Lost = ()
