@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from ansible.module_utils.vllm_edge.weights import record as weights_record
 from ansible.module_utils.vllm_edge.weights import sources, transfer
+from ansible.module_utils.vllm_edge.weights.quantizer import read_quantizer
 
 
 def listing(*paths: str) -> weights_record.Listing:
@@ -33,6 +36,32 @@ RECORD = weights_record.Record("m", "o/n", "main", "a" * 40, "/w/m", "hub", FILE
 def test_what_is_no_record_is_not_taken_for_one(text: str) -> None:
     with pytest.raises(ValueError):
         weights_record.parse_record(text)
+
+
+@pytest.mark.parametrize(
+    ("file", "document", "told"),
+    [
+        (
+            "config.json",
+            {"quantization_config": {"producer": {"name": "modelopt", "version": "0.37.0"}}},
+            "modelopt 0.37.0",
+        ),
+        ("hf_quant_config.json", {"producer": {"name": "modelopt", "version": "0.29.0"}}, "modelopt 0.29.0"),
+        (
+            "config.json",
+            {"quantization_config": {"quant_method": "compressed-tensors", "version": "0.15.0.1"}},
+            "compressed-tensors 0.15.0.1",
+        ),
+        ("config.json", {"quantization_config": {"quant_method": "awq", "version": "gemm"}}, ""),
+        ("config.json", {"quantization_config": {"producer": {"name": "a\nb", "version": "1"}}}, ""),
+        ("config.json", {"quantization_config": {"producer": ["modelopt"]}}, ""),
+        ("config.json", ["modelopt"], ""),
+        ("README.md", {}, ""),
+    ],
+)
+def test_the_program_that_quantized_weights(tmp_path: Path, file: str, document: object, told: str) -> None:
+    (tmp_path / file).write_text(json.dumps(document))
+    assert read_quantizer(tmp_path) == told
 
 
 def test_manifest_goes_by_names_and_contents_alone() -> None:

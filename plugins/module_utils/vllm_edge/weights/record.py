@@ -134,6 +134,8 @@ class Record:
     """`hub` or `directory`."""
     files: Mapping[str, RecordedFile]
     """By path below `path`."""
+    quantizer: str = ""
+    """The program that quantized it, with its version (`quantizer.read_quantizer`); empty if the files do not say."""
 
     @property
     def total_bytes(self) -> int:
