@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..engine.config import EngineConfig, load_engine
+from ..engine.config import load_engine
 from ..engine.state import read_state
 from ..facts.serving import load_configs
 from ..gpu.models import GPU_MODELS
@@ -24,7 +24,7 @@ from ..planning.checkpoint import model_facts
 from ..planning.contract import Arguments
 from ..planning.memory.kv_cache import ELEMENT_BYTES
 from ..system.records import read_record
-from ..trials.bench.model import Recorded, list_files, read_runs
+from ..trials.bench.model import list_files, read_runs
 
 NUMBERS = (
     *("tensor_parallel_size", "pipeline_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens"),
@@ -55,7 +55,6 @@ class Measured:
     """By the program that started it."""
     tok_s: float | None = None
     """The most tokens per second of one request at a time."""
-    load_s: float | None = None
     differs: Mapping[str, str] = field(default_factory=dict)
     """Why a figure (a key of `measured`, or tok_s) is outside of what the plan tolerates. Only its reader writes it."""
 
@@ -97,8 +96,15 @@ def build(paths: HostPaths, boards: Sequence[Mapping[str, Any]], driver: str) ->
         cards = [board for board in boards if board["uuid"] in config.gpus]
         alone = not any({*config.gpus} & {*other.gpus} for other in configs if other is not config)
         of_engine = [row for row in rows if row["what"] == config.engine or (alone and row["what"] in config.gpus)]
-        seen = [row for row in of_engine if row["measured"] is not None]
-        state = states[config.engine]
+        # Of several GPUs the one that has most counts, so it is last.
+        seen = sorted((row for row in of_engine if row["measured"] is not None), key=lambda row: row["measured"])
+        speeds = [
+            one.tok_s
+            for recorded in runs
+            if (then := recorded.run.engines.get(config.engine)) and then.input_hash == config.input_hash
+            for one in recorded.measurements
+            if (one.engines, one.case, one.concurrency, one.error) == ((config.engine,), "protocol", 1, "")
+        ]
         try:
             if len({(card["name"], card["total_mib"]) for card in cards}) != 1 or not config.plan or not seen:
                 raise ValueError("it was not planned and measured, on GPUs of one kind")
@@ -110,22 +116,14 @@ def build(paths: HostPaths, boards: Sequence[Mapping[str, Any]], driver: str) ->
                 "vllm": config.plan["vllm_version"],
                 "repo": config.repo,
                 "arguments": _pick_arguments(load_engine(config.engine, paths).vllm_arguments),
-                **{key: _take_highest(seen, key) for key in ("planned", "measured")},
-                "tok_s": max(_list_speeds(config, runs), default=None),
-                "load_s": state.load_seconds if state else None,
+                **{key: {row["component"]: row[key] for row in seen} for key in ("planned", "measured")},
+                "tok_s": max(speeds, default=None),
             }
             parse(data)
             found.append(data)
         except ValueError as error:
             left.append(f"{config.engine} is left out: {error}.")
     return found, left
-
-
-def _take_highest(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, float]:
-    """Return a figure by component; of several GPUs the highest."""
-    return {
-        row["component"]: max(other[key] for other in rows if other["component"] == row["component"]) for row in rows
-    }
 
 
 def _pick_arguments(words: Sequence[str]) -> dict[str, Any]:
@@ -138,14 +136,3 @@ def _pick_arguments(words: Sequence[str]) -> dict[str, Any]:
     if planner.arguments_of(picked) != asked:
         raise ValueError("its plan counts options that are not in the lists of what is published")
     return picked
-
-
-def _list_speeds(config: EngineConfig, runs: Sequence[Recorded]) -> list[float]:
-    """Return what the benchmark measured of one request at a time with the engine as it is now."""
-    return [
-        one.tok_s
-        for recorded in runs
-        if (then := recorded.run.engines.get(config.engine)) and then.input_hash == config.input_hash
-        for one in recorded.measurements
-        if (one.engines, one.case, one.concurrency, one.error) == ((config.engine,), "protocol", 1, "")
-    ]
