@@ -197,7 +197,6 @@ from ..module_utils.vllm_edge.system.files import LockHeld, hold_lock, write_dur
 from ..module_utils.vllm_edge.weights import access, transfer
 from ..module_utils.vllm_edge.weights.directory import DirectorySource
 from ..module_utils.vllm_edge.weights.progress import Progress
-from ..module_utils.vllm_edge.weights.quantizer import read_quantizer
 from ..module_utils.vllm_edge.weights.record import (
     SHA256,
     Record,
@@ -206,6 +205,7 @@ from ..module_utils.vllm_edge.weights.record import (
     WeightsError,
     hash_manifest,
     load_record,
+    read_quantizer,
 )
 from ..module_utils.vllm_edge.weights.sources import HubError, HubSource
 from ..module_utils.vllm_edge.weights.verification import Ownership, find_ownership_faults

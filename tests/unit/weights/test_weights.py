@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from ansible.module_utils.vllm_edge.weights import record as weights_record
 from ansible.module_utils.vllm_edge.weights import sources, transfer
-from ansible.module_utils.vllm_edge.weights.quantizer import read_quantizer
 
 
 def listing(*paths: str) -> weights_record.Listing:
@@ -54,7 +53,7 @@ MODELOPT = {"producer": {"name": "modelopt", "version": "0.37.0"}}
 )
 def test_the_program_that_quantized_weights(tmp_path: Path, file: str, config: object, told: str) -> None:
     (tmp_path / file).write_text(json.dumps(config))
-    assert read_quantizer(tmp_path) == told
+    assert weights_record.read_quantizer(tmp_path) == told
 
 
 def test_manifest_goes_by_names_and_contents_alone() -> None:
