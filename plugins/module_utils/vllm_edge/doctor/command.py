@@ -63,7 +63,7 @@ def _write_figures(path: Path, reader: Reader) -> bool:
     """Write what can be published of the host's engines, and say why others are left out. False if it is nothing."""
     boards, problem = ask_gpus(sum_budgets(load_configs(reader.paths)[0]), reader.paths)
     engines, left = build(reader.paths, boards, reader.plain("sys/module/nvidia/version"))
-    for sentence in (*((f"{problem}.",) if problem else ()), *left):
+    for sentence in [problem, *left] if problem else left:
         print(sentence, file=sys.stderr)
     if not engines:
         print(f"Nothing was written into {path}: no engine of this host can be published.", file=sys.stderr)
