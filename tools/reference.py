@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write docs/reference/variables.md, from the roles' argument specs, meta/variables.yml, the rules and group_vars/all.
+"""Write docs/reference/variables.md, from the roles' argument specs, meta/variables.yml, the rules and group_vars/all,
+and docs/measured.md.
 
 The same sources always give the same text: nothing in it depends on the time, the machine or the working directory.
 """
@@ -21,6 +22,7 @@ import jinja2
 import yaml
 
 from plugins.module_utils.vllm_edge.inventory import rules, variables
+from tools import measured
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "variables.md"
@@ -254,6 +256,7 @@ def render() -> str:
 
 def main() -> None:
     PAGE.write_text(render(), encoding="utf-8")
+    measured.PAGE.write_text(measured.render(), encoding="utf-8")
 
 
 if __name__ == "__main__":

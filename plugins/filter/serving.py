@@ -201,6 +201,7 @@ def report_engines(
             "since": state["active_since"],
             "peer_to_peer_off": state.get("peer_to_peer_off", []),
             "accept_risk": state.get("accept_risk", []),
+            "start_warnings": state.get("start_warnings", []),
         }
         for engine, state in ((engine, found[engine["name"]]) for engine in engines)
     ]

@@ -93,6 +93,11 @@ def _status(options: Options, paths: HostPaths) -> int:
         help="also write evidence, without secrets, into FILE (tar.gz); tries CUDA on unused GPUs",
     ),
     option(
+        "--publish",
+        action="store_true",
+        help="write only plan and measurement of each engine into FILE (JSON): no names, addresses, keys or prompts",
+    ),
+    option(
         "--deep", action="store_true", help="also hash the weights and send the canary to every engine (takes minutes)"
     ),
     option("--expect", metavar="JSON", help="what the inventory expects, as the module host_doctor writes it"),
@@ -101,7 +106,12 @@ def _run_doctor(options: Options, paths: HostPaths) -> int:
     from .doctor.command import run_doctor
 
     return run_doctor(
-        paths, output=options.format, support_report=options.support_report, deep=options.deep, expected=options.expect
+        paths,
+        output=options.format,
+        support_report=options.support_report,
+        publish=options.publish,
+        deep=options.deep,
+        expected=options.expect,
     )
 
 

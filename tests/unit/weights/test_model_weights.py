@@ -99,6 +99,7 @@ def test_first_run_brings_what_vllm_reads_and_records_the_commit(
     assert on_the_disk(target) and on_the_disk(record)
     written = json.loads(record.read_text())
     assert written["revision"] == result["revision"] != "main" and written["requested_revision"] == "main"
+    assert written["quantizer"] == "modelopt 0.37.0"
     kept = written["files"]["model.safetensors"]
     assert kept["sha256"] == hashlib.sha256((target / "model.safetensors").read_bytes()).hexdigest()
     assert kept["inode"] == (target / "model.safetensors").stat().st_ino
