@@ -25,6 +25,8 @@ KEYS = (
 """Options that serving_engines has as keys; the others are its extra_args."""
 NOT_PLANNED = frozenset({"--model", "--revision", "--tensor-parallel-size", "--pipeline-parallel-size"})
 SECRET = frozenset({"--api-key", "--hf-token"})
+SERVER_OPTIONS = ("--host", "--port", "--uds", "--served-model-name")
+"""Where it serves; `--output` decides the first and third itself."""
 SERVER = "vllm.entrypoints.openai.api_server"
 """The module that earlier lines begin with, after `python -m`."""
 IMAGE = r"[/\w.:-]*\bvllm-openai(?:[:@]\S+)?"
@@ -52,6 +54,10 @@ class Asked:
     stages: int
     replicas: int
     speculation: Speculation | None
+    server: dict[str, list[str]]
+    """Values of SERVER_OPTIONS, which are no part of `engine`."""
+    share: str
+    """Why gpu_memory_utilization is in `engine` although it was not asked for; otherwise empty."""
 
     @property
     def gpus(self) -> int:
@@ -82,14 +88,19 @@ def read(words: Sequence[str], release: str) -> Asked:
     kept = [argument for argument in found if not (longest and given.get("--max-model-len") is argument)]
     arguments = planner.arguments_of({"extra_args": [word for argument in kept for word in _list_words(argument)]})
     engine: dict[str, Any] = {"extra_args": [], **({"extra_env": environment} if environment else {})}
+    server: dict[str, list[str]] = {}
     for argument in kept:
         name = argument.option.name if argument.option else ""
         key = name.removeprefix("--").replace("-", "_")
         if key in KEYS:
             engine[key] = getattr(arguments, key)
+        elif name in SERVER_OPTIONS and argument.option and not argument.dotted:
+            server[name] = [*argument.values]
         elif name not in NOT_PLANNED | SECRET:
             engine["extra_args"] += _list_words(argument)
-    if whole:
+    share = ""
+    if whole and "gpu_memory_utilization" not in engine:
+        share = "vLLM's default: its share of the GPU"
         engine.setdefault("gpu_memory_utilization", NEW_SHARE if number >= NEW_SHARE_SINCE else OLD_SHARE)
     size = arguments.tensor_parallel_size if whole or "--tensor-parallel-size" in given else None
     replicas = int("".join(given["--data-parallel-size"].values)) if "--data-parallel-size" in given else 1
@@ -97,7 +108,9 @@ def read(words: Sequence[str], release: str) -> Asked:
         raise ValueError(f"--data-parallel-size: {replicas} is no number of replicas; write 1 or more.")
     revision = "".join(given["--revision"].values) if "--revision" in given else ""
     stages = arguments.pipeline_parallel_size
-    return Asked("".join(named), revision, engine, whole, longest, size, stages, replicas, arguments.speculation)
+    return Asked(
+        "".join(named), revision, engine, whole, longest, size, stages, replicas, arguments.speculation, server, share
+    )
 
 
 def _list_words(argument: Argument) -> list[str]:

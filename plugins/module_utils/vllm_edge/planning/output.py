@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan as something to run (`vllm-edge plan --output`): a script with `vllm serve` or `docker run`, a compose file or
+an inventory. Arguments and limits are those of a host's engine, each with its reason as a comment."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..engine.config import PASSED
+from ..engine.reasons import ASKED, explain_words
+from ..engine.render import (
+    CLOSED,
+    DEFAULTS,
+    FIXED_ENVIRONMENT,
+    HEALTH_TIMEOUT_S,
+    Settings,
+    build_environment,
+    list_limits,
+    list_serve_arguments,
+)
+from ..inventory.engine_arguments import OURS, derive_key, parse_arguments
+from .checkpoint.headers import INDEX
+from .checkpoint.inferred import is_approximate
+from .checkpoint.model_facts import checkpoint_bytes
+from .contract import EnginePlan, Model
+from .render import describe_together, wrap
+from .serve_options import Asked
+
+KINDS = ("vllm", "docker", "compose", "inventory")
+PORT = 8000
+KEY_FILE = "/run/secrets/api-key"
+OF_A_HOST = frozenset({"USER", "LOGNAME", "PYTHONPATH", "HF_HUB_OFFLINE", "VLLM_HOST_IP"})
+"""Variables of engines on a host, whose user, network and files are others."""
+IMAGE = "docker.io/vllm/vllm-openai:v{}"
+Groups = Iterable[tuple[str, list[str]]]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A layout that fits, with what was asked for."""
+
+    model: Model
+    asked: Asked
+    options: Namespace
+    """Of the command."""
+    gpu: str
+    """The name of its model."""
+    engine: Mapping[str, Any]
+    """As in serving_engines, with what the plan decided."""
+    plan: EnginePlan
+    why: Mapping[str, str]
+    """Reasons of what is neither in the plan nor asked for."""
+
+    @property
+    def key(self) -> str:
+        name = self.model.facts.repo.rpartition("/")[2].lower()
+        return re.sub(r"[^a-z0-9]+", "-", name).strip("-")[:63].rstrip("-")
+
+    @property
+    def directory(self) -> Path | None:
+        """The checkpoint on this machine; None if vLLM downloads it."""
+        path = Path(self.options.model or self.asked.model).expanduser().absolute()
+        return path if path.is_dir() else path.parent if path.name in ("config.json", INDEX) else None
+
+    @property
+    def revision(self) -> str:
+        return "" if self.directory else self.model.facts.revision or str(self.options.revision)
+
+    @property
+    def pinned(self) -> dict[str, Any]:
+        """The engine with what the plan adds; a share of the GPU as the size of the KV cache that it leaves, too."""
+        left = {"kv_cache_memory_bytes": min(gpu.kv_cache_bytes for gpu in self.plan.gpus)}
+        return {**left, **self.engine, **self.plan.settings}
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        share = {"kv_cache_memory_bytes": "it fits: what the share of the GPU leaves for it, so that it stays that"}
+        revision = {"--revision": ASKED} if self.options.revision else {}
+        return {**share, **self.plan.reasons, **self.why, **revision}
+
+    @property
+    def port(self) -> str:
+        return "".join(self.asked.server.get("--port", [])) or str(PORT)
+
+    @property
+    def gpus(self) -> list[str]:
+        return [str(number) for number in range(len(self.engine["gpus"]) * self.asked.replicas)]
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(**DEFAULTS, image=IMAGE.format(self.options.vllm), gpu_uuids=())
+
+    def explain_options(self, words: Iterable[str]) -> Groups:
+        return explain_words(words, {key: said for key, said in self.reasons.items() if key not in PASSED})
+
+    def explain_serve(self, model: str, host: str) -> Groups:
+        """Return the arguments of `vllm serve` with their reasons."""
+        names = self.asked.server.get("--served-model-name") or [self.model.facts.repo]
+        revision = [f"--revision={self.revision}"] if self.revision else []
+        serve = list_serve_arguments(self.pinned, self.settings)
+        words = [model, *revision, "--served-model-name", *names, f"--host={host}", f"--port={self.port}", *serve]
+        return explain_words(words, self.reasons, ("model",))
+
+
+def write(kind: str, chosen: Chosen) -> str:
+    """Return the text of one of KINDS. Raises ValueError: something was asked for that it cannot say."""
+    lines = {"vllm": _write_script, "docker": _write_docker, "compose": _write_compose, "inventory": _write_inventory}
+    shell = ["#!/usr/bin/env bash"] if kind in ("vllm", "docker") else []
+    return "\n".join([*shell, *_describe(chosen), *lines[kind](chosen)])
+
+
+def _describe(chosen: Chosen) -> list[str]:
+    plan, repo = chosen.plan, chosen.model.facts.repo
+    on = f"{len(chosen.gpus)} x {chosen.gpu}, vLLM {chosen.options.vllm}"
+    said = [f"{repo} on {on}: it fits{' by upper bounds' if is_approximate(plan.facts_source) else ''}. {plan.reason}"]
+    speed = plan.decode_tok_s
+    alone = f", {speed.mid:.0f} tok/s for one (an estimate{describe_together(plan)})" if speed else ""
+    said.append(f"{plan.max_concurrency:.1f} requests of {plan.max_model_len:,} tokens at once{alone}.")
+    if not chosen.revision and not chosen.directory:
+        said += [
+            f"The commit is not pinned: --revision pins one that https://huggingface.co/{repo}/commits/main lists."
+        ]
+    return [f"# {line}" for sentence in said for line in wrap(sentence)]
+
+
+def _quote(word: str) -> str:
+    return f'"{word}"' if "$PWD" in word else shlex.quote(word)
+
+
+def _write_array(name: str, groups: Groups) -> list[str]:
+    lines = [line for reason, words in groups for line in (f"  # {reason}", *(f"  {_quote(word)}" for word in words))]
+    return [f"{name}=(", *lines, ")"]
+
+
+MAKE_KEY = "# Once: (umask 077; openssl rand -hex 32 > api-key). Clients send it as `Authorization: Bearer ...`."
+START = 'VLLM_API_KEY=$(cat {}) && export VLLM_API_KEY="${{VLLM_API_KEY:?it is empty}}" && exec vllm serve "{}"'
+
+
+def _build_environment(chosen: Chosen, token_file: str) -> dict[str, str]:
+    """Return the variables of the engine and of the download."""
+    own, hub = chosen.engine.get("extra_env") or {}, chosen.options.endpoint
+    found = {key: str(value) for key, value in build_environment(chosen.engine, chosen.settings).items()}
+    found = {key: value for key, value in found.items() if key not in OF_A_HOST}
+    found |= {} if hub == "https://huggingface.co" else {"HF_ENDPOINT": hub}
+    return found | ({"HF_TOKEN_PATH": token_file} if chosen.options.token_file else {}) | own
+
+
+def _write_script(chosen: Chosen) -> list[str]:
+    own = chosen.engine.get("extra_env") or {}
+    found = _build_environment(chosen, str(Path(chosen.options.token_file or "").expanduser().absolute()))
+    kept = {key: value for key, value in found.items() if key in own or key not in FIXED_ENVIRONMENT}
+    words = [f"--env={key}={value}" for key, value in {"CUDA_VISIBLE_DEVICES": ",".join(chosen.gpus), **kept}.items()]
+    exports = [
+        line
+        for reason, group in chosen.explain_options(words)
+        for line in (f"# {reason}", *(f"export {shlex.quote(word.removeprefix('--env='))}" for word in group))
+    ]
+    serve = chosen.explain_serve(str(chosen.directory or chosen.model.facts.repo), "127.0.0.1")
+    start = START.format("api-key", "${arguments[@]}")
+    return [MAKE_KEY, *exports, *_write_array("arguments", serve), start]
+
+
+def _list_options(chosen: Chosen, here: str, gpus: Sequence[str]) -> Groups:
+    """Return the options of `docker create`; `here` is the directory of the key."""
+    ask = f"import sys, urllib.request as r; r.urlopen(sys.argv[1], timeout={HEALTH_TIMEOUT_S})"
+    secrets = {KEY_FILE: f"{here}/api-key"}
+    if chosen.options.token_file:
+        secrets["/run/secrets/hf-token"] = str(Path(chosen.options.token_file).expanduser().absolute())
+    mounts = [f"--mount=type=bind,source={file},target={target},readonly" for target, file in secrets.items()]
+    if chosen.directory:
+        mounts.append(f"--mount=type=bind,source={chosen.directory},target=/models/{chosen.key},readonly")
+    facts = {"bytes": checkpoint_bytes(chosen.model.facts)}
+    environment = _build_environment(chosen, "/run/secrets/hf-token")
+    return chosen.explain_options(
+        [
+            *("--restart=unless-stopped", *gpus, *CLOSED, "--cap-add=DAC_OVERRIDE"),
+            *list_limits({**chosen.engine, "gpus": chosen.gpus}, facts, chosen.settings),
+            *(*mounts, "--mount=type=volume,source=vllm-cache,target=/cache"),
+            *(f"--env={key}={value}" for key, value in environment.items()),
+            f"--publish=127.0.0.1:{chosen.port}:{chosen.port}",
+            f'--health-cmd=python3 -c "{ask}" http://127.0.0.1:{chosen.port}/health',
+            *("--health-interval=10s", "--health-timeout=10s", "--health-start-period=3600s", "--log-driver=local"),
+        ]
+    )
+
+
+def _explain_serve_in_container(chosen: Chosen) -> Groups:
+    model = f"/models/{chosen.key}" if chosen.directory else chosen.model.facts.repo
+    return chosen.explain_serve(model, "0.0.0.0")  # noqa: S104
+
+
+def _write_docker(chosen: Chosen) -> list[str]:
+    options = _list_options(chosen, "$PWD", [f'--gpus="device={",".join(chosen.gpus)}"'])
+    start = shlex.quote(START.format(KEY_FILE, "$@"))
+    return [
+        *(MAKE_KEY, *_write_array("options", options)),
+        *_write_array("arguments", _explain_serve_in_container(chosen)),
+        f'docker run --detach --name={chosen.key} "${{options[@]}}" --entrypoint=/bin/sh \\',
+        f'  {chosen.settings.image} -c {start} vllm "${{arguments[@]}}"',
+    ]
+
+
+LISTS = {"--cap-drop": "cap_drop", "--cap-add": "cap_add", "--security-opt": "security_opt", "--tmpfs": "tmpfs"}
+LISTS |= {"--env": "environment", "--publish": "ports", "--mount": "volumes", "--device": "devices"}
+SCALARS = {"--memory": "mem_limit", "--memory-swap": "memswap_limit"}
+"""Names of compose for options of Docker that may be repeated, and for others that it does not call the same."""
+
+
+def _convert(word: str) -> tuple[str, str]:
+    """Return an option of Docker as a key of a service, and what stands there: a value, or a line below the key."""
+    option, _, value = word.partition("=")
+    text = json.dumps(value.replace("$", "$$"))
+    if option == "--mount":
+        parts = dict(part.split("=", 1) for part in value.split(",") if "=" in part)
+        bind = {"read_only": True, "bind": {"create_host_path": False}} if parts["type"] == "bind" else {}
+        return "volumes", f"- {json.dumps({**parts, **bind})}"
+    if option in LISTS:
+        return LISTS[option], f"- {text}"
+    if option == "--ulimit":
+        name, soft, hard = re.split("[=:]", value)
+        return "ulimits", f"{name}: {{soft: {soft}, hard: {hard}}}"
+    if option.startswith("--health-"):
+        name = option.removeprefix("--health-").replace("-", "_")
+        return "healthcheck", f'test: ["CMD-SHELL", {text}]' if name == "cmd" else f"{name}: {value}"
+    if option == "--log-driver":
+        return "logging", f"driver: {value}"
+    key = SCALARS.get(option, option.removeprefix("--").replace("-", "_"))
+    return key, ": " + ("true" if not value else value if value.isdigit() else text)
+
+
+def _write_compose(chosen: Chosen) -> list[str]:
+    entries: dict[str, list[str]] = {}
+    for reason, words in _list_options(chosen, ".", [f"--device=nvidia.com/gpu={number}" for number in chosen.gpus]):
+        for key, item in map(_convert, words):
+            entries.setdefault(key, []).extend([f"# {reason}", item])
+    service = []
+    for key, lines in entries.items():
+        if lines[-1].startswith(": "):
+            service += [lines[0], key + lines[-1]]
+        else:
+            service += [f"{key}:", *(f"  {line}" for line in lines)]
+    start = json.dumps(START.format(KEY_FILE, "$@").replace("$", "$$"))
+    command = [
+        f"  {line}"
+        for reason, words in _explain_serve_in_container(chosen)
+        for line in (f"# {reason}", *(f"- {json.dumps(word.replace('$', '$$'))}" for word in words))
+    ]
+    inside = [
+        f"image: {chosen.settings.image}",
+        f'entrypoint: ["/bin/sh", "-c", {start}, "vllm"]',
+        "command:",
+        *command,
+    ]
+    lines = [f"    {line}" for line in (*inside, *service)]
+    return [
+        "# Docker Compose 2.30 and Docker Engine 28.2, or newer: they give GPUs by CDI (nvidia-ctk cdi list).",
+        *(MAKE_KEY, f"name: {chosen.key}", "services:", "  vllm:"),
+        *_drop_repeated(lines),
+        *("volumes:", "  vllm-cache: {name: vllm-cache}"),
+    ]
+
+
+def _drop_repeated(lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines without comments that say what the one before them says."""
+    said = ""
+    for line in lines:
+        is_comment = line.lstrip().startswith("#")
+        if not is_comment or line.strip() != said:
+            yield line
+        said = line.strip() if is_comment else said
+
+
+def _read_engine(chosen: Chosen) -> dict[str, Any]:
+    """Return what was asked for as keys of serving_engines. Raises ValueError: a host decides an option of it."""
+    asked = {key: value for key, value in chosen.asked.engine.items() if key not in ("extra_args", "extra_env")}
+    if chosen.asked.share:
+        del asked["gpu_memory_utilization"]
+    for key, size in (("tensor_parallel_size", chosen.asked.size), ("pipeline_parallel_size", chosen.asked.stages)):
+        if (size or 1) > 1:
+            asked[key] = size
+    words = []
+    for argument in parse_arguments([*chosen.asked.engine["extra_args"]])[0]:
+        name = argument.option.name if argument.option else argument.name
+        key = derive_key(argument.option) if argument.option and not argument.dotted else ""
+        if key in PASSED and argument.option:
+            value = "".join(argument.values)
+            asked[key] = json.loads(value) if value[:1] in "{0123456789" and value else value
+        elif name in OURS and name != "--enable-auto-tool-choice":
+            raise ValueError(f"{name}: --output inventory cannot write it: {OURS[name]}.")
+        elif name not in OURS:
+            words.append(argument.text)
+    more = {"extra_args": words, "extra_env": chosen.asked.engine.get("extra_env")}
+    names = chosen.asked.server.get("--served-model-name")
+    return {
+        **asked,
+        **({"served_names": names} if names else {}),
+        **{key: value for key, value in more.items() if value},
+    }
+
+
+def _render_yaml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_render_yaml(item)}" for name, item in value.items()) + "}"
+    is_plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9._/-]*( [A-Za-z0-9._/-]+)*", value)
+    word = re.fullmatch("(?i)y|n|yes|no|on|off|true|false|null", str(value))
+    return str(value) if is_plain and not word else json.dumps(value)
+
+
+def _write_inventory(chosen: Chosen) -> list[str]:
+    options, facts, key = chosen.options, chosen.model.facts, chosen.key
+    if facts.repo.count("/") != 1:
+        raise ValueError(f"--model: {facts.repo} is a directory, and a host downloads its model; name a repository.")
+    model = {"repo": facts.repo, **({"revision": chosen.revision} if chosen.revision else {})}
+    stated = {"gpu_memory_mib": options.gpu_memory_mib, "gpu_compute_capability": options.compute_capability}
+    stated["gpu_bandwidth_gb_s"] = options.gpu_bandwidth
+    lines = [
+        "# your word: the cards; the first run reads the rest of them",
+        f"gpu_name: {_render_yaml(chosen.gpu)}",
+        f"gpu_count: {options.count}",
+        *(f"{name}: {_render_yaml(value)}" for name, value in stated.items() if value),
+    ]
+    if options.vllm != options.parser.get_default("vllm"):
+        lines += ["# your word: the release of vLLM", f"vllm_image_base: {IMAGE.format(options.vllm)}"]
+    lines += ["# your word: the model", "vllm_models_extra:", f"  {key}: {_render_yaml(model)}"]
+    if engine := _read_engine(chosen):
+        lines += ["# your word: what you asked for; the plan decides the rest", "serving_engines_extra:"]
+        lines += [
+            f"  {key}:",
+            *(f"    {name}: {_render_yaml(value)}" for name, value in {"model": key, **engine}.items()),
+        ]
+    return [
+        *("# Write the host's address; then ansible-playbook -i THIS_FILE playbooks/site.yml serves the model.",),
+        *(
+            "gpu_hosts:",
+            "  hosts:",
+            "    gpu1:",
+            "      ansible_host: 192.0.2.10",
+            *(f"      {line}" for line in lines),
+        ),
+    ]
