@@ -54,6 +54,7 @@ OURS: Mapping[str, str] = {
     "--publish": "vllm-edge: this machine alone reaches it",
     "--health": "vllm-edge: /health answers once the model is loaded; the first start downloads it",
     "--entrypoint": "vllm-edge: the key comes from its file when the server starts",
+    "image": "your word: the image",
     "model": "your word: the model",
     "--revision": "measured: the commit whose files were planned",
     "--served-model-name": "your word: the names that clients ask for",

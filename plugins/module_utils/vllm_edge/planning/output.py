@@ -31,7 +31,7 @@ from .checkpoint.inferred import is_approximate
 from .checkpoint.model_facts import checkpoint_bytes
 from .contract import EnginePlan, Model
 from .render import describe_together, wrap
-from .serve_options import Asked
+from .serve_options import Asked, list_words
 
 KINDS = ("vllm", "docker", "compose", "inventory")
 PORT = 8000
@@ -295,7 +295,7 @@ def _read_engine(chosen: Chosen) -> dict[str, Any]:
         elif name in OURS and name != "--enable-auto-tool-choice":
             raise ValueError(f"{name}: --output inventory cannot write it: {OURS[name]}.")
         elif name not in OURS:
-            words.append(argument.text)
+            words += list_words(argument)
     more = {"extra_args": words, "extra_env": chosen.asked.engine.get("extra_env")}
     names = chosen.asked.server.get("--served-model-name")
     return {

@@ -24,7 +24,7 @@ KEYS = (
 )
 """Options that serving_engines has as keys; the others are its extra_args."""
 NOT_PLANNED = frozenset({"--model", "--revision", "--tensor-parallel-size", "--pipeline-parallel-size"})
-SECRET = frozenset({"--api-key", "--hf-token"})
+SECRET = frozenset({"--api-key", "--hf-token", "VLLM_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 SERVER_OPTIONS = ("--host", "--port", "--uds", "--served-model-name")
 """Where it serves; `--output` decides the first and third itself."""
 SERVER = "vllm.entrypoints.openai.api_server"
@@ -86,7 +86,7 @@ def read(words: Sequence[str], release: str) -> Asked:
     context = "".join(given["--max-model-len"].values).lower() if "--max-model-len" in given else ""
     longest = context in ("auto", "-1") or not (context or whole)
     kept = [argument for argument in found if not (longest and given.get("--max-model-len") is argument)]
-    arguments = planner.arguments_of({"extra_args": [word for argument in kept for word in _list_words(argument)]})
+    arguments = planner.arguments_of({"extra_args": [word for argument in kept for word in list_words(argument)]})
     engine: dict[str, Any] = {"extra_args": [], **({"extra_env": environment} if environment else {})}
     server: dict[str, list[str]] = {}
     for argument in kept:
@@ -97,7 +97,7 @@ def read(words: Sequence[str], release: str) -> Asked:
         elif name in SERVER_OPTIONS and argument.option and not argument.dotted:
             server[name] = [*argument.values]
         elif name not in NOT_PLANNED | SECRET:
-            engine["extra_args"] += _list_words(argument)
+            engine["extra_args"] += list_words(argument)
     share = ""
     if whole and "gpu_memory_utilization" not in engine:
         share = "vLLM's default: its share of the GPU"
@@ -113,7 +113,7 @@ def read(words: Sequence[str], release: str) -> Asked:
     )
 
 
-def _list_words(argument: Argument) -> list[str]:
+def list_words(argument: Argument) -> list[str]:
     """Return an argument as the words of a command line."""
     joined = argument.glued or argument.name.startswith("-O")
     return [argument.text] if joined else [argument.name + argument.dotted, *argument.values]
@@ -143,4 +143,5 @@ def _cut_line(words: Sequence[str]) -> tuple[list[str], dict[str, str], bool]:
         raise ValueError(f"{shown(options[0])} stands before vllm serve; give the line from there on.")
     ends = next((place for place, word in enumerate(after) if word in SHELL), len(after))
     pairs = [word.partition("=") for word in before if "=" in word]
-    return after[:ends], {name: value for name, _, value in pairs if re.fullmatch(VARIABLE_NAME, name)}, True
+    named = {name: value for name, _, value in pairs if re.fullmatch(VARIABLE_NAME, name) and name not in SECRET}
+    return after[:ends], named, True
