@@ -112,11 +112,11 @@ def _explain(options: Options, paths: HostPaths) -> int:
     return run_explain(options.engine, paths, output=options.format)
 
 
-@command("why", "show each argument of an engine's container with its reason", ENGINE, FORMAT)
+@command("why", "show each argument of an engine's container with its reason", ENGINE)
 def _run_why(options: Options, paths: HostPaths) -> int:
     from .engine.reasons import run_why
 
-    return run_why(options.engine, paths, output=options.format)
+    return run_why(options.engine, paths)
 
 
 @command(

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from ansible.module_utils.vllm_edge.engine import policy
 from ansible.module_utils.vllm_edge.engine.config import EngineConfigError, read_config
-from ansible.module_utils.vllm_edge.engine.reasons import ASKED, KINDS, OURS, explain_container, explain_plan
+from ansible.module_utils.vllm_edge.engine.reasons import ASKED, KINDS, OURS, explain_plan, explain_words
 from ansible.module_utils.vllm_edge.engine.render import (
     DEFAULTS,
     Settings,
@@ -115,7 +115,7 @@ def test_every_argument_of_an_engine_has_a_reason_of_a_known_kind() -> None:
     defaults = {"max_num_seqs": "vLLM's default: 256", "max_model_len": "vLLM's default: 8192"}
     reasons = explain_plan(engine, added, defaults, ("weights_bytes",), "512 MiB")
     words = render({**engine, **added}, chat=True, memory="9g")
-    explained = explain_container(words, {"reasons": reasons})
+    explained = [*explain_words(words, reasons, ("image", "model"))]
     assert [word for _, group in explained for word in group] == words
     assert [reason for reason, _ in explained if not reason.startswith(KINDS)] == []
     found = {word: reason for reason, group in explained for word in group}

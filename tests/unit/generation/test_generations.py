@@ -224,11 +224,8 @@ def test_the_readable_file_and_why_have_the_reasons(paths: HostPaths, capsys: py
     words = [line for line in text.splitlines() if not line.startswith("# ")]
     assert words == load_engine("e2b", paths).arguments
     assert text.endswith("# your word\n--seed=1\n# vLLM's default: 256 (max_num_seqs is left out)\n")
-    assert run_why("e2b", paths, output="text") == 0 and capsys.readouterr().out == text
-    assert run_why("e2b", paths, output="json") == 0
-    document = json.loads(capsys.readouterr().out)
-    assert [word for row in document["reasons"] for word in row["arguments"]] == words
-    assert run_why("none", paths, output="text") == 1 and "does not exist" in capsys.readouterr().err
+    assert run_why("e2b", paths) == 0 and capsys.readouterr().out == text
+    assert run_why("none", paths) == 1 and "does not exist" in capsys.readouterr().err
 
 
 FILES = ["engine.json", "container.json", "docker-create"]

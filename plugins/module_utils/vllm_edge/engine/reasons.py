@@ -15,7 +15,6 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ..paths import HostPaths
-from ..text import print_result
 from .config import PASSED, EngineConfigError, load_engine
 from .render import DEFAULTS
 
@@ -85,11 +84,10 @@ def explain_plan(
         observed: figures that were measured.
         free: what the plan leaves on each GPU, in words.
     """
-    stated = {key for key in PASSED if engine.get(key) is not None}
-    words = (str(word) for word in engine.get("extra_args") or ())
-    stated |= {word.partition("=")[0].replace("_", "-") for word in words if word.startswith("-")}
-    reasons = {key: said for key, said in defaults.items() if key not in stated}
-    reasons |= dict.fromkeys([*sorted(stated), *map(str, engine.get("extra_env") or ())], ASKED)
+    stated = [key for key in PASSED if engine.get(key) is not None]
+    stated += [_list_keys(str(word))[1] for word in engine.get("extra_args") or () if str(word).startswith("-")]
+    stated += engine.get("extra_env") or ()
+    reasons = {key: said for key, said in defaults.items() if key not in stated} | dict.fromkeys(stated, ASKED)
     if "kv_cache_memory_bytes" in added:
         kind = f"measured: by {', '.join(observed)} it" if observed else "it fits: this"
         reasons["kv_cache_memory_bytes"] = f"{kind} leaves {free} free on the fullest GPU"
@@ -137,26 +135,21 @@ def _list_keys(word: str) -> list[str]:
     return [name.removeprefix("--").replace("-", "_"), name, name[: name.find("-", 2)]]
 
 
-def explain_container(arguments: Iterable[str], plan: Mapping[str, Any] | None) -> list[tuple[str, list[str]]]:
-    """Return `explain_words` of all arguments of `docker create`.
+def list_lines(arguments: Iterable[str], plan: Mapping[str, Any] | None) -> list[str]:
+    """Return all arguments of `docker create`, one a line, below their reasons.
 
     `plan` is that of engine.json; one that an earlier release wrote has no reasons.
     """
-    return [*explain_words(arguments, (plan or {}).get("reasons") or {}, ("image", "model"))]
-
-
-def list_lines(explained: Iterable[tuple[str, list[str]]]) -> list[str]:
+    explained = explain_words(arguments, (plan or {}).get("reasons") or {}, ("image", "model"))
     return [line for reason, words in explained for line in (f"# {reason}", *words)]
 
 
-def run_why(name: str, paths: HostPaths, *, output: str) -> int:
+def run_why(name: str, paths: HostPaths) -> int:
     """Print why an engine has each of its arguments. The exit status is 1 if its files cannot be read."""
     try:
         engine = load_engine(name, paths)
     except EngineConfigError as error:
         print(error, file=sys.stderr)
         return 1
-    explained = explain_container(engine.arguments, engine.config.plan)
-    document = [{"reason": reason, "arguments": words} for reason, words in explained]
-    print_result(output, {"engine": name, "reasons": document}, list_lines(explained))
+    print("\n".join(list_lines(engine.arguments, engine.config.plan)))
     return 0

@@ -28,7 +28,7 @@ from ..engine.config import (
     parse_engine,
     read_container,
 )
-from ..engine.reasons import explain_container, list_lines
+from ..engine.reasons import list_lines
 from ..names import ENGINE_NAME, TARGET, unit_name
 from ..paths import HostPaths
 from ..system.files import make_directories, name_errors, sync, write_durably
@@ -199,7 +199,7 @@ def documents(rendered: Rendered, number: int, now: Committed | None, created_at
         container = {"arguments": list(engine.container)}
         files[f"engines/{name}/{CONTAINER_FILE}"] = json.dumps(container, indent=2, ensure_ascii=False) + "\n"
         files[f"engines/{name}/{CREATE_FILE}"] = join_lines(
-            list_lines(explain_container(add_labels(engine.container, **mark), config.get("plan")))
+            list_lines(add_labels(engine.container, **mark), config.get("plan"))
         )
         files[f"units/{engine.config['unit']}"] = engine.unit
         if engine.chat_template is not None:

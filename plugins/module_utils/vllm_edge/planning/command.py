@@ -295,7 +295,10 @@ def _write_output(
         said = [line for plan, _, _ in layouts.values() for line in render.refusals(plan, render.spell_options)]
         print(spell("\n".join(said)), file=sys.stderr)
         return status
-    best = max(fitting, key=lambda name: _rate(*fitting[name]))
+    # Of an inventory that names no engine the plan of a host takes the fewest GPUs.
+    best = (
+        next(iter(fitting)) if options.output == "inventory" else max(fitting, key=lambda name: _rate(*fitting[name]))
+    )
     planned, engine = fitting[best]
     why = {"gpu_memory_utilization": asked.share} if asked.share else {}
     if asked.longest:
@@ -309,6 +312,7 @@ def _write_output(
 
 
 def _rate(planned: EnginePlan, engine: Mapping[str, Any]) -> tuple[float, ...]:
+    """Return what the best layout has most of, in the order of importance."""
     return planned.max_model_len, planned.decode_tok_s.mid if planned.decode_tok_s else 0, -len(engine["gpus"])
 
 

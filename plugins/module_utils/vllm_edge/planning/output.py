@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from ..engine.config import PASSED
 from ..engine.reasons import ASKED, explain_words
 from ..engine.render import (
@@ -26,15 +28,14 @@ from ..engine.render import (
     list_serve_arguments,
 )
 from ..inventory.engine_arguments import OURS, derive_key, parse_arguments
+from ..text import WIDTH
 from .checkpoint.headers import INDEX
 from .checkpoint.inferred import is_approximate
 from .checkpoint.model_facts import checkpoint_bytes
 from .contract import EnginePlan, Model
-from .render import describe_together, wrap
+from .render import describe_release, describe_together, wrap
 from .serve_options import Asked, list_words
 
-KINDS = ("vllm", "docker", "compose", "inventory")
-PORT = 8000
 KEY_FILE = "/run/secrets/api-key"
 OF_A_HOST = frozenset({"USER", "LOGNAME", "PYTHONPATH", "HF_HUB_OFFLINE", "VLLM_HOST_IP"})
 """Variables of engines on a host, whose user, network and files are others."""
@@ -87,7 +88,7 @@ class Chosen:
 
     @property
     def port(self) -> str:
-        return "".join(self.asked.server.get("--port", [])) or str(PORT)
+        return "".join(self.asked.server.get("--port", [])) or "8000"
 
     @property
     def gpus(self) -> list[str]:
@@ -110,7 +111,7 @@ class Chosen:
 
 
 def write(kind: str, chosen: Chosen) -> str:
-    """Return the text of one of KINDS. Raises ValueError: something was asked for that it cannot say."""
+    """Return the text of a kind of --output. Raises ValueError: something was asked for that it cannot say."""
     lines = {"vllm": _write_script, "docker": _write_docker, "compose": _write_compose, "inventory": _write_inventory}
     shell = ["#!/usr/bin/env bash"] if kind in ("vllm", "docker") else []
     return "\n".join([*shell, *_describe(chosen), *lines[kind](chosen)])
@@ -119,14 +120,11 @@ def write(kind: str, chosen: Chosen) -> str:
 def _describe(chosen: Chosen) -> list[str]:
     plan, repo = chosen.plan, chosen.model.facts.repo
     on = f"{len(chosen.gpus)} x {chosen.gpu}, vLLM {chosen.options.vllm}"
-    said = [f"{repo} on {on}: it fits{' by upper bounds' if is_approximate(plan.facts_source) else ''}. {plan.reason}"]
+    said = [*describe_release(chosen.options.vllm)]
+    said += [f"{repo} on {on}: it fits{' by upper bounds' if is_approximate(plan.facts_source) else ''}. {plan.reason}"]
     speed = plan.decode_tok_s
     alone = f", {speed.mid:.0f} tok/s for one (an estimate{describe_together(plan)})" if speed else ""
     said.append(f"{plan.max_concurrency:.1f} requests of {plan.max_model_len:,} tokens at once{alone}.")
-    if not chosen.revision and not chosen.directory:
-        said += [
-            f"The commit is not pinned: --revision pins one that https://huggingface.co/{repo}/commits/main lists."
-        ]
     return [f"# {line}" for sentence in said for line in wrap(sentence)]
 
 
@@ -139,8 +137,15 @@ def _write_array(name: str, groups: Groups) -> list[str]:
     return [f"{name}=(", *lines, ")"]
 
 
-MAKE_KEY = "# Once: (umask 077; openssl rand -hex 32 > api-key). Clients send it as `Authorization: Bearer ...`."
 START = 'VLLM_API_KEY=$(cat {}) && export VLLM_API_KEY="${{VLLM_API_KEY:?it is empty}}" && exec vllm serve "{}"'
+
+
+def _list_preparations(chosen: Chosen) -> list[str]:
+    commits = f"https://huggingface.co/{chosen.model.facts.repo}/commits/main"
+    loose = not chosen.revision and not chosen.directory
+    pin = [f"# The commit is not pinned: take one of {commits} as --revision."] if loose else []
+    key = "# Once: (umask 077; openssl rand -hex 32 > api-key). Clients send it as `Authorization: Bearer KEY`."
+    return [*pin, key]
 
 
 def _build_environment(chosen: Chosen, token_file: str) -> dict[str, str]:
@@ -164,7 +169,7 @@ def _write_script(chosen: Chosen) -> list[str]:
     ]
     serve = chosen.explain_serve(str(chosen.directory or chosen.model.facts.repo), "127.0.0.1")
     start = START.format("api-key", "${arguments[@]}")
-    return [MAKE_KEY, *exports, *_write_array("arguments", serve), start]
+    return [*_list_preparations(chosen), *exports, *_write_array("arguments", serve), start]
 
 
 def _list_options(chosen: Chosen, here: str, gpus: Sequence[str]) -> Groups:
@@ -200,7 +205,8 @@ def _write_docker(chosen: Chosen) -> list[str]:
     options = _list_options(chosen, "$PWD", [f'--gpus="device={",".join(chosen.gpus)}"'])
     start = shlex.quote(START.format(KEY_FILE, "$@"))
     return [
-        *(MAKE_KEY, *_write_array("options", options)),
+        *_list_preparations(chosen),
+        *_write_array("options", options),
         *_write_array("arguments", _explain_serve_in_container(chosen)),
         f'docker run --detach --name={chosen.key} "${{options[@]}}" --entrypoint=/bin/sh \\',
         f'  {chosen.settings.image} -c {start} vllm "${{arguments[@]}}"',
@@ -261,7 +267,8 @@ def _write_compose(chosen: Chosen) -> list[str]:
     lines = [f"    {line}" for line in (*inside, *service)]
     return [
         "# Docker Compose 2.30 and Docker Engine 28.2, or newer: they give GPUs by CDI (nvidia-ctk cdi list).",
-        *(MAKE_KEY, f"name: {chosen.key}", "services:", "  vllm:"),
+        *_list_preparations(chosen),
+        *(f"name: {chosen.key}", "services:", "  vllm:"),
         *_drop_repeated(lines),
         *("volumes:", "  vllm-cache: {name: vllm-cache}"),
     ]
@@ -291,57 +298,39 @@ def _read_engine(chosen: Chosen) -> dict[str, Any]:
         key = derive_key(argument.option) if argument.option and not argument.dotted else ""
         if key in PASSED and argument.option:
             value = "".join(argument.values)
-            asked[key] = json.loads(value) if value[:1] in "{0123456789" and value else value
+            asked[key] = json.loads(value) if value.startswith("{") else value
         elif name in OURS and name != "--enable-auto-tool-choice":
             raise ValueError(f"{name}: --output inventory cannot write it: {OURS[name]}.")
         elif name not in OURS:
             words += list_words(argument)
-    more = {"extra_args": words, "extra_env": chosen.asked.engine.get("extra_env")}
     names = chosen.asked.server.get("--served-model-name")
-    return {
-        **asked,
-        **({"served_names": names} if names else {}),
-        **{key: value for key, value in more.items() if value},
-    }
-
-
-def _render_yaml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}: {_render_yaml(item)}" for name, item in value.items()) + "}"
-    is_plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9._/-]*( [A-Za-z0-9._/-]+)*", value)
-    word = re.fullmatch("(?i)y|n|yes|no|on|off|true|false|null", str(value))
-    return str(value) if is_plain and not word else json.dumps(value)
+    more = {"served_names": names, "extra_args": words, "extra_env": chosen.asked.engine.get("extra_env")}
+    return asked | {key: value for key, value in more.items() if value}
 
 
 def _write_inventory(chosen: Chosen) -> list[str]:
-    options, facts, key = chosen.options, chosen.model.facts, chosen.key
-    if facts.repo.count("/") != 1:
-        raise ValueError(f"--model: {facts.repo} is a directory, and a host downloads its model; name a repository.")
-    model = {"repo": facts.repo, **({"revision": chosen.revision} if chosen.revision else {})}
-    stated = {"gpu_memory_mib": options.gpu_memory_mib, "gpu_compute_capability": options.compute_capability}
-    stated["gpu_bandwidth_gb_s"] = options.gpu_bandwidth
-    lines = [
-        "# your word: the cards; the first run reads the rest of them",
-        f"gpu_name: {_render_yaml(chosen.gpu)}",
-        f"gpu_count: {options.count}",
-        *(f"{name}: {_render_yaml(value)}" for name, value in stated.items() if value),
-    ]
-    if options.vllm != options.parser.get_default("vllm"):
-        lines += ["# your word: the release of vLLM", f"vllm_image_base: {IMAGE.format(options.vllm)}"]
-    lines += ["# your word: the model", "vllm_models_extra:", f"  {key}: {_render_yaml(model)}"]
-    if engine := _read_engine(chosen):
-        lines += ["# your word: what you asked for; the plan decides the rest", "serving_engines_extra:"]
-        lines += [
-            f"  {key}:",
-            *(f"    {name}: {_render_yaml(value)}" for name, value in {"model": key, **engine}.items()),
-        ]
-    return [
-        *("# Write the host's address; then ansible-playbook -i THIS_FILE playbooks/site.yml serves the model.",),
-        *(
-            "gpu_hosts:",
-            "  hosts:",
-            "    gpu1:",
-            "      ansible_host: 192.0.2.10",
-            *(f"      {line}" for line in lines),
+    options, repo, key = chosen.options, chosen.model.facts.repo, chosen.key
+    if chosen.directory:
+        raise ValueError(
+            f"--model: {chosen.directory} is a directory, and a host downloads its model; name a repository."
+        )
+    card = {"gpu_name": chosen.gpu, "gpu_count": options.count, "gpu_memory_mib": options.gpu_memory_mib}
+    card |= {"gpu_compute_capability": options.compute_capability, "gpu_bandwidth_gb_s": options.gpu_bandwidth}
+    release = options.vllm != options.parser.get_default("vllm")
+    model = {"repo": repo, **({"revision": chosen.revision} if chosen.revision else {})}
+    asked = _read_engine(chosen)
+    parts: dict[str, Mapping[str, Any]] = {
+        "your word: the cards; the first run reads the rest": {name: value for name, value in card.items() if value},
+        "your word: the release of vLLM": {"vllm_image_base": chosen.settings.image} if release else {},
+        "your word: the model": {"vllm_models_extra": {key: model}},
+        "your word: what you asked for; the plan decides the rest": (
+            {"serving_engines_extra": {key: {"model": key, **asked}}} if asked else {}
         ),
-    ]
+    }
+    lines = ["# Write the address of the host; then ansible-playbook -i FILE playbooks/site.yml serves the model."]
+    lines += ["gpu_hosts:", "  hosts:", "    gpu1:", "      ansible_host: 192.0.2.10"]
+    for said, part in parts.items():
+        style = None if any(isinstance(value, Mapping) for value in part.values()) else False
+        text = yaml.safe_dump(part, sort_keys=False, default_flow_style=style, width=WIDTH)
+        lines += [f"      {line}" for line in (f"# {said}", *text.splitlines()) if part]
+    return lines
