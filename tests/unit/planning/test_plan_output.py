@@ -125,7 +125,7 @@ def test_a_compose_file_says_the_same_as_docker(capsys: pytest.CaptureFixture[st
             {
                 "--max-model-len": "it fits: the longest context that does",
                 "--kv-cache-memory-bytes": "it fits: this leaves 512 MiB free",
-                "--tensor-parallel-size": "it fits: of tp1, tp2 the longest context",
+                "--tensor-parallel-size": "it fits: of the numbers of GPUs",
                 "--max-num-seqs": "your word",
                 "--max-logprobs": "vllm-edge: ",
             },

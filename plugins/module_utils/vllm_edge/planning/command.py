@@ -208,7 +208,8 @@ def plan_layouts(
         if plan.verdict is Verdict.FITS and engine.get("max_model_len", most) < most:
             longer = planner.plan(about[0], [{**engine, "max_model_len": most}], *about[2:], search=Search.SAME_GPUS)
             whole = next((fix for fix in longer.engines[0].fixes if fix.max_model_len == most), None)
-        plans[engine["name"]] = plan, engine, whole
+        explained = replace(plan.engines[0], reasons={**plan.engines[0].reasons, **asked.reasons})
+        plans[engine["name"]] = replace(plan, engines=(explained,)), engine, whole
     if not plans:
         replicas = f", times --data-parallel-size {asked.replicas}," if asked.replicas > 1 else ""
         raise ValueError(
@@ -300,14 +301,7 @@ def _write_output(
         next(iter(fitting)) if options.output == "inventory" else max(fitting, key=lambda name: _rate(*fitting[name]))
     )
     planned, engine = fitting[best]
-    why = {"gpu_memory_utilization": asked.share} if asked.share else {}
-    if asked.longest:
-        why["max_model_len"] = "it fits: the longest context that does, or all that the model has"
-    if asked.size is None:
-        only = "it fits: the only one of {} that does"
-        several = "it fits: of {} the longest context, then the highest estimated speed"
-        why["tensor_parallel_size"] = (several if len(fitting) > 1 else only).format(", ".join(layouts))
-    print(output.write(options.output, output.Chosen(model, asked, options, gpu, engine, planned, why)))
+    print(output.write(options.output, output.Chosen(model, asked, options, gpu, engine, planned)))
     return FITS
 
 

@@ -56,8 +56,6 @@ class Chosen:
     engine: Mapping[str, Any]
     """As in serving_engines, with what the plan decided."""
     plan: EnginePlan
-    why: Mapping[str, str]
-    """Reasons of what is neither in the plan nor asked for."""
 
     @property
     def key(self) -> str:
@@ -84,7 +82,7 @@ class Chosen:
     def reasons(self) -> dict[str, str]:
         share = {"kv_cache_memory_bytes": "it fits: what the share of the GPU leaves for it, so that it stays that"}
         revision = {"--revision": ASKED} if self.options.revision else {}
-        return {**share, **self.plan.reasons, **self.why, **revision}
+        return {**share, **self.plan.reasons, **revision}
 
     @property
     def port(self) -> str:
@@ -286,9 +284,8 @@ def _drop_repeated(lines: Iterable[str]) -> Iterator[str]:
 
 def _read_engine(chosen: Chosen) -> dict[str, Any]:
     """Return what was asked for as keys of serving_engines. Raises ValueError: a host decides an option of it."""
-    asked = {key: value for key, value in chosen.asked.engine.items() if key not in ("extra_args", "extra_env")}
-    if chosen.asked.share:
-        del asked["gpu_memory_utilization"]
+    left = {"extra_args", "extra_env", *chosen.asked.reasons}
+    asked = {key: value for key, value in chosen.asked.engine.items() if key not in left}
     for key, size in (("tensor_parallel_size", chosen.asked.size), ("pipeline_parallel_size", chosen.asked.stages)):
         if (size or 1) > 1:
             asked[key] = size

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,8 +56,8 @@ class Asked:
     speculation: Speculation | None
     server: dict[str, list[str]]
     """Values of SERVER_OPTIONS, which are no part of `engine`."""
-    share: str
-    """Why gpu_memory_utilization is in `engine` although it was not asked for; otherwise empty."""
+    reasons: Mapping[str, str]
+    """Of keys of the engine that were not asked for (engine/reasons.py)."""
 
     @property
     def gpus(self) -> int:
@@ -98,19 +98,20 @@ def read(words: Sequence[str], release: str) -> Asked:
             server[name] = [*argument.values]
         elif name not in NOT_PLANNED | SECRET:
             engine["extra_args"] += list_words(argument)
-    share = ""
+    reasons = {"max_model_len": "it fits: the longest context that does, or all that the model has"} if longest else {}
     if whole and "gpu_memory_utilization" not in engine:
-        share = "vLLM's default: its share of the GPU"
-        engine.setdefault("gpu_memory_utilization", NEW_SHARE if number >= NEW_SHARE_SINCE else OLD_SHARE)
+        reasons["gpu_memory_utilization"] = "vLLM's default: its share of the GPU"
+        engine["gpu_memory_utilization"] = NEW_SHARE if number >= NEW_SHARE_SINCE else OLD_SHARE
     size = arguments.tensor_parallel_size if whole or "--tensor-parallel-size" in given else None
+    if size is None:
+        reasons["tensor_parallel_size"] = "it fits: of the numbers of GPUs that are compared by context, then by speed"
     replicas = int("".join(given["--data-parallel-size"].values)) if "--data-parallel-size" in given else 1
     if replicas < 1:
         raise ValueError(f"--data-parallel-size: {replicas} is no number of replicas; write 1 or more.")
     revision = "".join(given["--revision"].values) if "--revision" in given else ""
     stages = arguments.pipeline_parallel_size
-    return Asked(
-        "".join(named), revision, engine, whole, longest, size, stages, replicas, arguments.speculation, server, share
-    )
+    about = engine, whole, longest, size, stages, replicas
+    return Asked("".join(named), revision, *about, arguments.speculation, server, reasons)
 
 
 def list_words(argument: Argument) -> list[str]:
