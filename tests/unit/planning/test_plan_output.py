@@ -96,7 +96,7 @@ def test_a_compose_file_says_the_same_as_docker(capsys: pytest.CaptureFixture[st
     document = yaml.safe_load(text)
     service = document["services"]["vllm"]
     image = docker.index(service["image"])
-    command = [word.replace("$$", "$") for word in [*service["entrypoint"], *service["command"]]]
+    command = [re.sub(r"[$]([$]?)", r"\1", word) for word in [*service["entrypoint"], *service["command"]]]
     assert ["--entrypoint=/bin/sh", *docker[image + 1 :]] == [f"--entrypoint={command[0]}", *command[1:]]
     options = dict(word.partition("=")[::2] for word in docker[3:image])
     assert service["devices"] == ["nvidia.com/gpu=0", "nvidia.com/gpu=1"]
@@ -155,6 +155,15 @@ def test_each_argument_has_its_reason(
             found[argument[0]] = said
     assert {key: found.get(key, "")[: len(said)] for key, said in reasons.items()} == reasons
     assert [said for said in found.values() if not said.startswith(KINDS)] == []
+
+
+@pytest.mark.parametrize("kind", ["vllm", "docker", "compose", "inventory"])
+def test_a_commit_that_is_known_is_pinned(capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str) -> None:
+    assert cli.main(["facts", "--model", E2B[0]]) == 0
+    record = json.loads(capsys.readouterr().out) | {"revision": "0a" * 20}
+    (tmp_path / "google--gemma-4-E2B-it.json").write_text(json.dumps(record))
+    text = plan(capsys, str(tmp_path / "google--gemma-4-E2B-it.json"), *E2B[1:], "--output", kind)
+    assert ("revision: " if kind == "inventory" else "--revision=") + "0a" * 20 in text and "not pinned" not in text
 
 
 def test_a_directory_is_mounted_and_a_token_is_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
