@@ -21,53 +21,49 @@ from .render import DEFAULTS
 KINDS = ("it fits", "measured", "vLLM's default", "rule of the card", "your word", "vllm-edge")
 ASKED = "your word"
 OURS: Mapping[str, str] = {
-    **dict.fromkeys(("--name", "--label"), "vllm-edge: by these it finds its own container"),
-    **dict.fromkeys(
-        ("--user", "--read-only", "--cap-drop", "--security-opt", "--userns"),
-        "vllm-edge: what breaks out of vLLM has no rights, and nothing to write",
-    ),
-    "--cap-add": "vllm-edge: the key is read, whoever owns its file",
-    "--network": "vllm-edge: requests come by a socket, so no network is needed",
-    **dict.fromkeys(("--device", "--gpus", "CUDA_VISIBLE_DEVICES"), "it fits: one GPU for each part of the model"),
-    "--shm-size": "vllm-edge: the processes of an engine exchange data there",
-    **dict.fromkeys(
-        ("--ulimit", "--pids-limit", "--oom-score-adj"), "vllm-edge: enough for vLLM, and the host survives the rest"
-    ),
-    **dict.fromkeys(
-        ("--memory", "--memory-swap"), "it fits: weights, processes, media and a reserve in host memory; no swap"
-    ),
-    "--tmpfs": "vllm-edge: the only other place to write, and it is in memory",
-    "/models": "your word: the model, which the engine cannot change",
-    "/cache": "vllm-edge: what is compiled or downloaded is kept for the next start",
-    "/run/api": "vllm-edge: the socket on which it serves",
-    "/policy": "vllm-edge: the class that judges requests",
-    "/chat-template.jinja": "your word: chat_template",
-    "/run/secrets": "vllm-edge: a secret is in no argument, and in no environment that Docker shows",
-    "--env-file": "your word: secret_env",
-    "--env": "vllm-edge: caches in one place, and nothing is reported to others",
-    **dict.fromkeys(DEFAULTS["request_limits"], "vllm-edge: the most that one request may ask for"),
-    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "vllm-edge: a site cannot send the engine to another one",
-    **dict.fromkeys(("HF_ENDPOINT", "HF_TOKEN_PATH"), "your word: where the model comes from"),
-    "--log": "vllm-edge: logs cannot fill the disk",
-    **dict.fromkeys(("--detach", "--restart"), "vllm-edge: it runs until you stop it, also after a reboot"),
-    "--publish": "vllm-edge: this machine alone reaches it",
-    "--health": "vllm-edge: /health answers once the model is loaded; the first start downloads it",
-    "--entrypoint": "vllm-edge: the key comes from its file when the server starts",
-    "image": "your word: the image",
-    "model": "your word: the model",
-    "--revision": "measured: the commit whose files were planned",
-    "--served-model-name": "your word: the names that clients ask for",
-    **dict.fromkeys(("--uds", "--host", "--port"), "vllm-edge: where it serves"),
-    "--enable-auto-tool-choice": "vLLM's default: it needs this beside a tool_call_parser",
-    "--shutdown-timeout": "vllm-edge: running requests may finish before it stops",
-    "--chat-template": "your word: chat_template",
-    **dict.fromkeys(("--max-logprobs", "--override-generation-config"), "vllm-edge: the most that one request may get"),
-    "--allowed-media-domains": "vllm-edge: requests cannot make the engine fetch addresses",
-    "--middleware": "vllm-edge: requests that would harm others are refused",
-    **dict.fromkeys(
-        ("--disable-custom-all-reduce", "NCCL_P2P_DISABLE"),
-        "rule of the card: these GPUs cannot reach each other's memory (module host_facts)",
-    ),
+    option: reason
+    for reason, options in {
+        "vllm-edge: by these it finds its own container": "--name --label",
+        "vllm-edge: what breaks out of vLLM has no rights, and nothing to write": (
+            "--user --read-only --cap-drop --security-opt --userns"
+        ),
+        "vllm-edge: the key is read, whoever owns its file": "--cap-add",
+        "vllm-edge: requests come by a socket, so no network is needed": "--network",
+        "it fits: one GPU for each part of the model": "--device --gpus CUDA_VISIBLE_DEVICES",
+        "vllm-edge: the processes of an engine exchange data there": "--shm-size",
+        "vllm-edge: enough for vLLM, and the host survives the rest": "--ulimit --pids-limit --oom-score-adj",
+        "it fits: weights, processes, media and a reserve in host memory; no swap": "--memory --memory-swap",
+        "vllm-edge: the only other place to write, and it is in memory": "--tmpfs",
+        "your word: the model, which the engine cannot change": "/models",
+        "vllm-edge: what is compiled or downloaded is kept for the next start": "/cache",
+        "vllm-edge: the socket on which it serves": "/run/api",
+        "vllm-edge: the class that judges requests": "/policy",
+        "vllm-edge: a secret is in no argument, and in no environment that Docker shows": "/run/secrets",
+        "vllm-edge: caches in one place, and nothing is reported to others": "--env",
+        "vllm-edge: the most that one request may ask for": " ".join(DEFAULTS["request_limits"]),
+        "vllm-edge: a site cannot send the engine to another one": "VLLM_MEDIA_URL_ALLOW_REDIRECTS",
+        "your word: where the model comes from": "HF_ENDPOINT HF_TOKEN_PATH",
+        "vllm-edge: logs cannot fill the disk": "--log",
+        "vllm-edge: it runs until you stop it, also after a reboot": "--restart",
+        "vllm-edge: this machine alone reaches it": "--publish",
+        "vllm-edge: /health answers once the model is loaded; the first start downloads it": "--health",
+        "your word: the image": "image",
+        "your word: the model": "model",
+        "measured: the commit whose files were planned": "--revision",
+        "your word: the names that clients ask for": "--served-model-name",
+        "vllm-edge: where it serves": "--uds --host --port",
+        "vLLM's default: it needs this beside a tool_call_parser": "--enable-auto-tool-choice",
+        "vllm-edge: running requests may finish before it stops": "--shutdown-timeout",
+        "your word: chat_template": "--chat-template /chat-template.jinja",
+        "your word: secret_env": "--env-file",
+        "vllm-edge: the most that one request may get": "--max-logprobs --override-generation-config",
+        "vllm-edge: requests cannot make the engine fetch addresses": "--allowed-media-domains",
+        "vllm-edge: requests that would harm others are refused": "--middleware",
+        "rule of the card: these GPUs cannot reach each other's memory (module host_facts)": (
+            "--disable-custom-all-reduce NCCL_P2P_DISABLE"
+        ),
+    }.items()
+    for option in options.split()
 }
 """By option, by variable of the environment, by target of a mount (or their beginning up to a dash or slash)."""
 

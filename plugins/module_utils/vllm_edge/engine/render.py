@@ -54,11 +54,8 @@ DEFAULTS: Mapping[str, Any] = {
     **{"uid": 8050, "shm_size": "4g", "tmp_size": "4g", "pids_limit": 4096, "oom_score_adj": 500, "max_logprobs": 20},
     **{"max_tokens": 32768, "cache_directory": "/data/vllm/cache", "stop_timeout_s": 30, "stall_timeout_s": 300},
     **{"progress_timeout_s": 300, "idle_probe_s": 300},
-    "request_limits": {
-        "VLLM_MAX_N_SEQUENCES": 16,
-        "VLLM_MAX_COMPLETION_PROMPTS": 16,
-        "VLLM_MAX_IMAGE_PIXELS": 50000000,
-    },
+    "request_limits": dict.fromkeys(("VLLM_MAX_N_SEQUENCES", "VLLM_MAX_COMPLETION_PROMPTS"), 16)
+    | {"VLLM_MAX_IMAGE_PIXELS": 50000000},
     "ulimits": ("core=0:0", "memlock=1073741824:1073741824", "nofile=65536:65536"),
 }
 """The defaults of the role, for what is written without a host."""

@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,15 +159,17 @@ def _write_script(chosen: Chosen) -> list[str]:
     own = chosen.engine.get("extra_env") or {}
     found = _build_environment(chosen, str(Path(chosen.options.token_file or "").expanduser().absolute()))
     kept = {key: value for key, value in found.items() if key in own or key not in FIXED_ENVIRONMENT}
-    words = [f"--env={key}={value}" for key, value in {"CUDA_VISIBLE_DEVICES": ",".join(chosen.gpus), **kept}.items()]
-    exports = [
-        line
-        for reason, group in chosen.explain_options(words)
-        for line in (f"# {reason}", *(f"export {shlex.quote(word.removeprefix('--env='))}" for word in group))
+    variables = {"CUDA_VISIBLE_DEVICES": ",".join(chosen.gpus), **kept}
+    environment = chosen.explain_options(f"--env={key}={value}" for key, value in variables.items())
+    return [
+        *_list_preparations(chosen),
+        *_write_array(
+            "environment", ((said, [word.removeprefix("--env=") for word in words]) for said, words in environment)
+        ),
+        *_write_array("arguments", chosen.explain_serve(str(chosen.directory or chosen.model.facts.repo), "127.0.0.1")),
+        'export "${environment[@]}"',
+        START.format("api-key", "${arguments[@]}"),
     ]
-    serve = chosen.explain_serve(str(chosen.directory or chosen.model.facts.repo), "127.0.0.1")
-    start = START.format("api-key", "${arguments[@]}")
-    return [*_list_preparations(chosen), *exports, *_write_array("arguments", serve), start]
 
 
 def _list_options(chosen: Chosen, here: str, gpus: Sequence[str]) -> Groups:
@@ -243,43 +245,27 @@ def _write_compose(chosen: Chosen) -> list[str]:
     entries: dict[str, list[str]] = {}
     for reason, words in _list_options(chosen, ".", [f"--device=nvidia.com/gpu={number}" for number in chosen.gpus]):
         for key, item in map(_convert, words):
-            entries.setdefault(key, []).extend([f"# {reason}", item])
-    service = []
+            lines = entries.setdefault(key, [])
+            lines += [item] if f"# {reason}" in lines else [f"# {reason}", item]
+    service: list[str] = []
     for key, lines in entries.items():
-        if lines[-1].startswith(": "):
-            service += [lines[0], key + lines[-1]]
-        else:
-            service += [f"{key}:", *(f"  {line}" for line in lines)]
+        scalar = lines[-1].startswith(": ")
+        service += [lines[0], key + lines[1]] if scalar else [f"{key}:", *(f"  {line}" for line in lines)]
     start = json.dumps(START.format(KEY_FILE, "$@").replace("$", "$$"))
     command = [
         f"  {line}"
         for reason, words in _explain_serve_in_container(chosen)
         for line in (f"# {reason}", *(f"- {json.dumps(word.replace('$', '$$'))}" for word in words))
     ]
-    inside = [
-        f"image: {chosen.settings.image}",
-        f'entrypoint: ["/bin/sh", "-c", {start}, "vllm"]',
-        "command:",
-        *command,
-    ]
-    lines = [f"    {line}" for line in (*inside, *service)]
+    entry = [f"image: {chosen.settings.image}", f'entrypoint: ["/bin/sh", "-c", {start}, "vllm"]', "command:"]
+    lines = [f"    {line}" for line in (*entry, *command, *service)]
     return [
         "# Docker Compose 2.30 and Docker Engine 28.2, or newer: they give GPUs by CDI (nvidia-ctk cdi list).",
         *_list_preparations(chosen),
         *(f"name: {chosen.key}", "services:", "  vllm:"),
-        *_drop_repeated(lines),
+        *lines,
         *("volumes:", "  vllm-cache: {name: vllm-cache}"),
     ]
-
-
-def _drop_repeated(lines: Iterable[str]) -> Iterator[str]:
-    """Yield lines without comments that say what the one before them says."""
-    said = ""
-    for line in lines:
-        is_comment = line.lstrip().startswith("#")
-        if not is_comment or line.strip() != said:
-            yield line
-        said = line.strip() if is_comment else said
 
 
 def _read_engine(chosen: Chosen) -> dict[str, Any]:
