@@ -128,6 +128,7 @@ def test_a_compose_file_says_the_same_as_docker(capsys: pytest.CaptureFixture[st
                 "--tensor-parallel-size": "it fits: of the numbers of GPUs",
                 "--max-num-seqs": "your word",
                 "--max-logprobs": "vllm-edge: ",
+                "--tool-call-parser": "vLLM's default: what its documents name",
             },
         ),
         (

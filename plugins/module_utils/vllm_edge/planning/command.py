@@ -296,18 +296,23 @@ def _write_output(
         said = [line for plan, _, _ in layouts.values() for line in render.refusals(plan, render.spell_options)]
         print(spell("\n".join(said)), file=sys.stderr)
         return status
-    # Of an inventory that names no engine the plan of a host takes the fewest GPUs.
-    best = (
-        next(iter(fitting)) if options.output == "inventory" else max(fitting, key=lambda name: _rate(*fitting[name]))
+    # A host plans an engine of which an inventory says nothing with few GPUs.
+    most = (
+        min(model.max_position_embeddings, advice_model.MIN_CONTEXT_TOKENS) if options.output == "inventory" else None
     )
+    best = max(fitting, key=lambda name: _rate(*fitting[name], most))
     planned, engine = fitting[best]
     print(output.write(options.output, output.Chosen(model, asked, options, gpu, engine, planned)))
     return FITS
 
 
-def _rate(planned: EnginePlan, engine: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return what the best layout has most of, in the order of importance."""
-    return planned.max_model_len, planned.decode_tok_s.mid if planned.decode_tok_s else 0, -len(engine["gpus"])
+def _rate(planned: EnginePlan, engine: Mapping[str, Any], enough: int | None) -> tuple[float, ...]:
+    """Return what the best layout has most of, in the order of importance; of layouts with a context that is `enough`
+    the one with the fewest GPUs is best."""
+    gpus = len(engine["gpus"])
+    if enough:
+        return min(planned.max_model_len, enough), -gpus
+    return planned.max_model_len, planned.decode_tok_s.mid if planned.decode_tok_s else 0, -gpus
 
 
 def _print_json(document: dict[str, Any], options: Namespace) -> None:

@@ -27,18 +27,20 @@ from ..engine.render import (
     list_limits,
     list_serve_arguments,
 )
-from ..inventory.engine_arguments import OURS, derive_key, parse_arguments
+from ..inventory.engine_arguments import OURS, derive_key, find_recorded_release, find_release_errors, parse_arguments
 from ..text import WIDTH
 from .checkpoint.headers import INDEX
 from .checkpoint.inferred import is_approximate
 from .checkpoint.model_facts import checkpoint_bytes
 from .contract import EnginePlan, Model
+from .parsers import find_parsers
 from .render import describe_release, describe_together, wrap
 from .serve_options import Asked, list_words
 
 KEY_FILE = "/run/secrets/api-key"
 OF_A_HOST = frozenset({"USER", "LOGNAME", "PYTHONPATH", "HF_HUB_OFFLINE", "VLLM_HOST_IP"})
 """Variables of engines on a host, whose user, network and files are others."""
+PARSER_KEYS = ("tool_call_parser", "reasoning_parser")
 IMAGE = "docker.io/vllm/vllm-openai:v{}"
 Groups = Iterable[tuple[str, list[str]]]
 
@@ -76,13 +78,24 @@ class Chosen:
     def pinned(self) -> dict[str, Any]:
         """The engine with what the plan adds; a share of the GPU as the size of the KV cache that it leaves, too."""
         left = {"kv_cache_memory_bytes": min(gpu.kv_cache_bytes for gpu in self.plan.gpus)}
-        return {**left, **self.engine, **self.plan.settings}
+        return {**left, **self.parsers, **self.engine, **self.plan.settings}
+
+    @property
+    def parsers(self) -> dict[str, str]:
+        """Those of the model that the release has, where none is asked for; a whole line has what it names."""
+        release = find_recorded_release(".".join(self.options.vllm.split(".")[:2]))
+        said = " ".join(self.engine["extra_args"]).replace("_", "-")
+        named = zip(PARSER_KEYS, find_parsers(self.model.architecture, self.model.facts.repo), strict=True)
+        found = {key: parser for key, parser in named if parser and f"--{key.replace('_', '-')}" not in said}
+        known = {key: found[key] for key in found if not [*find_release_errors("", {key: found[key]}, {}, release)]}
+        return {} if self.asked.whole else known
 
     @property
     def reasons(self) -> dict[str, str]:
         share = {"kv_cache_memory_bytes": "it fits: what the share of the GPU leaves for it, so that it stays that"}
         revision = {"--revision": ASKED} if self.options.revision else {}
-        return {**share, **self.plan.reasons, **revision}
+        parsers = dict.fromkeys(self.parsers, "vLLM's default: what its documents name for this model")
+        return {**share, **parsers, **self.plan.reasons, **revision}
 
     @property
     def port(self) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..inventory.engine_arguments import Argument, find_option_errors, find_recorded_release, parse_arguments
@@ -54,9 +54,9 @@ class Asked:
     stages: int
     replicas: int
     speculation: Speculation | None
-    server: dict[str, list[str]]
+    server: Mapping[str, list[str]] = field(default_factory=dict)
     """Values of SERVER_OPTIONS, which are no part of `engine`."""
-    reasons: Mapping[str, str]
+    reasons: Mapping[str, str] = field(default_factory=dict)
     """Of keys of the engine that were not asked for (engine/reasons.py)."""
 
     @property
