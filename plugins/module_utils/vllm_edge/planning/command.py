@@ -302,7 +302,8 @@ def _write_output(
     )
     best = max(fitting, key=lambda name: _rate(*fitting[name], most))
     planned, engine = fitting[best]
-    print(output.write(options.output, output.Chosen(model, asked, options, gpu, engine, planned)))
+    advice = [spell(sentence) for sentence in planned.advice]
+    print(output.write(options.output, output.Chosen(model, asked, options, gpu, engine, planned, advice)))
     return FITS
 
 

@@ -58,6 +58,8 @@ class Chosen:
     engine: Mapping[str, Any]
     """As in serving_engines, with what the plan decided."""
     plan: EnginePlan
+    advice: Sequence[str]
+    """Of the plan, in this command's words."""
 
     @property
     def key(self) -> str:
@@ -124,8 +126,9 @@ class Chosen:
 def write(kind: str, chosen: Chosen) -> str:
     """Return the text of a kind of --output. Raises ValueError: something was asked for that it cannot say."""
     lines = {"vllm": _write_script, "docker": _write_docker, "compose": _write_compose, "inventory": _write_inventory}
-    shell = ["#!/usr/bin/env bash"] if kind in ("vllm", "docker") else []
-    return "\n".join([*shell, *_describe(chosen), *lines[kind](chosen)])
+    versions = "# Docker Compose 2.30 and Docker Engine 28.2, or newer: they give GPUs by CDI (nvidia-ctk cdi list)."
+    first = {"compose": [versions], "inventory": []}.get(kind, ["#!/usr/bin/env bash"])
+    return "\n".join([*first, *_describe(chosen), *lines[kind](chosen)])
 
 
 def _describe(chosen: Chosen) -> list[str]:
@@ -136,6 +139,7 @@ def _describe(chosen: Chosen) -> list[str]:
     speed = plan.decode_tok_s
     alone = f", {speed.mid:.0f} tok/s for one (an estimate{describe_together(plan)})" if speed else ""
     said.append(f"{plan.max_concurrency:.1f} requests of {plan.max_model_len:,} tokens at once{alone}.")
+    said += [f"Advice: {sentence}." for sentence in chosen.advice]
     return [f"# {line}" for sentence in said for line in wrap(sentence)]
 
 
@@ -273,7 +277,6 @@ def _write_compose(chosen: Chosen) -> list[str]:
     entry = [f"image: {chosen.settings.image}", f'entrypoint: ["/bin/sh", "-c", {start}, "vllm"]', "command:"]
     lines = [f"    {line}" for line in (*entry, *command, *service)]
     return [
-        "# Docker Compose 2.30 and Docker Engine 28.2, or newer: they give GPUs by CDI (nvidia-ctk cdi list).",
         *_list_preparations(chosen),
         *(f"name: {chosen.key}", "services:", "  vllm:"),
         *lines,
