@@ -122,6 +122,13 @@ def _explain(options: Options, paths: HostPaths) -> int:
     return run_explain(options.engine, paths, output=options.format)
 
 
+@command("why", "show each argument of an engine's container with its reason", ENGINE)
+def _run_why(options: Options, paths: HostPaths) -> int:
+    from .engine.reasons import run_why
+
+    return run_why(options.engine, paths)
+
+
 @command(
     "canary",
     "test each served name with the requests that clients rely on",
@@ -381,6 +388,11 @@ command(
     option("--model", metavar="MODEL", help=f"{_MODEL}; as with vLLM it may also stand alone"),
     *GPUS,
     option("--details", action="store_true", help="also print the memory of each GPU, and advice"),
+    option(
+        "--output",
+        choices=("vllm", "docker", "compose", "inventory"),
+        help="print the best layout as a script with vllm serve or docker run, a compose file or an inventory instead",
+    ),
     anywhere=True,
     rest=(
         "Everything else is for vLLM, in its own words: the options of `vllm serve`, or a whole line of it, quoted or "

@@ -41,9 +41,10 @@ def seeded(host: FakeHost) -> FakeHost:
     create = host.root / "etc/vllm-edge/engines/e2b/docker-create"
     lines = create.read_text()
     lines = lines.replace("vllm-edge:1\n", f"--env=HF_TOKEN={HF_TOKEN}\n--env=ADMIN_PASSWORD={ADMIN}\nvllm-edge:1\n")
-    lines += f"--api-key\n{API_KEY}\n{SECOND_KEY}\n--max-num-batched-tokens=2048\n"
+    lines += f"--api-key\n{API_KEY}\n{SECOND_KEY}\n# your word: evidence\n--max-num-batched-tokens=2048\n"
     create.write_text(lines)
-    create.with_name("container.json").write_text(json.dumps({"arguments": lines.splitlines()}, indent=2))
+    words = [line for line in lines.splitlines() if not line.startswith("#")]
+    create.with_name("container.json").write_text(json.dumps({"arguments": words}, indent=2))
     proxy = f"http://operator:{PASSWORD}@proxy.example.org:3128"
     host.write("etc/docker/daemon.json", json.dumps({"proxies": {"http-proxy": proxy}, "features": {"cdi": True}}))
     host.write("etc/vllm-edge/secrets/e2b.env", f"STORE={ENGINE_SECRET}\n").chmod(0o600)
@@ -81,7 +82,7 @@ def test_evidence_stays(seeded: FakeHost) -> None:
     texts = support.collect(seeded.reader, seeded.examine())
     create = texts[next(name for name in texts if name.endswith("docker-create"))]
     assert "--max-num-batched-tokens=2048" in create and "--device=nvidia.com/gpu=GPU-1f3c0a51" in create
-    assert "--env=HF_TOKEN=REDACTED" in create and "--api-key\nREDACTED\n--max-num" in create
+    assert "--env=HF_TOKEN=REDACTED" in create and "--api-key\nREDACTED\n# your word: evidence\n--max-num" in create
     container = texts[next(name for name in texts if name.endswith("container.json"))]
     assert '"--max-num-batched-tokens=2048"' in container and '"--env=HF_TOKEN=REDACTED"' in container
     log = texts["journal/vllm-e2b.service.log"]

