@@ -304,6 +304,7 @@ def test_what_is_known_is_ranked_by_what_is_asked_for(
     for row in found["chat"]["checkpoints"]:
         words = shlex.split(row["next"])
         assert words[0] == "vllm-edge" and words[-2:] == ["--output", "vllm"]
+        assert f"--max-model-len={row['context']}" in run(capsys, *words[1:])[1]
         (plan,) = json.loads(run(capsys, *words[1:-2], "--format", "json")[1])["plans"].values()
         (engine,) = plan["engines"]
         assert (engine["verdict"], engine["max_model_len"]) == ("fits", row["context"])
