@@ -147,14 +147,14 @@ def main() -> None:
     module = load_version(project)
     version = module.__version__
     wheel = directory / f"vllm_edge-{version}-py3-none-any.whl"
-    files = list_content(project, version)
-    if not wheel.exists() or read_wheel(wheel) != files:
-        try:
+    try:
+        files = list_content(project, version)
+        if not wheel.exists() or read_wheel(wheel) != files:
             write_wheel(files, wheel)
             for other in set(directory.glob("vllm_edge-*.whl")) - {wheel}:
                 other.unlink(missing_ok=True)
-        except OSError as error:
-            sys.exit(f"The wheel of vllm-edge cannot be built: {error}")
+    except OSError as error:
+        sys.exit(f"The wheel of vllm-edge cannot be built: {error}")
     found = {"path": str(wheel), "version": version, "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()}
     print(json.dumps({**found, "sources": module.hash_sources(), "committed_s": find_commit_time(project)}))
 
