@@ -78,6 +78,15 @@ def list_tasks(tasks: Any, environment: Any) -> Iterator[tuple[Mapping[str, Any]
             yield from list_tasks(task.get(key), applied)
 
 
+def test_modules_are_called_by_their_full_names() -> None:
+    """A checkout finds a module by its short name, too, and a collection does not."""
+    names = {path.stem for folder in ("modules", "action") for path in ROOT.glob(f"plugins/{folder}/*.py")}
+    paths = [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("roles/*/handlers/*.yml"), *ROOT.glob("playbooks/**/*.yml")]
+    assert [
+        (path.name, found) for path in paths for task, _ in list_tasks(load(path), None) if (found := names & {*task})
+    ] == []
+
+
 def test_docker_commands_ask_the_daemon_of_the_engines() -> None:
     """`docker context use` of root leads them elsewhere, while the supervisors go on with the socket.
 
