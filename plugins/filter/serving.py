@@ -19,13 +19,15 @@ from ansible.errors import AnsibleFilterError
 
 from ..module_utils.vllm_edge import text
 from ..module_utils.vllm_edge.gateway.names import backend_name
-from ..module_utils.vllm_edge.inventory import profiles, replicas, reports
+from ..module_utils.vllm_edge.inventory import engine_inputs, merging, profiles, replicas, reports, variables
+from ..module_utils.vllm_edge.inventory.merging import choose_profile  # noqa: F401 filters
 from ..module_utils.vllm_edge.inventory.replicas import count_places, expand_observations  # noqa: F401 filters
 from ..module_utils.vllm_edge.inventory.reports import locate_reports  # noqa: F401 filters
 from ..module_utils.vllm_edge.planning.checkpoint import recording
 from ..module_utils.vllm_edge.planning.checkpoint.headers import FactsError
 
 Entry = Mapping[str, Any]
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 def name_entries(names: Iterable[str], entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
@@ -33,10 +35,16 @@ def name_entries(names: Iterable[str], entries: Mapping[str, Entry]) -> list[dic
     return [{"name": name, **dict(entries[name].items())} for name in names]
 
 
-def expand_replicas(engines: Any, every: Any, models: Any) -> dict[str, Any]:
-    """Return `engines` with the defaults of their models, and `profiles`. Each replica is an engine of its own."""
-    expanded, named = replicas.expand(engines, every, models)
-    return {"engines": expanded, "profiles": named}
+def expand_inventory(given: Entry, extra: Entry, chosen: str | None, shown: str, revisions: Entry) -> dict[str, Any]:
+    """Return what `merging.merge` does, each engine with the defaults of its model, each replica as one of its own.
+
+    `revisions` are commits by model that replace those of the inventory.
+    """
+    merged = merging.merge(given, extra, variables.read_shipped(PROJECT), [chosen, shown])
+    pins = {name: {"revision": revision} for name, revision in revisions.items()}
+    models = {name: model | pins.get(name, {}) for name, model in engine_inputs.select_mappings(merged.models).items()}
+    engines, named = replicas.expand(merged.engines, merged.profiles, models)
+    return {"models": models, "engines": engines, "profiles": named, "roles": merging.list_roles(merged, chosen)}
 
 
 def plan_profiles(every: Mapping[str, Entry], engines: Mapping[str, Entry], only: str = "") -> dict[str, Any]:

@@ -31,9 +31,10 @@ EXPANDED: dict[str, Any] = {
 }
 GIVEN: dict[str, Any] = {"e-1": {}, "f": 3, "g": {}}
 OBSERVED: dict[str, Any] = {"e-0": {"x_bytes": 1}, **GIVEN}
+PLACE = {"revision": "main", "dir": "y", "repo": "x/y"}
 DEFAULTS = {
-    "m": {"engine_defaults": {"dtype": "auto", "limit_mm_per_prompt": {"image": 0}, "port": 1, "gpus": [9]}},
-    "n": {"engine_defaults": None},
+    "m": PLACE | {"engine_defaults": {"dtype": "auto", "limit_mm_per_prompt": {"image": 0}, "port": 1, "gpus": [9]}},
+    "n": PLACE | {"engine_defaults": None},
 }
 OF_M = {"model": "m", "dtype": "half", "limit_mm_per_prompt": {"image": 0}}
 JUNK: dict[str, Any] = {"engines": {"e": PLAIN, "f": 3}, "profiles": {"p": None, "q": {"engines": ["e", 1]}}}
@@ -51,6 +52,12 @@ REMOVED = {"removed": ["/etc/x/", "/etc/x/file", "/etc/y"], "kept": ["user u"], 
 LINES = ["h: removed", "  /etc/x/", "  /etc/y", "kept", "  user u"]
 LINES += ["  NVIDIA driver, Docker, container toolkit, their apt repositories, daemon.json: others use them"]
 LINES += ["not ours, left alone", "  /etc/x/mine: not ours"]
+
+
+def expanded(engines: Any, profiles: Any, models: Any) -> tuple[Any, ...]:
+    """Arguments of `expand_inventory` for an inventory that adds nothing."""
+    given = {"engines": engines, "profiles": profiles, "models": models, "roles": ["r"]}
+    return given, {}, "p", "", {"m": "c" * 40}
 
 
 @pytest.mark.parametrize(
@@ -76,17 +83,25 @@ LINES += ["not ours, left alone", "  /etc/x/mine: not ours"]
             [{"case": "a", "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "p"}]}],
         ),
         ("list_served_names", (PROFILES, GATED), ["r", "s"]),
-        ("expand_replicas", ({"e": PAIRS, "f": SINGLE}, {"p": {"engines": ["f", "e"], "when": "w"}}, {}), EXPANDED),
-        ("expand_replicas", ({"e": PAIRS | {"replicas": "2"}, "f": 3}, JUNK["profiles"], "x"), JUNK),
+        (
+            *("expand_inventory", expanded({"e": PAIRS, "f": SINGLE}, {"p": {"engines": ["f", "e"], "when": "w"}}, {})),
+            EXPANDED | {"models": {}, "roles": ["r"]},
+        ),
+        (
+            *("expand_inventory", expanded({"e": PAIRS | {"replicas": "2"}, "f": 3}, JUNK["profiles"], "x")),
+            JUNK | {"models": {}, "roles": ["r"]},
+        ),
         # Replicas have the defaults of their model. What they state themselves stands, and what belongs to one engine
         # is not taken from a model.
         (
-            "expand_replicas",
-            ({"e": PAIRS | {"model": "m", "dtype": "half"}, "f": SINGLE | {"model": "n"}}, {}, DEFAULTS),
+            "expand_inventory",
+            expanded({"e": PAIRS | {"model": "m", "dtype": "half"}, "f": SINGLE | {"model": "n"}}, {}, DEFAULTS),
             {
                 "engines": {name: EXPANDED["engines"][name] | OF_M for name in ("e-0", "e-1")}
                 | {"f": SINGLE | {"model": "n"}},
                 "profiles": {},
+                "models": {"m": DEFAULTS["m"] | {"revision": "c" * 40}, "n": DEFAULTS["n"]},
+                "roles": ["r"],
             },
         ),
         ("expand_observations", ({"e": {"x_bytes": 1}, **GIVEN}, {"e": PAIRS, "f": SINGLE}), OBSERVED),

@@ -8,6 +8,7 @@ nothing says so. This runs on the controller, where the project's files are.
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import yaml
 
 from ..text import nearest
 from .engine_inputs import Spec
+from .merging import VARIABLES
 from .rules import RULES
 
 PREFIXES = ("serving_", "vllm_", "gpu_", "vram_")
@@ -111,6 +113,18 @@ def load(root: Path) -> Project:
             and "{{" not in str(switches.get(name))  # else it follows from another variable
         ),
     )
+
+
+@functools.cache
+def read_shipped(root: Path) -> dict[str, Any]:
+    """Return what the project has of the variables that `merging.merge` takes."""
+    return {
+        kind: _read_mapping(root / "group_vars" / "all" / f"{file}.yml")[variable]
+        for kind, variable, file in (
+            *((kind, variable, kind) for kind, variable in VARIABLES.items()),
+            ("roles", "serving_roles", "profiles"),
+        )
+    }
 
 
 def find_unknown_variables(names: Collection[str], project: Project) -> Iterator[str]:

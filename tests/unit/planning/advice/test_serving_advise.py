@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible.module_utils.vllm_edge.inventory.merging import merge
 from ansible.module_utils.vllm_edge.inventory.profiles import Inventory, find_mistakes
 from ansible.module_utils.vllm_edge.inventory.replicas import expand
 from ansible.module_utils.vllm_edge.inventory.variables import load
@@ -64,7 +65,8 @@ def test_what_is_advised_is_valid_and_fits(run_module: Run) -> None:
     engines, profiles = pasted["serving_engines"], pasted["serving_profiles"]
     (profile,) = profiles
     settings = {"gpu_count": 2, "gpu_memory_mib": 23034}
-    inventory = Inventory(profile, profiles, engines, models, OPTIONS["roles"], settings=settings)
+    given = {"profiles": profiles, "engines": engines, "models": models, "roles": OPTIONS["roles"]}
+    inventory = Inventory(profile, merge(given, {}, given, [profile]), settings=settings)
     assert find_mistakes(inventory, load(ROOT)) == []
     engines, profiles = expand(engines, profiles, models)
     planned = {"engines": [{"name": name, **engine} for name, engine in engines.items()]}
