@@ -42,7 +42,9 @@ def expand_inventory(given: Entry, extra: Entry, chosen: str | None, shown: str,
     """
     merged = merging.merge(given, extra, variables.read_shipped(PROJECT), [chosen, shown])
     pins = {name: {"revision": revision} for name, revision in revisions.items()}
-    models = {name: model | pins.get(name, {}) for name, model in engine_inputs.select_mappings(merged.models).items()}
+    models = {
+        name: {**model, **pins.get(name, {})} for name, model in engine_inputs.select_mappings(merged.models).items()
+    }
     engines, named = replicas.expand(merged.engines, merged.profiles, models)
     return {"models": models, "engines": engines, "profiles": named, "roles": merging.list_roles(merged, chosen)}
 
