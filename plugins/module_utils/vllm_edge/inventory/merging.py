@@ -108,9 +108,12 @@ def merge(
 def list_roles(merged: Merged, profile: str | None) -> Any:
     """Return serving_roles, or the names that a profile serves if it may serve names of its own."""
     engines = select_mappings(merged.engines)
-    named = select_texts(select_mappings(merged.profiles).get(str(profile), {}).get("engines"))
-    served = (name for engine in named for name in select_texts(engines.get(engine, {}).get("served_names")))
-    return merged.roles or list(dict.fromkeys(served))
+    served = (engines.get(engine, {}).get("served_names") for engine in list_engines(merged, profile))
+    return merged.roles or list(dict.fromkeys(name for names in served for name in select_texts(names)))
+
+
+def list_engines(merged: Merged, profile: str | None) -> list[str]:
+    return select_texts(select_mappings(merged.profiles).get(str(profile), {}).get("engines"))
 
 
 def _name_served(engine: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
-from ..gpu.models import L4_CUDA_MIB, L4_TOTAL_MIB
+from ..gpu.models import GPU_MODELS, L4_CUDA_MIB, L4_TOTAL_MIB, find_by_short_name, find_total_mib, list_alike
 from ..text import nearest, shown
 from .engine_arguments import (
     describe_unknown_engine_key,
@@ -420,6 +420,9 @@ def _find_unserved(where: str, engines: Mapping[str, Mapping[str, Any]], roles: 
 def _find_host_errors(inventory: Inventory) -> Iterator[str]:
     stated = (inventory.settings.get(name) for name in ("gpu_count", "gpu_memory_mib"))
     count, memory = (parse_text(value, {"type": "int"}) for value in stated)
+    if not memory and isinstance(inventory.gpu_name, str) and inventory.gpu_name:
+        memory = find_total_mib(inventory.gpu_name)
+        yield from () if memory else [_describe_unknown_gpu(inventory.gpu_name)]
     uuids = inventory.gpu_uuids
     if inventory.gpu_name not in (None, "") and not isinstance(inventory.gpu_name, str):
         yield (
@@ -436,8 +439,34 @@ def _find_host_errors(inventory: Inventory) -> Iterator[str]:
     for name, engine in _select_active_engines(inventory).items():
         where = f"serving_engines.{name}"
         yield from _find_slot_errors(where, engine.get("gpus"), slots)
+        if name in inventory.merged.incomplete and not (slots and (memory or inventory.gpu_name)):
+            yield (
+                f"{where}: leaves {' and '.join(key for key in PLANNED if key not in engine)} to the plan, which needs "
+                f"to know the GPUs; set gpu_count, and gpu_name or gpu_memory_mib."
+            )
+        ranks = _count_ranks(engine)
+        if "gpus" not in engine and slots and ranks > slots[0][0]:
+            yield (
+                f"{where}.tensor_parallel_size: {shown(engine.get('tensor_parallel_size', 1))} makes {ranks} GPUs with "
+                f"its stages and replicas, and {slots[0][1]} {slots[0][0]}; lower it, or leave it to the plan."
+            )
         if _is_whole(memory) and memory >= RULES["gpu_memory_mib"].low:
             yield from _find_budget_errors(where, engine, memory, default)
+
+
+def _describe_unknown_gpu(name: str) -> str:
+    memory = "set gpu_memory_mib to the total that nvidia-smi prints of one GPU"
+    if known := GPU_MODELS.get(find_by_short_name(name) or ""):
+        return f"gpu_name: cards of {shown(name)} have {' or '.join(map(str, known.totals_mib))} MiB; {memory}."
+    alike = list_alike(name)
+    hint = f"did you mean {' or '.join(alike)}? " if alike else ""
+    return f"gpu_name: {shown(name)} is no GPU whose memory is known. {hint}Of another one {memory}."
+
+
+def _count_ranks(engine: Mapping[str, Any]) -> int:
+    """Return the GPUs of an engine by its sizes; 0 if they cannot be right."""
+    sizes = [engine.get(key, 1) for key in ("tensor_parallel_size", "pipeline_parallel_size")]
+    return count_replicas(engine) * sizes[0] * sizes[1] if all(_is_whole(size) and size > 0 for size in sizes) else 0
 
 
 def _find_slot_errors(where: str, gpus: Any, slots: list[tuple[int, str]]) -> Iterator[str]:
