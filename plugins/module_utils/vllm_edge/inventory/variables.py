@@ -97,7 +97,9 @@ def load(root: Path) -> Project:
     values: dict[str, Any] = {}
     for path in [*root.glob("roles/*/defaults/main.yml"), *root.glob("group_vars/all/*.yml")]:
         values |= _read_mapping(path)
-    switches = _read_mapping(root / "group_vars" / "all" / "switches.yml")
+    made = {}
+    for name in ("switches", "wiring"):
+        made |= _read_mapping(root / "group_vars" / "all" / f"{name}.yml")
     files = [*root.glob("playbooks/**/*.yml"), *root.glob("roles/*/tasks/*.yml")]
     return Project(
         known=frozenset({*values, *options, *variables}),
@@ -110,7 +112,7 @@ def load(root: Path) -> Project:
             for name, option in {**options, **variables}.items()
             if (option["type"] in SIMPLE or option.get("choices") or name in RULES)
             and not option.get("no_log")
-            and "{{" not in str(switches.get(name))  # else it follows from another variable
+            and "{{" not in str(made.get(name))  # else it follows from another variable
         ),
     )
 

@@ -83,7 +83,7 @@ def test_what_the_playbook_prints_and_refuses(tmp_path: Path) -> None:
     wrong = {
         "format": ("yaml", "format is 'yaml'; advice is written as"),
         "advise_model": ("e2b", "No play reads advise_model, so setting it would have no effect. Use one of advise_by"),
-        "gpu_count": (0, "Set gpu_count and gpu_memory_mib"),
+        "gpu_count": (0, "Set gpu_count, and gpu_name or gpu_memory_mib"),
         "advise_by": ("speed", "advise_by: 'speed' is not one of tok_s, context, free_gpus, together"),
     }
     hosts: dict[str, dict[str, Any]] = {name: {name: value} for name, (value, _) in wrong.items()}
