@@ -97,7 +97,7 @@ def load(root: Path) -> Project:
     values: dict[str, Any] = {}
     for path in [*root.glob("roles/*/defaults/main.yml"), *root.glob("group_vars/all/*.yml")]:
         values |= _read_mapping(path)
-    made = {}
+    made: dict[str, Any] = {}
     for name in ("switches", "wiring"):
         made |= _read_mapping(root / "group_vars" / "all" / f"{name}.yml")
     files = [*root.glob("playbooks/**/*.yml"), *root.glob("roles/*/tasks/*.yml")]
