@@ -52,11 +52,10 @@ def expand_inventory(
     models = {
         name: {**model, **pins.get(name, {})} for name, model in engine_inputs.select_mappings(merged.models).items()
     }
-    stated = merged.engines
-    if isinstance(stated, dict):
-        stated = {name: {**completed[name], **stated[name]} if name in completed else stated[name] for name in stated}
-    engines, named = replicas.expand(stated, merged.profiles, models)
+    stated = engine_inputs.select_mappings(merged.engines)
     left = {name: replicas.add_defaults(stated[name], models) for name in merged.incomplete if name not in completed}
+    stated = {name: {**completed.get(name, {}), **engine} for name, engine in stated.items()}
+    engines, named = replicas.expand(stated, merged.profiles, models)
     needed = merging.list_engines(merged, shown or chosen)
     about = {"roles": merging.list_roles(merged, chosen), "incomplete": left, "needed": needed}
     return {"models": models, "engines": engines, "profiles": named, **about}

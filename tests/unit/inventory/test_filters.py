@@ -37,7 +37,7 @@ DEFAULTS = {
     "n": PLACE | {"engine_defaults": None},
 }
 OF_M = {"model": "m", "dtype": "half", "limit_mm_per_prompt": {"image": 0}}
-JUNK: dict[str, Any] = {"engines": {"e": PLAIN, "f": 3}, "profiles": {"p": None, "q": {"engines": ["e", 1]}}}
+JUNK: dict[str, Any] = {"engines": {"e": PLAIN}, "profiles": {"p": None, "q": {"engines": ["e", 1]}}}
 
 IMAGE = {
     "vllm": "0.32.0",
