@@ -188,6 +188,26 @@ CASES: list[Case] = [
         {"engines_extra": {"third": EXTRA}, "profiles_extra": {"both": {"engines": ["third", "small"]}}},
         "serving_engines_extra.third.gpus: is missing, and both has other engines",
     ),
+    case(
+        "GPUs not known",
+        {"engines_extra": {"third": EXTRA}, "profile": "third", "settings.gpu_count": ABSENT},
+        "serving_engines_extra.third: leaves tensor_parallel_size and gpus to the plan",
+    ),
+    case(
+        "more GPUs than there are",
+        {"engines_extra": {"third": EXTRA | {"tensor_parallel_size": 8}}, "profile": "third"},
+        *("serving_engines_extra.third.tensor_parallel_size: 8 makes 8 GPUs", "gpu_count is 4"),
+    ),
+    case(
+        "GPU of another name",
+        {"gpu_name": "NVIDIA L5", "settings.gpu_memory_mib": ABSENT},
+        *("gpu_name: 'NVIDIA L5' is no GPU whose memory is known; did you mean NVIDIA L4?", "set gpu_memory_mib"),
+    ),
+    case(
+        "GPU of two sizes",
+        {"gpu_name": "RTX 3080", "settings.gpu_memory_mib": ABSENT},
+        "gpu_name: cards of 'RTX 3080' have 10240 or 12288 MiB; set gpu_memory_mib",
+    ),
     one("wrong type", "roles", "architect", "serving_roles", "write [architect]"),
     small("bad unit", "max_model_len", "16k", "'16k' is text", "write 16384, or 16000", "reads in 16k"),
     small("bad unit", "max_model_len", "16K", "write 16384"),

@@ -459,8 +459,8 @@ def _describe_unknown_gpu(name: str) -> str:
     if known := GPU_MODELS.get(find_by_short_name(name) or ""):
         return f"gpu_name: cards of {shown(name)} have {' or '.join(map(str, known.totals_mib))} MiB; {memory}."
     alike = list_alike(name)
-    hint = f"did you mean {' or '.join(alike)}? " if alike else ""
-    return f"gpu_name: {shown(name)} is no GPU whose memory is known. {hint}Of another one {memory}."
+    hint = f"did you mean {' or '.join(alike)}? Of" if alike else "of"
+    return f"gpu_name: {shown(name)} is no GPU whose memory is known; {hint} another one {memory}."
 
 
 def _count_ranks(engine: Mapping[str, Any]) -> int:
