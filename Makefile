@@ -141,14 +141,14 @@ collections/.stamp: requirements.yml $(ANSIBLE_WHEEL) $(VENV)/.stamp
 	@rm -rf .cache/ansible
 	@touch $@
 
-.PHONY: collection
-collection: bootstrap-python $(VENV)/.stamp ## Build the collection edge.vllm_edge, with the wheel of the host's program, in .cache/collection
-	@python roles/vllm_edge_host/files/build_wheel.py . roles/vllm_edge_host/files
-	@ansible-galaxy collection build --force --output-path .cache/collection
+.PHONY: release
+release: bootstrap-python $(VENV)/.stamp ## Build the package vllm-edge and the collection edge.vllm_edge in .cache/release; publishes nothing
+	@rm -rf .cache/release && mkdir -p .cache
+	@tools/release .cache/release
 
 .PHONY: sanity
-sanity: collection ## ansible-test sanity on the built collection
-	@tools/timed "ansible-test sanity" tools/sanity .cache/collection/edge-vllm_edge-*.tar.gz
+sanity: release ## ansible-test sanity on the built collection
+	@tools/timed "ansible-test sanity" tools/sanity .cache/release/edge-vllm_edge-*.tar.gz
 
 .PHONY: reference
 reference: bootstrap-python $(VENV)/.stamp collections ## Write docs/reference anew

@@ -44,6 +44,17 @@ def write_program(path: Path, script: str) -> None:
     path.chmod(0o755)
 
 
+def replace_modules(directory: Path, **modules: str) -> str:
+    """A path of collections, below the directory, in which these modules of the project have another text."""
+    plugins = directory / "ansible_collections/edge/vllm_edge/plugins"
+    shutil.copytree(ROOT / "plugins/modules", plugins / "modules")
+    for name, text in modules.items():
+        (plugins / f"modules/{name}.py").write_text(text)
+    for name in ("action", "doc_fragments", "filter", "module_utils"):
+        (plugins / name).symlink_to(ROOT / "plugins" / name)
+    return f"{directory}:{ROOT / 'collections'}"
+
+
 def make_host(directory: Path, **programs: str) -> dict[str, Any]:
     """Variables of a host that is this machine, with programs of its own that no other host of the run has."""
     place = directory / "bin"

@@ -30,6 +30,7 @@ def describe_engine(name: str, engine: dict[str, Any]) -> dict[str, Any]:
     model, precision = ("31b-nvfp4", "nvfp4") if len(slots) > 1 else (name, "bf16")
     described = {"engine": name, "model": model, "precision": precision, "served_names": names, "slots": slots}
     described |= {"unit": f"vllm-{name}.service", "port": 8030 + 10 * len(slots) + 10 * slots[0], "state": "active"}
+    described |= {"start_warnings": [f"{name} does not compute in FP4."]}
     return described | {"tensor_parallel_size": len(slots), "load_seconds": 131.6, "since": "2026-11-21T13:20:01Z"}
 
 

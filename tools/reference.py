@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write docs/reference/variables.md, from the roles' argument specs, meta/variables.yml, the rules and group_vars/all.
+"""Write docs/reference/variables.md, from the roles' argument specs, meta/variables.yml, the rules and group_vars/all,
+and docs/measured.md.
 
 The same sources always give the same text: nothing in it depends on the time, the machine or the working directory.
 """
@@ -21,6 +22,7 @@ import jinja2
 import yaml
 
 from plugins.module_utils.vllm_edge.inventory import rules, variables
+from tools import measured
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "variables.md"
@@ -106,19 +108,32 @@ def variable_docs() -> Doc:
             name: {**(own.get(name) or of_roles[name]), **({"value": values[name][1]} if name in values else {})}
             for name in names
         }
-    told = {name for section in described["sections"] for name in section["variables"]}
+    told = {name: it for section in described["sections"] for name, it in section["variables"].items()}
     for role, entry_points in role_docs().items():
         path = ROOT / "roles" / role / "defaults" / "main.yml"
         defaults = yaml.safe_load(path.read_text(encoding="utf-8"))
         options = {name: it for each in entry_points.values() for name, it in each.get("options", {}).items()}
         section = {"title": f"Role {role}", "intro": f"{entry_points['main']['short_description']}."}
         section["variables"] = {
-            name: {**option, **({"default": defaults[name]} if name in defaults else {})}
+            name: {**leave_out(told, option), **({"default": defaults[name]} if name in defaults else {})}
             for name, option in options.items()
             if name not in told
         }
         described["sections"].append(section)
     return described
+
+
+def leave_out(told: Mapping[str, Doc], option: Doc) -> Doc:
+    """Return an option without the keys that a variable of the inventory has as well, which is named instead."""
+    keys = option.get("options", {})
+    for name, other in told.items():
+        theirs = other.get("options", {})
+        own = {key: it for key, it in keys.items() if theirs.get(key) != it}
+        if len(own) < len(keys) - 2:
+            without = ", ".join(f"C({key})" for key in theirs if key not in keys)
+            text = f"It has the keys of C({name}){f', without {without}' if without else ''}."
+            return {**option, "description": [option["description"], text], "options": own}
+    return option
 
 
 def markup(text: str) -> str:
@@ -241,6 +256,7 @@ def render() -> str:
 
 def main() -> None:
     PAGE.write_text(render(), encoding="utf-8")
+    measured.PAGE.write_text(measured.render(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make test`: every part of the tests in lanes, with minutes and CPU seconds of each.
+"""`make test`: every part of the tests in lanes, with minutes and CPU seconds of each, and those of all containers.
 
 A lane that is free takes the next part. Two lanes have the hosts whose engines often wait for each other or for a
 deadline. A third one has what needs no host with engines; linters and unit tests compute with what the others leave.
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -53,8 +53,6 @@ class Part:
     command: Sequence[str]
     limit_s: float
     """Seconds after which it hangs: about twice what it takes on two slow processors, beside the others."""
-    lab: str = "none"
-    """The lab whose containers compute for it, or `vllm-edge.engine` without a lab."""
     lane: str = "engines"
     scenario: str = ""
     """Molecule's, whose hosts are removed if the part is ended."""
@@ -68,105 +66,30 @@ PARTS = (
         "molecule",
         ["bash", "-c", "python -m lab images && make --no-print-directory molecule"],
         70 * 60,
-        "vllm-edge-molecule",
         scenario="default",
     ),
-    Part("switch", [*MAKE, "switch"], 55 * 60, "vllm-edge-switch", scenario="switch"),
-    Part("airgap", [*MAKE, "airgap"], 40 * 60, "vllm-edge-airgap", scenario="airgap"),
-    Part("box", [*MAKE, "box"], 30 * 60, "vllm-edge-box", scenario="box", thorough=True),
+    Part("switch", [*MAKE, "switch"], 55 * 60, scenario="switch"),
+    Part("airgap", [*MAKE, "airgap"], 40 * 60, scenario="airgap"),
+    Part("box", [*MAKE, "box"], 30 * 60, scenario="box", thorough=True),
     Part("lint", [*BESIDE, "lint"], 30 * 60, lane="beside"),
-    Part("platforms", [*MAKE, "platforms"], 60 * 60, "vllm-edge-platforms", lane="beside", scenario="platforms"),
-    Part("integration", [*MAKE, "integration"], 30 * 60, "vllm-edge.engine", lane="beside"),
+    Part("platforms", [*MAKE, "platforms"], 60 * 60, lane="beside", scenario="platforms"),
+    Part("integration", [*MAKE, "integration"], 30 * 60, lane="beside"),
     # The last: on two processors it takes what the others leave, and both of them once they have ended.
     Part("unit", [*BESIDE, "unit"], 55 * 60, lane="beside"),
 )
 
 
-# ---- CPU seconds of containers ----------------------------------------------------------------------------------
+def container_seconds(root: Path = Path("/sys/fs/cgroup")) -> float:
+    """CPU seconds that the containers of this machine have used, those among them that are gone.
 
-CONTAINER = re.compile(r"(?:docker-)?([0-9a-f]{64})(?:\.scope)?")
-# Of a lab's container its lab, of an engine without one a name of our own.
-OWNER = """{{with index .Config.Labels "vllm-edge-lab"}}{{.}}{{end}}
-{{- if index .Config.Labels "vllm-edge.engine"}}vllm-edge.engine{{end}}"""
-
-
-def container_of(path: str) -> str:
-    """The outermost container in a path of control groups; empty where there is none."""
-    return next((found.group(1) for word in path.split("/") if (found := CONTAINER.fullmatch(word))), "")
-
-
-def cpu_groups(root: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[Path, float]]:
-    """Directory and CPU seconds of each container that is in no other one's control group; either cgroup version."""
-    version_2 = (root / "cgroup.controllers").exists()
-    for file in (root if version_2 else root / "cpuacct").rglob("cpu.stat" if version_2 else "cpuacct.usage"):
-        inside = str(file.parent.relative_to(root))
-        if not CONTAINER.fullmatch(file.parent.name) or container_of(inside) not in file.parent.name:
-            continue
-        try:
-            text = file.read_text()
-            yield file.parent, int(text.split()[1]) / 1e6 if version_2 else int(text) / 1e9
-        except (OSError, ValueError, IndexError):
-            continue
-
-
-def outermost(pid: int) -> str:
-    """The container of this machine's Docker that a process lives in, be it in a container of that container."""
-    found = ""
-    while pid > 1:
-        try:
-            groups = Path(f"/proc/{pid}/cgroup").read_text()
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError):
-            break
-        found = next((name for line in groups.splitlines() if (name := container_of(line))), found)
-    return found
-
-
-class ContainerTime:
-    """CPU seconds by the lab that they were spent for. Containers come and go, so one looks every few seconds."""
-
-    EVERY_S = 2.0
-
-    def __init__(self) -> None:
-        self.by_lab: dict[str, float] = {}
-        self._last: dict[Path, float] = {}
-        self._labs: dict[Path, str] = {}
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def _watch(self) -> None:
-        before = True
-        while True:
-            # A container that goes while one looks is an OSError; the others are counted the next time.
-            with contextlib.suppress(OSError):
-                self._count(before)
-            before = False
-            time.sleep(self.EVERY_S)
-
-    def _count(self, before: bool) -> None:
-        """What was spent since the last look; with `before`, what there is by now is nobody's."""
-        for place, seconds in cpu_groups():
-            lab = "before" if before else self._labs.get(place) or self._ask(place)
-            spent = seconds - self._last.get(place, 0.0)
-            # A container that was started again counts from nothing.
-            self.by_lab[lab] = self.by_lab.get(lab, 0.0) + (spent if spent >= 0 else seconds)
-            self._last[place] = seconds
-
-    def _ask(self, place: Path) -> str:
-        """The value of the label by which the lab knows its containers."""
-        pids = [int(line) for file in place.rglob("cgroup.procs") for line in file.read_text().split()]
-        name = outermost(pids[0]) if pids else ""
-        if not name:
-            return "unknown"
-        from lab.docker import docker_command  # not before Docker is installed
-
-        words = [*docker_command(), "inspect", "--format", OWNER, name]
-        lab = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
-        self._labs[place] = lab or "unknown"
-        return self._labs[place]
-
-    def of(self, lab: str) -> float:
-        """CPU seconds spent so far for the labs whose names begin so."""
-        return sum(seconds for name, seconds in list(self.by_lab.items()) if name.startswith(lab))
+    Their control groups are in `docker` or, where systemd makes them, in `system.slice`, which counts services, too.
+    """
+    spent = 0.0
+    for group in ("docker", "system.slice"):
+        for file, second in ((root / group / "cpu.stat", 1e6), (root / "cpuacct" / group / "cpuacct.usage", 1e9)):
+            if file.exists() and (found := re.search(r"\d+", file.read_text())):
+                spent += int(found[0]) / second
+    return spent
 
 
 # ---- lanes ------------------------------------------------------------------------------------------------------
@@ -180,6 +103,7 @@ class Ended:
     status: int
     seconds: float
     cpu_seconds: float
+    """Of its own processes."""
     cut: str = ""
     """That it was ended, and why; empty if it ended by itself."""
 
@@ -229,13 +153,12 @@ class Run:
     """The parts of one run, those that ended and those that were not begun."""
 
     left: list[Part]
-    spent_for: Callable[[str], float]
-    """CPU seconds of the containers of a lab, so far."""
     logs: Path = LOGS
     limit_s: float = LIMIT_S
     times: float = 1
     """How many times its limit each part may take."""
     began: float = field(default_factory=time.monotonic)
+    spent_before: float = field(default_factory=container_seconds)
     ended: list[Ended] = field(default_factory=list)
     groups: set[int] = field(default_factory=set)
     """Process groups of the parts that run."""
@@ -261,7 +184,7 @@ class Run:
                 print(f"<== {row(ended)}", flush=True)
 
     def run(self, part: Part) -> Ended:
-        before, began = self.spent_for(part.lab), time.monotonic()
+        began = time.monotonic()
         limit_s = part.limit_s * self.times
         cut = f"HUNG: ended after its limit of {limit_s / 60:.0f} minutes"
         if (left_s := self.began + self.limit_s - began) < limit_s:
@@ -279,7 +202,7 @@ class Run:
                 words = ["molecule", "destroy", "--scenario-name", part.scenario]
                 with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                     subprocess.run(words, cwd=ROOT, stdout=log, stderr=log, timeout=CLEAN_S, check=False)
-        cpu = used.ru_utime + used.ru_stime + self.spent_for(part.lab) - before
+        cpu = used.ru_utime + used.ru_stime
         return Ended(part, process.returncode, time.monotonic() - began, cpu, cut if late else "")
 
     def all(self) -> int:
@@ -313,7 +236,7 @@ class Run:
         if self.left:
             names = ", ".join(part.name for part in self.left)
             lines.append(f"LEFT OUT, because {self.limit_s / 60:.0f} minutes had passed: {names}")
-        return lines
+        return [*lines, f"{'containers':<26} {container_seconds() - self.spent_before:6.0f} CPU seconds"]
 
 
 def row(ended: Ended) -> str:
@@ -338,7 +261,7 @@ def main() -> int:
     thorough = bool(os.environ.get("VLLM_EDGE_THOROUGH"))
     limit_s, times = (math.inf, THOROUGH) if thorough else (LIMIT_S, 1)
     parts = [part for part in PARTS if thorough or not part.thorough]
-    return Run(parts, ContainerTime().of, LOGS, limit_s, times).all()
+    return Run(parts, LOGS, limit_s, times).all()
 
 
 if __name__ == "__main__":

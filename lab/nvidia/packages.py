@@ -197,19 +197,13 @@ def pin(pinned: str, version: str) -> Package:
     )  # fmt: skip
 
 
-def toolkit_file(version: str, name: str) -> Path:
-    """A file of NVIDIA's as that release has it."""
-    upstream = HERE / "toolkit" / "upstream"
-    return next(path for path in (upstream / version / name, upstream / name) if path.exists())
-
-
 def toolkit(version: str) -> Iterator[Package]:
     """The four packages of one release of the container toolkit, which ask for each other's exact version."""
     debian_version = f"{version}-1"
     # Since 1.20 the units are where debhelper looks for them, and its scripts enable and start them.
     by_debhelper = version.startswith("1.20")
     units = "lib/systemd/system" if by_debhelper else "etc/systemd/system"
-    rule = HERE / "toolkit" / "upstream" / version / "99-nvidia-cdi-refresh.rules"
+    upstream = HERE / "toolkit" / "upstream"
     same = f"(= {debian_version})"
     yield Package(
         "libnvidia-container1", debian_version, "NVIDIA container runtime library",
@@ -227,12 +221,9 @@ def toolkit(version: str) -> Iterator[Package]:
             "usr/bin/nvidia-ctk": text("toolkit/nvidia-ctk", version),
             "usr/bin/nvidia-cdi-hook": text("toolkit/nvidia-cdi-hook", version),
             "usr/bin/nvidia-container-runtime": text("toolkit/nvidia-container-runtime", version),
-            **{
-                f"{units}/nvidia-cdi-refresh.{kind}": toolkit_file(version, f"nvidia-cdi-refresh.{kind}")
-                for kind in ("service", "path")
-            },
-            "etc/nvidia-container-toolkit/nvidia-cdi-refresh.env": toolkit_file(version, "nvidia-cdi-refresh.env"),
-            **({f"lib/udev/rules.d/{rule.name}": rule} if rule.exists() else {}),
+            f"{units}/nvidia-cdi-refresh.service": upstream / version / "nvidia-cdi-refresh.service",
+            f"{units}/nvidia-cdi-refresh.path": upstream / "nvidia-cdi-refresh.path",
+            "etc/nvidia-container-toolkit/nvidia-cdi-refresh.env": upstream / "nvidia-cdi-refresh.env",
         },
         scripts={
             "postinst": text("toolkit/postinst-debhelper" if by_debhelper else "toolkit/postinst"),

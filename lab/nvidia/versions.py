@@ -15,5 +15,4 @@ UBUNTU_UPDATE = "580.178.04"
 """What noble-updates has later, with modules for its newer kernel alone."""
 
 TOOLKIT_VERSION = "1.18.2"
-TOOLKIT_VERSIONS = (TOOLKIT_VERSION, "1.19.0", "1.20.0", "1.20.0+8269969f")
-"""The last one is the state after that commit: no release has it yet."""
+TOOLKIT_VERSIONS = (TOOLKIT_VERSION, "1.19.0", "1.20.0")

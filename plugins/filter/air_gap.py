@@ -3,6 +3,12 @@
 
 from __future__ import annotations
 
+DOCUMENTATION = """
+name: air_gap
+short_description: the variables of an air gap's medium
+extends_documentation_fragment: edge.vllm_edge.filters
+"""
+
 import hashlib
 import json
 import re

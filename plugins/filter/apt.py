@@ -3,6 +3,12 @@
 
 from __future__ import annotations
 
+DOCUMENTATION = """
+name: apt
+short_description: what apt-get says, and what a repository gets on a host
+extends_documentation_fragment: edge.vllm_edge.filters
+"""
+
 import base64
 from collections.abc import Callable, Mapping
 from typing import Any

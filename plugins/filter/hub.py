@@ -3,6 +3,12 @@
 
 from __future__ import annotations
 
+DOCUMENTATION = """
+name: hub
+short_description: the token for a hub, and whether it may be sent there
+extends_documentation_fragment: edge.vllm_edge.filters
+"""
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

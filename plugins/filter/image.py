@@ -3,6 +3,12 @@
 
 from __future__ import annotations
 
+DOCUMENTATION = """
+name: image
+short_description: what an image says of itself, and which transformers it needs
+extends_documentation_fragment: edge.vllm_edge.filters
+"""
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any

@@ -6,6 +6,12 @@ group_vars/all/wiring.yml calls them, and says which variable is made of what. E
 
 from __future__ import annotations
 
+DOCUMENTATION = """
+name: serving
+short_description: engines, models and GPUs in the form that a role or the report needs
+extends_documentation_fragment: edge.vllm_edge.filters
+"""
+
 import inspect
 import json
 import re
@@ -228,6 +234,7 @@ def report_engines(engines: Iterable[Entry], status: Iterable[Entry]) -> list[di
             "since": state["active_since"],
             "peer_to_peer_off": state.get("peer_to_peer_off", []),
             "accept_risk": state.get("accept_risk", []),
+            "start_warnings": state.get("start_warnings", []),
         }
         for engine, state in ((engine, found[engine["name"]]) for engine in engines)
     ]

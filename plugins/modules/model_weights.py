@@ -205,6 +205,7 @@ from ..module_utils.vllm_edge.weights.record import (
     WeightsError,
     hash_manifest,
     load_record,
+    read_quantizer,
 )
 from ..module_utils.vllm_edge.weights.sources import HubError, HubSource
 from ..module_utils.vllm_edge.weights.verification import Ownership, find_ownership_faults
@@ -362,11 +363,12 @@ class ModelWeights:
         for path in find_ownership_faults(self.wanted.path, files, owner):
             owner.apply(path)
         # The record keeps a requested branch if its commit is later pasted into the inventory.
-        written = plan.record and (plan.record.files, plan.record.revision, plan.record.path)
-        if plan.record is None or written != (files, plan.commit, str(self.wanted.path)):
+        written = plan.record and (plan.record.files, plan.record.revision, plan.record.path, plan.record.quantizer)
+        quantizer = read_quantizer(self.wanted.path)
+        if plan.record is None or written != (files, plan.commit, str(self.wanted.path), quantizer):
             kind = plan.source.kind if plan.source is not None else plan.record.source if plan.record else ""
-            wanted = self.wanted
-            record = Record(wanted.model, wanted.repo, wanted.revision, plan.commit, str(wanted.path), kind, files)
+            asked = self.wanted.model, self.wanted.repo, self.wanted.revision
+            record = Record(*asked, plan.commit, str(self.wanted.path), kind, files, quantizer)
             write_durably(self.record_path, record.to_json())
         return result
 

@@ -103,7 +103,7 @@ plans:
         - C(derived_kv_cache_memory_bytes), which leaves (or would leave) O(margin_mib) free on each GPU; C(advice),
           what could be better, each with a reference; C(facts_source), where the facts about the checkpoint come from;
           C(observed), the figures that were taken from O(observations); C(inherited), the arguments that the engine has
-          from its model, by the variable that states them.
+          from its model, by the variable that states them; C(reasons), why it has each argument.
       type: list
       elements: dict
       returned: success

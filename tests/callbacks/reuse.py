@@ -24,7 +24,9 @@ UNUSED_S = 86400
 
 def find_place() -> Path:
     """A directory for the packed modules of these sources."""
-    places = [ROOT / "plugins", *map(Path, constants.DEFAULT_MODULE_PATH)]  # tests have modules of their own
+    # Tests have modules of their own.
+    modules = (Path(path, "ansible_collections/edge/vllm_edge/plugins/modules") for path in constants.COLLECTIONS_PATHS)
+    places = [ROOT / "plugins", *modules]
     files = [ROOT / "collections" / ".stamp", *(file for place in places for file in place.rglob("*.py"))]
     seen = sorted(f"{path} {path.stat().st_mtime_ns} {path.stat().st_size}" for path in files if path.exists())
     return ROOT / ".cache" / "modules" / hashlib.sha256("\n".join([__version__, *seen]).encode()).hexdigest()[:12]

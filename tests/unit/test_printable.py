@@ -116,7 +116,7 @@ def test_the_exit_status_tells_that_the_output_was_lost(lines: int) -> None:
 @pytest.mark.parametrize("words", ["--help", "--version", "status --help"])
 def test_lost_help_is_no_success(words: str, unbuffered: str) -> None:
     environment = {**os.environ, "PYTHONPATH": "plugins/module_utils", "PYTHONUNBUFFERED": unbuffered}
-    command = [sys.executable, "-m", "vllm_edge", *words.split()]
+    command = [sys.executable, "-m", "vllm_edge.cli", *words.split()]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1 and done.stderr.startswith("The output of `vllm-edge`, ") and "Trace" not in done.stderr

@@ -54,9 +54,9 @@ def test_a_plain_run_waits_for_a_lock_and_heals_exactly_that(
     result = play_result(process)
     assert result.rc == 0, result.output[-4000:]
     assert result.changed == [
-        "apt_repository : Change the packages as foretold; lock timeout in seconds - 300",
+        "edge.vllm_edge.apt_repository : Change the packages as foretold; lock timeout in seconds - 300",
         "nvidia_driver : Hold the driver packages (nvidia-persistenced)",
-        "apt_repository : Install the packages; lock timeout in seconds - 300",
+        "edge.vllm_edge.apt_repository : Install the packages; lock timeout in seconds - 300",
         # The toolkit, by a task that was named above.
         "container_runtime : Hold the container toolkit packages (nvidia-container-toolkit)",
     ]

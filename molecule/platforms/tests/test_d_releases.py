@@ -45,7 +45,7 @@ def test_driver_of_the_release_and_then_its_updates(driver_play: Run) -> None:
     again = driver_play(UBUNTU.name)
     # The components of the new suite are enabled, and nothing else.
     assert again.rc == 0, again.output[-3000:]
-    assert again.changed == ["apt_repository : Enable the components of the archive"]
+    assert again.changed == ["edge.vllm_edge.apt_repository : Enable the components of the archive"]
     warned = UBUNTU.ask("vllm-edge doctor --format json").stdout
     assert "linux-image-generic 6.8.0-79.79 is held, and apt has 6.8.0-100.100" in warned
     assert "driver_newest=true" in warned

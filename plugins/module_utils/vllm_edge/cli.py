@@ -93,6 +93,11 @@ def _status(options: Options, paths: HostPaths) -> int:
         help="also write evidence, without secrets, into FILE (tar.gz); tries CUDA on unused GPUs",
     ),
     option(
+        "--publish",
+        action="store_true",
+        help="write only plan and measurement of each engine into FILE (JSON): no names, addresses, keys or prompts",
+    ),
+    option(
         "--deep", action="store_true", help="also hash the weights and send the canary to every engine (takes minutes)"
     ),
     option("--expect", metavar="JSON", help="what the inventory expects, as the module host_doctor writes it"),
@@ -101,7 +106,12 @@ def _run_doctor(options: Options, paths: HostPaths) -> int:
     from .doctor.command import run_doctor
 
     return run_doctor(
-        paths, output=options.format, support_report=options.support_report, deep=options.deep, expected=options.expect
+        paths,
+        output=options.format,
+        support_report=options.support_report,
+        publish=options.publish,
+        deep=options.deep,
+        expected=options.expect,
     )
 
 
@@ -110,6 +120,13 @@ def _explain(options: Options, paths: HostPaths) -> int:
     from .status.command import run_explain
 
     return run_explain(options.engine, paths, output=options.format)
+
+
+@command("why", "show each argument of an engine's container with its reason", ENGINE)
+def _run_why(options: Options, paths: HostPaths) -> int:
+    from .engine.reasons import run_why
+
+    return run_why(options.engine, paths)
 
 
 @command(
@@ -371,6 +388,11 @@ command(
     option("--model", metavar="MODEL", help=f"{_MODEL}; as with vLLM it may also stand alone"),
     *GPUS,
     option("--details", action="store_true", help="also print the memory of each GPU, and advice"),
+    option(
+        "--output",
+        choices=("vllm", "docker", "compose", "inventory"),
+        help="print the best layout as a script with vllm serve or docker run, a compose file or an inventory instead",
+    ),
     anywhere=True,
     rest=(
         "Everything else is for vLLM, in its own words: the options of `vllm serve`, or a whole line of it, quoted or "
@@ -385,11 +407,11 @@ command(
 )(_run_planner)
 command(
     "advise",
-    "rank the profiles of some models on some GPUs, on any machine",
-    option("--model", required=True, action="append", metavar="MODEL", help=f"{_MODEL}; may be repeated"),
+    "rank what fits on some GPUs, on any machine: profiles of some models, or all checkpoints that are known",
+    option("--model", action="append", metavar="MODEL", help=f"{_MODEL}; may be repeated"),
     *GPUS,
     option("--role", action="append", metavar="NAME", help="name to serve (default: main); may be repeated"),
-    option("--by", default="tok_s", help="what to rank by: tok_s, together, context or free_gpus"),
+    option("--by", help="what to rank by: tok_s, together, context or free_gpus (default: tok_s, of all: size)"),
     option("--choose", default=1, metavar="RANK", help="rank of the profile to print lines of vllm serve for"),
     option("--min-context", default=8192, metavar="TOKENS", help="minimum context (default: %(default)s)"),
     option("--min-tok-s", metavar="N", help="least estimated speed of one request of each role"),
@@ -524,3 +546,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _discard_output() -> None:
     """Let what is left in the buffer go nowhere: Python would try to write it once more when it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

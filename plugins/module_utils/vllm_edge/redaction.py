@@ -17,9 +17,9 @@ PATTERNS: tuple[re.Pattern[str], ...] = (
     # https://user:password@host, and a token alone before the @. # pragma: allowlist secret
     re.compile(r"\b[a-z][a-z0-9+.-]{0,30}://(?P<secret>[^\s/@\"']+)@", re.IGNORECASE),
     re.compile(r"\b(?:bearer|basic)\s+(?P<secret>[A-Za-z0-9._~+/=-]{6,})", re.IGNORECASE),
-    # One argument per line, as in docker-create: the values are on lines of their own.
+    # One argument per line, as in docker-create: the values are on lines of their own, until an option or a comment.
     re.compile(
-        rf"^--[\w-]{{0,50}}{NAME}[\w-]{{0,50}}\n(?P<secret>(?!-).+(?:\n(?!-).+)*)", re.IGNORECASE | re.MULTILINE
+        rf"^--[\w-]{{0,50}}{NAME}[\w-]{{0,50}}\n(?P<secret>(?!-).+(?:\n(?!-|# ).+)*)", re.IGNORECASE | re.MULTILINE
     ),
     # The same in a list of JSON, as in container.json.
     re.compile(rf"\"--[\w-]{{0,50}}{NAME}[\w-]{{0,50}}\"(?P<secret>(?:,\s*\"(?!-)[^\"]*\")+)", re.IGNORECASE),

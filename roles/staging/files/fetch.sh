@@ -10,6 +10,9 @@
 # /in/components: components of the distribution's archive that are read, beside those that its image reads
 # /in/pins: packages that hold apt's preferences; /in/packages: arguments of apt-get install
 # /in/NAME.asc: a compared key, for `packages`
+#
+# The words are components of an archive; the text is a program of awk, or a format of apt-get.
+# shellcheck disable=SC2013,SC2016
 set -eu
 export DEBIAN_FRONTEND=noninteractive
 in=/in

@@ -36,7 +36,7 @@ def test_every_served_name_gets_every_check(server: Server) -> None:
     questions = [asked for asked in server.asked if "messages" in asked and "max_tokens" in asked]
     assert all(asked["temperature"] == 0 and asked["seed"] == 0 for asked in questions)
     assert sum(asked["max_tokens"] for asked in questions) < 2 * 250  # 17 s at 15 tokens a second
-    prompts = [asked["messages"][0]["content"] for asked in server.asked if "messages" in asked]
+    prompts = [str(asked["messages"][0]["content"]) for asked in server.asked if "messages" in asked]
     assert len({prompt for prompt in prompts if prompt.startswith("The canary of")}) == 2, "one for each name"
 
 
@@ -80,6 +80,7 @@ CUT = chat('{"on": true, "a": "wo', finish="length")
         ("system_prompt", {"tokenize": (200, {"count": 0, "tokens": []})}, FAILED, "answered no tokens"),
         ("system_prompt", {"detokenize": (200, {"text": "x"})}, FAILED, "answered no prompt"),
         ("system_prompt", {"detokenize": (200, {"prompt": "<system>The canary of"})}, FAILED, "not reach 'sentry'"),
+        ("system_prompt", {"parts": 1}, FAILED, "a message of two parts does not reach 'sentry'"),
         ("system_prompt", {"system": chat("R")}, FAILED, "a prompt of 7 tokens where the chat template renders"),
         ("json_schema", {"schema": chat("{" + " \n" * 40, finish="stop")}, FAILED, "is not JSON"),
         ("json_schema", {"schema": CUT, "literals": chat(LAMP)}, FAILED, "JSON"),

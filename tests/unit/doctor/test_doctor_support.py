@@ -8,14 +8,17 @@ import re
 import stat
 import tarfile
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge import redaction
-from ansible.module_utils.vllm_edge.doctor import command, render, support
+from ansible.module_utils.vllm_edge.doctor import command, publish, render, support
 from ansible.module_utils.vllm_edge.doctor.command import run_doctor
 from ansible.module_utils.vllm_edge.doctor.registry import CHECKS, DEEP
+from ansible.module_utils.vllm_edge.engine.state import EngineState, write_state
+from ansible.module_utils.vllm_edge.planning.drift import TOLERANCES
 from ansible.module_utils.vllm_edge.system.systemd import Ran
 from doctor_host import BUSES, GPUS, NEW_GPU, FakeHost, card
 
@@ -38,9 +41,10 @@ def seeded(host: FakeHost) -> FakeHost:
     create = host.root / "etc/vllm-edge/engines/e2b/docker-create"
     lines = create.read_text()
     lines = lines.replace("vllm-edge:1\n", f"--env=HF_TOKEN={HF_TOKEN}\n--env=ADMIN_PASSWORD={ADMIN}\nvllm-edge:1\n")
-    lines += f"--api-key\n{API_KEY}\n{SECOND_KEY}\n--max-num-batched-tokens=2048\n"
+    lines += f"--api-key\n{API_KEY}\n{SECOND_KEY}\n# your word: evidence\n--max-num-batched-tokens=2048\n"
     create.write_text(lines)
-    create.with_name("container.json").write_text(json.dumps({"arguments": lines.splitlines()}, indent=2))
+    words = [line for line in lines.splitlines() if not line.startswith("#")]
+    create.with_name("container.json").write_text(json.dumps({"arguments": words}, indent=2))
     proxy = f"http://operator:{PASSWORD}@proxy.example.org:3128"
     host.write("etc/docker/daemon.json", json.dumps({"proxies": {"http-proxy": proxy}, "features": {"cdi": True}}))
     host.write("etc/vllm-edge/secrets/e2b.env", f"STORE={ENGINE_SECRET}\n").chmod(0o600)
@@ -78,7 +82,7 @@ def test_evidence_stays(seeded: FakeHost) -> None:
     texts = support.collect(seeded.reader, seeded.examine())
     create = texts[next(name for name in texts if name.endswith("docker-create"))]
     assert "--max-num-batched-tokens=2048" in create and "--device=nvidia.com/gpu=GPU-1f3c0a51" in create
-    assert "--env=HF_TOKEN=REDACTED" in create and "--api-key\nREDACTED\n--max-num" in create
+    assert "--env=HF_TOKEN=REDACTED" in create and "--api-key\nREDACTED\n# your word: evidence\n--max-num" in create
     container = texts[next(name for name in texts if name.endswith("container.json"))]
     assert '"--max-num-batched-tokens=2048"' in container and '"--env=HF_TOKEN=REDACTED"' in container
     log = texts["journal/vllm-e2b.service.log"]
@@ -102,6 +106,78 @@ def test_records_of_the_host_are_in_the_report_and_what_is_too_long_or_unreadabl
     found = {name.rpartition("var/lib/vllm-edge/")[2]: text for name, text in texts.items()}
     assert found["observations.json"] == '{"e2b": {"weights_mib": 9800}}'
     assert found["engines/e2b.json"] == '{"phase": "serving"}' and "580" in found["image.json"]
+
+
+PUBLIC = "NVIDIA L4|google/gemma-4-E2B-it|[0-9.]+|measured by vllm-edge [0-9.]+ doctor --publish|source|engines|image"
+BOARD: dict[str, Any] = {"uuid": GPUS[0], "name": "NVIDIA L4", "total_mib": 23034, "engine_mib": 20604, "unit": API_KEY}
+SPEED: dict[str, Any] = {
+    "kind": "measurement",
+    "at": "t",
+    "engine": "e2b",
+    "served_name": PASSWORD,
+    "through": "engine",
+}
+SPEED |= {"case": "protocol", "input_tokens": 256, "output_tokens": 128, "concurrency": 1, "requests": 3}
+SPEED |= {"completed": 3, "failed": 0, "seconds": 9.0}
+
+
+@pytest.fixture
+def measured(seeded: FakeHost, monkeypatch: pytest.MonkeyPatch) -> FakeHost:
+    """The engine of that host with a plan, what it logged, and a benchmark; names and secrets are in all of them."""
+    paths = seeded.reader.paths
+    file = paths.engine_dir("e2b") / "engine.json"
+    gpu = {"weights_mib": 10060, "graphs_mib": 43, "kv_cache_mib": 9074, "total_mib": 20550}
+    plan: dict[str, Any] = {"vllm_version": "0.32.0", "gpus": [gpu], "kv_cache_tokens": 309728, "kv_blocks": 6000}
+    plan |= {"tolerances": dict(TOLERANCES), "on_drift": "warn", "reason": ADMIN}
+    config = json.loads(file.read_text()) | {"plan": plan, "served_names": [QUOTED]}
+    file.write_text(json.dumps(config))
+    create = json.loads(file.with_name("container.json").read_text())["arguments"]
+    words = [word for word in create if word not in (SECOND_KEY, "--api-key", API_KEY)]
+    words += [f"--served-model-name={PASSWORD}", "--max-model-len=4096", '--limit-mm-per-prompt={"image": 0}']
+    file.with_name("container.json").write_text(json.dumps({"arguments": words}))
+    state = EngineState("e2b", "serving", "t", input_hash="ab12", log_facts={"model_gib": 9.8})
+    write_state(paths.engine_state("e2b"), state)
+    engine = config | {"slots": [0], "arguments": [API_KEY], "weights_digest": None}
+    run = {key: BEARER for key in ("run", "at", "host", "profile", "image", "image_id", "vllm", "driver", "note")}
+    rows = [run | {"kind": "run", "generation": 1, "engines": {"e2b": engine}}, SPEED | {"tok_s": 53.5}]
+    paths.bench.mkdir(parents=True)
+    (paths.bench / "20261125T023000Z-x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(command, "ask_gpus", lambda *_: ([BOARD], None))
+    return seeded
+
+
+def test_what_is_published_has_figures_and_no_text_of_the_host(measured: FakeHost, tmp_path: Path) -> None:
+    reader, path = measured.reader, tmp_path / "figures.json"
+    assert run_doctor(reader.paths, output="text", support_report=str(path), publish=True, reader=reader) == 0
+    (engine,) = json.loads(path.read_text())["engines"]
+    assert engine["measured"] == {"weights_mib": pytest.approx(10035.2), "total_mib": 20604.0}
+    assert engine["planned"] == {"weights_mib": 10060.0, "total_mib": 20550.0}
+    assert (engine["tok_s"], engine["driver"]) == (53.5, "580.173.02")
+    limits = {"max_model_len": 4096, "max_num_batched_tokens": 2048}
+    assert engine["arguments"] == {**limits, "limit_mm_per_prompt": {"image": 0}}
+    known = {item.name for item in fields(publish.Measured)} | TOLERANCES.keys() | engine["arguments"].keys()
+    words = set(re.findall(r'"([^"]*)"', path.read_text())) - known
+    assert [word for word in words if not re.fullmatch(PUBLIC, word)] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"repo": "acme/secret-model"}, "repo: not in the lists"),
+        ({"plan": None}, "not planned and measured"),
+        ({"args": ["--enable-lora"]}, "counts options that are not in the lists"),
+        ({"gpu": "Acme prototype"}, "gpu: not in the lists"),
+    ],
+)
+def test_an_engine_with_anything_else_is_left_out(measured: FakeHost, changes: dict[str, Any], words: str) -> None:
+    files = measured.reader.paths.engine_dir("e2b")
+    config, container = (json.loads((files / name).read_text()) for name in ("engine.json", "container.json"))
+    (files / "engine.json").write_text(json.dumps(config | changes))
+    arguments = [*container["arguments"], *changes.get("args", [])]
+    (files / "container.json").write_text(json.dumps({"arguments": arguments}))
+    board = BOARD | {"name": changes.get("gpu", BOARD["name"])}
+    engines, (left,) = publish.build(measured.reader.paths, [board], "")
+    assert engines == [] and words in left
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from ansible.module_utils.vllm_edge.engine import diagnosis
 from ansible.module_utils.vllm_edge.engine.diagnosis import Death, explain, find_last_exception, match_lines
-from ansible.module_utils.vllm_edge.engine.signatures import SIGNATURES, Explanation
+from ansible.module_utils.vllm_edge.engine.signatures import SIGNATURES, START_WARNINGS, Explanation
 
 HEALTHY = "healthy"
 SOURCES = ("https://github.com/", "written by hand after ", "the lab's engine")
@@ -228,6 +229,34 @@ def test_a_failure_is_told_as_its_cause(log: Log) -> None:
 def test_no_signature_matches_a_healthy_log(log: Log) -> None:
     assert [line for line in log.lines if match_lines([line]) or match_lines([line], was_serving=True)] == []
     assert match_lines(log.lines) is None
+
+
+# From vllm-project/vllm#30957, #13119, #49141 and #17768; the others as 0.32.0 prints them.
+STARTS = """
+(ModelOpt fp8): Detected ModelOpt fp8 checkpoint (quant_algo=FP8_PB_WO). Please note that the format is experimental
+in its unoptimized AWQ: Layer 'model.mlp' is not supported by AWQMarlin. Falling back to unoptimized AWQ kernels.
+in its Moe WNA16: Layer 'layers.7.mlp.experts' is not supported by GPTQMoeMarlin. Falling back to Moe WNA16 kernels.
+its MoE kernel: Using default MoE config. Performance might be sub-optimal! Config file not found at /x/E=128,N=8192
+compute in FP8: Your GPU does not have native support for FP8 computation but FP8 quantization is being used.
+pads weights: Marlin requires thread-tile padding for the MoE intermediate size of some layers in this model.
+(more than two PCIe: Custom allreduce is disabled because it's not supported on more than two PCIe-only GPUs.
+vLLM takes 1.0: Using KV cache scaling factor 1.0 for fp8_e4m3. If this is unintended, verify that k/v_scale
+"""
+
+
+def test_what_a_healthy_start_warns_of() -> None:
+    causes = set()
+    for words, line in (row.split(": ", 1) for row in STARTS.strip().splitlines()):
+        warning = diagnosis.find_start_warning(f"(EngineCore pid=21) WARNING 11-22 19:37:10 [a.py:1] {line}")
+        assert warning, line
+        assert_told(warning, words)
+        causes.add(warning.cause)
+    assert causes == {row.cause for row in START_WARNINGS}
+    found = {
+        (log.name, told.cause) for log in WELL for line in log.lines if (told := diagnosis.find_start_warning(line))
+    }
+    marlin = {(f"healthy-{name}", "weight_only") for name in ("43507", "gpt-oss-120b-marlin")}
+    assert found == {*marlin, ("healthy-two-gpus-without-p2p", "peer_to_peer")}
 
 
 @healthy

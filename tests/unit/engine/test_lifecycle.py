@@ -109,6 +109,19 @@ def test_from_start_to_ready() -> None:
     assert not life.on_log("Model loading took 9.9 GiB", 141.0).late_facts
 
 
+ALONE = "Custom allreduce is disabled because it's not supported on more than two PCIe-only GPUs."
+
+
+def test_a_warning_of_the_start_is_kept_once_and_one_of_a_request_is_not() -> None:
+    life = begun()
+    for rank in "0123":
+        life.on_log(f"(Worker_TP{rank}) {ALONE}", 101.0)
+    life.on_health(OK, 125.3, "03:00:25")
+    life.on_log("Using KV cache scaling factor 1.0 for fp8", 130.0)
+    (warning,) = life.start_warnings
+    assert "more than two PCIe-only GPUs" in warning
+
+
 def test_how_often_the_status_and_more_time_are_sent_while_it_loads() -> None:
     life = begun()
     extensions = [life.on_tick(100.0 + second).extend_s for second in range(20)]

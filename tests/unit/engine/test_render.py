@@ -12,7 +12,14 @@ import pytest
 import yaml
 from ansible.module_utils.vllm_edge.engine import policy
 from ansible.module_utils.vllm_edge.engine.config import EngineConfigError, read_config
-from ansible.module_utils.vllm_edge.engine.render import Settings, describe_engine, list_create_arguments, read_settings
+from ansible.module_utils.vllm_edge.engine.reasons import ASKED, KINDS, OURS, explain_plan, explain_words
+from ansible.module_utils.vllm_edge.engine.render import (
+    DEFAULTS,
+    Settings,
+    describe_engine,
+    list_create_arguments,
+    read_settings,
+)
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.trials.sidecar import Sidecar, build_create_arguments
 from helpers import ROOT
@@ -96,6 +103,38 @@ def test_what_may_be_absent_is_absent() -> None:
     words = "\n".join(render({**ONE, "enforce_eager": False}, shutdown_timeout_s=0, ulimits=[]))
     absent = ("--env-file", "chat-template", "--enforce-eager", "--shutdown", "--enable-auto", "--ulimit")
     assert [word for word in absent if word in words] == []
+
+
+def test_every_argument_of_an_engine_has_a_reason_of_a_known_kind() -> None:
+    """Ours are in the table; what the engine states or the plan adds is told apart from them."""
+    engine = {
+        **{**TWO, "max_model_len": 4096, "secret_env": {"KEY": "store"}, "extra_env": {"A": "b"}},
+        **{"tool_call_parser": "gemma4", "extra_args": ["--seed", "1", "--max_logprobs=5"]},
+    }
+    added = {"kv_cache_memory_bytes": 7, "gpu_memory_utilization": 0.9}
+    defaults = {"max_num_seqs": "vLLM's default: 256", "max_model_len": "vLLM's default: 8192"}
+    reasons = explain_plan(engine, added, defaults, ("weights_bytes",), "512 MiB")
+    words = render({**engine, **added}, chat=True, memory="9g")
+    explained = [*explain_words(words, reasons, ("image", "model"))]
+    assert [word for _, group in explained for word in group] == words
+    assert [reason for reason, _ in explained if not reason.startswith(KINDS)] == []
+    found = {word: reason for reason, group in explained for word in group}
+    by_the_plan = {
+        **dict.fromkeys(("--max-model-len=4096", "--seed", "1", "--max_logprobs=5", "--env=A=b"), ASKED),
+        "--kv-cache-memory-bytes=7": "measured: by weights_bytes it leaves 512 MiB free on the fullest GPU",
+        "--gpu-memory-utilization=0.9": reasons["gpu_memory_utilization"],
+        **dict.fromkeys(("--tensor-parallel-size=2", "--tool-call-parser=gemma4"), ASKED),
+    }
+    assert {word: reason for word, reason in found.items() if reason not in OURS.values()} == by_the_plan
+    assert found["--disable-custom-all-reduce"] == found["--env=NCCL_P2P_DISABLE=1"] == OURS["NCCL_P2P_DISABLE"]
+    assert found["/models/m"] == OURS["model"] and found["worker"] == OURS["--served-model-name"]
+    assert explained[-1] == ("vLLM's default: 256 (max_num_seqs is left out)", [])
+
+
+def test_what_is_written_without_a_host_has_the_defaults_of_the_role() -> None:
+    given = yaml.safe_load((ROOT / "roles/vllm_engine/defaults/main.yml").read_text())
+    role = {name.removeprefix("vllm_engine_"): value for name, value in given.items()}
+    assert {key: role[key] for key in DEFAULTS} == {**DEFAULTS, "ulimits": [*DEFAULTS["ulimits"]]}
 
 
 def test_what_the_bus_wants_and_what_an_engine_states_itself_stands_once() -> None:

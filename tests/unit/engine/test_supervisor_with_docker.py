@@ -310,6 +310,7 @@ def test_a_load_is_recorded_with_its_phases(begin: Begin, docker: FakeDocker) ->
     case = begin(plan={"gpus": [], "load_s": {"low": 40, "mid": 100, "high": 5000}}).start()
     case.until_told("EXTEND_TIMEOUT_USEC=5000000000")
     docker.log("INFO Starting to load model /models/e2b...")
+    docker.log("WARNING Using default MoE config. Performance might be sub-optimal! Config file not found")
     docker.log("INFO [default_loader.py:507] Loading weights took 24.10 seconds")
     case.until(lambda: case.state()["phase"] == "loading-weights")
     assert case.state()["load_phases"] == {} and not case.paths.engine_loads("e2b").exists()
@@ -318,6 +319,7 @@ def test_a_load_is_recorded_with_its_phases(begin: Begin, docker: FakeDocker) ->
     assert state["load_phases"].keys() == {"starting-container", "loading-weights"}
     assert sum(state["load_phases"].values()) == pytest.approx(state["load_seconds"], abs=0.2)
     assert (load.seconds, load.phases) == (state["load_seconds"], state["load_phases"])
+    assert len(state["start_warnings"]) == 1
     assert (load.input_hash, load.times) == ("ab12", {"weights_s": 24.1})
 
 

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 from ansible.module_utils.vllm_edge.engine.config import add_labels, load_engine
+from ansible.module_utils.vllm_edge.engine.reasons import run_why
 from ansible.module_utils.vllm_edge.generation import build, committed, live, model, store
 from ansible.module_utils.vllm_edge.generation.model import GenerationError, Limits
 from ansible.module_utils.vllm_edge.paths import HostPaths
@@ -214,6 +215,17 @@ def test_a_calibration_is_never_committed_and_what_was_is_remembered(paths: Host
     committed.commit(store.load(paths, 1), paths, model.Choice(), "", over_budget=True)
     over = committed.committed(paths)
     assert over is not None and over.verified == (2,)
+
+
+def test_the_readable_file_and_why_have_the_reasons(paths: HostPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = {"gpus": [], "reasons": {"--seed": "your word", "max_num_seqs": "vLLM's default: 256"}}
+    activate(paths, rendered(engine(note="--seed=1", plan=plan)))
+    text = (paths.engine_dir("e2b") / "docker-create").read_text()
+    words = [line for line in text.splitlines() if not line.startswith("# ")]
+    assert words == load_engine("e2b", paths).arguments
+    assert text.endswith("# your word\n--seed=1\n# vLLM's default: 256 (max_num_seqs is left out)\n")
+    assert run_why("e2b", paths) == 0 and capsys.readouterr().out == text
+    assert run_why("none", paths) == 1 and "does not exist" in capsys.readouterr().err
 
 
 FILES = ["engine.json", "container.json", "docker-create"]

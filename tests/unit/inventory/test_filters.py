@@ -20,7 +20,8 @@ GATED = {"a": SERVED | {"max_model_len": 128}, "b": {"served_names": ["s"]}}
 ENDPOINT = {"endpoint": "http://h:1/v1"}
 GATED |= {"unused": {"port": 1, "served_names": ["t"]}}
 STATUS = {"unit": "vllm-a.service", "load_seconds": 1.5, "active_since": "then", "active_state": "active"}
-STATUS |= {"peer_to_peer_off": ["why"], "accept_risk": ["--lax"]}
+NOTES = {"peer_to_peer_off": ["why"], "accept_risk": ["--lax"], "start_warnings": ["FP4 is slow."]}
+STATUS |= NOTES
 
 PAIRS = {"gpus": [3, 1, 0, 2], "tensor_parallel_size": 2, "replicas": 2, "served_names": ["r"], "stands_in_for": ["s"]}
 SINGLE = {"gpus": [4], "served_names": ["s"], "port": 1}
@@ -180,7 +181,7 @@ def expanded(engines: Any, profiles: Any, models: Any) -> tuple[Any, ...]:
             [
                 {"engine": "a", "unit": "vllm-a.service", "model": "x", "precision": "fp8", "slots": [0, 1]}
                 | {"state": "active", "load_seconds": 1.5, "since": "then"}
-                | {"peer_to_peer_off": ["why"], "accept_risk": ["--lax"]}
+                | NOTES
                 | SERVED
             ],
         ),

@@ -11,12 +11,14 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge import cli
 from ansible.module_utils.vllm_edge.gpu.cards import CARDS
 from ansible.module_utils.vllm_edge.gpu.models import GPU_MODELS, OTHER_MAKERS, find_by_short_name
 from ansible.module_utils.vllm_edge.planning import command, planner, render
+from ansible.module_utils.vllm_edge.planning.advice import known
 from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts
 from ansible.module_utils.vllm_edge.planning.inputs import build_gpu
 from helpers import ROOT
@@ -215,6 +217,7 @@ def test_a_line_of_vllm_is_planned_as_the_engine_of_an_inventory(capsys: pytest.
         printed = run(capsys, "plan", "--gpu", "L4", "--format", "json", *words)[1]
         (planned,) = json.loads(printed)["plans"].values()
         assert "vllm serve google/gemma-4-E2B-it --tensor-parallel-size=2 " in planned.pop("serve")
+        planned["engines"][0]["reasons"] = expected["engines"][0]["reasons"]  # of options, and not of keys
         assert planned == expected and "s3cret" not in printed
 
 
@@ -227,7 +230,9 @@ def test_what_a_line_leaves_out_is_the_default_of_vllm(capsys: pytest.CaptureFix
             json.loads(run(capsys, *words, *asked)[1])["plans"]["tp1"]
             for asked in (("vllm serve google/gemma-4-E4B-it",), given)
         )
+        reasons = [one["engines"][0].pop("reasons")["gpu_memory_utilization"] for one in (line, options)]
         assert line | {"serve": ""} == options | {"serve": ""}
+        assert reasons == ["vLLM's default: its share of the GPU", "your word"]
     whole = json.loads(run(capsys, *words, "vllm serve google/gemma-4-31B-it -tp 4 --max-model-len auto")[1])["plans"]
     assert whole["tp4"]["engines"][0]["verdict"] == "fits" and whole["tp4"]["engines"][0]["max_model_len"] < 131072
 
@@ -266,14 +271,78 @@ def test_advice_goes_on_without_a_model_that_cannot_be_planned(
     assert json.loads(both)["main_models"] == ["gemma-4-e2b-it", "other-gemma-4-e2b-it"]
 
 
+@pytest.mark.slow
+def test_advice_without_a_model_ranks_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    status, printed = run(capsys, "advise", "--gpu", "L4", "--count", "4")
+    titles = [line.split(":")[0].strip() for line in printed.splitlines() if " tokens or more" in line]
+    assert status == 0 and titles == ["chat", "tools", "long context"]
+    assert re.findall(r">1  (\S+) .* yes\n", printed) == 3 * ["openai/gpt-oss-120b"]
+    assert "\nchat, tools, long context: vllm-edge plan --model openai/gpt-oss-120b --gpu L4 --count 4 " in printed
+
+
+def test_what_is_known_is_ranked_by_what_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = "Qwen/Qwen3.5-9B* google/gemma-4-E2B-it* google/gemma-4-26B-A4B-it nvidia/Gemma-4-26B-A4B-NVFP4*"
+    old = "Qwen/Qwen3-14B-AWQ* Qwen/Qwen2.5-VL-7B-Instruct* LGAI-EXAONE/EXAONE-4.0-1.2B"
+    monkeypatch.setattr(known, "RELEASED", {2025: old, 2026: new})
+    one = ("advise", "--gpu", "L4", "--format", "json")
+
+    def uses(*more: str) -> Any:
+        return json.loads(run(capsys, *one, *more)[1])["uses"]
+
+    found = uses()
+    chat, tools = ([row["model"] for row in found[use]["checkpoints"]] for use in ("chat", "tools"))
+    # Of 26B the precision that fits. The 14 billion parameters are a year older, and count as 7.
+    best, gemma = "nvidia/Gemma-4-26B-A4B-NVFP4", "google/gemma-4-E2B-it"
+    assert chat[:4] == [best, "Qwen/Qwen3.5-9B", "Qwen/Qwen3-14B-AWQ", gemma]
+    # Of the next the encoder takes more for a longer context, and nobody names a parser for the last.
+    assert chat[4:] == ["Qwen/Qwen2.5-VL-7B-Instruct", "LGAI-EXAONE/EXAONE-4.0-1.2B"] and tools == chat[:4]
+    assert min(row["context"] for row in found["chat"]["checkpoints"][5:]) > found["tools"]["min_context"]
+    assert [row["model"] for row in found["long context"]["checkpoints"]] == [best, gemma]
+    # The command of a row has its figures.
+    for row in found["chat"]["checkpoints"]:
+        words = shlex.split(row["next"])
+        assert words[0] == "vllm-edge" and words[-2:] == ["--output", "vllm"]
+        assert f"--max-model-len={row['context']}" in run(capsys, *words[1:])[1]
+        (plan,) = json.loads(run(capsys, *words[1:-2], "--format", "json")[1])["plans"].values()
+        (engine,) = plan["engines"]
+        assert (engine["verdict"], engine["max_model_len"]) == ("fits", row["context"])
+        assert engine["decode_tok_s"] == row["tok_s_estimate"]
+    fast = [round(row["tok_s_estimate"]["mid"], 1) for row in uses("--by", "tok_s")["chat"]["checkpoints"]]
+    assert fast == sorted(fast, reverse=True)
+    contexts = [row["context"] for row in uses("--by", "context", "--min-context", "60000")["tools"]["checkpoints"]]
+    assert contexts == sorted(contexts, reverse=True) and min(contexts) >= 60000
+    assert [row["model"] for row in uses("--min-tok-s", "40")["chat"]["checkpoints"]] == [gemma, chat[-1]]
+    status, printed = run(capsys, *one, "--min-tok-s", "9999")
+    assert status == 1 and "0 of 7 known checkpoints fit on 1 x NVIDIA L4" in printed
+    unknown = ("--gpu", "Some GPU", "--gpu-memory-mib", "31000", "--compute-capability", "8.9")
+    assert run(capsys, "advise", *unknown)[0] == 0
+    for words, said in {
+        (*unknown, "--by", "tok_s"): "needs the bandwidth of the GPU",
+        (*unknown, "--min-tok-s", "9"): "needs the bandwidth of the GPU",
+        ("--gpu", "L4", "--choose", "99"): "write 1 to 6",
+        ("--gpu", "L4", "--main", "e2b"): "name some with --model",
+    }.items():
+        status, printed = run(capsys, "advise", *words)
+        assert status == 2 and said in printed
+
+
 ANSIBLE = re.compile(
     r"\bplan_\w+|playbooks?/|\badvise_|-e \w+=|group_vars|CONTRIBUTING|model_weights_|vllm_models|vllm_image_base"
     r"|\bextra_(?:args|env)\b(?!:)"
 )
 OF_ANSIBLE = {"inputs", "observations", "drift"}
 """Modules of the planner that no command runs."""
-NEVER_SAID = ("plan_observations", "predicted by playbooks/advise.yml", "# For group_vars", r"\s")
-"""Of sentences about what no command has: observations and the YAML of a profile; the last is a pattern."""
+NEVER_SAID = (
+    "ansible-playbook -i FILE",
+    "plan_observations",
+    "predicted by playbooks/advise.yml",
+    "# For group_vars",
+    r"\s",
+)
+"""Of sentences about an inventory or what no command has: observations and the YAML of a profile; the last is a
+pattern."""
 
 
 def test_no_sentence_of_the_planner_is_said_in_the_words_of_ansible() -> None:

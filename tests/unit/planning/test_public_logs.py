@@ -9,6 +9,7 @@ ENGINES are planned as their users would: with the GPU and the arguments, not wi
 from __future__ import annotations
 
 import functools
+import json
 import re
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,8 @@ import published
 import pytest
 import yaml
 from ansible.module_utils.vllm_edge.planning import planner
-from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts
+from ansible.module_utils.vllm_edge.planning.advice.known import RELEASED
+from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts, recorded_facts, recording
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, EnginePlan, Gpu, Model, Verdict
 from ansible.module_utils.vllm_edge.planning.memory import kv_cache, weights
 
@@ -50,8 +52,8 @@ MODELS: dict[str, Any] = {
         **{"num_hidden_layers": 94, "hidden_size": 4096, "num_attention_heads": 64, "moe_intermediate_size": 1536},
         "quantization_config": published.QUANTIZED["Qwen2.5-7B-Instruct, FP8 in blocks"],
     },
-    "Qwen3-32B-AWQ": _awq(published.qwen3((64, 5120, 25600, 64, 8, 151936, 40960), False)),
-    "Qwen3-14B-AWQ": _awq(published.qwen3((40, 5120, 17408, 40, 8, 151936, 40960), False)),
+    "Qwen/Qwen3-32B-AWQ": _awq(published.qwen3((64, 5120, 25600, 64, 8, 151936, 40960), False)),
+    "Qwen/Qwen3-14B-AWQ": _awq(published.qwen3((40, 5120, 17408, 40, 8, 151936, 40960), False)),
     "Qwen3-0.6B-W4A16": {
         **published.qwen3((28, 1024, 3072, 16, 8, 151936, 40960), True),
         "quantization_config": published.QUANTIZED["Qwen2.5-7B-Instruct, W4A16 in groups"],
@@ -157,9 +159,9 @@ myoceane.fr openai/gpt-oss-20b 0.19.0 A100:79.25 .65 131072 13.72 36.56 -
 58522340114:warm Qwen/Qwen3-8B 0.27.1 4090:23.52 .92 8192 15.27 5.911 43040
 57905766703:one Qwen/Qwen3-32B 0.27.1 PRO6000:95.01 .426 32768 61.03 -24.42 -
 57905766703:two Qwen/Qwen3-32B 0.27.1 PRO6000:95.01 .426 32768 30.59 8.22 67296 tensor_parallel_size=2
-69451098589:.70 Qwen3-32B-AWQ 0.28.0 5090:31.36 .7 8192 - 3.0 12272
-69451098589:.85 Qwen3-32B-AWQ 0.28.0 5090:31.36 .85 8192 - 5.16 21120
-69451098589:14B Qwen3-14B-AWQ 0.28.0 5090:31.36 .7 32768 - 9.27 60768
+69451098589:.70 Qwen/Qwen3-32B-AWQ 0.28.0 5090:31.36 .7 8192 - 3.0 12272
+69451098589:.85 Qwen/Qwen3-32B-AWQ 0.28.0 5090:31.36 .85 8192 - 5.16 21120
+69451098589:14B Qwen/Qwen3-14B-AWQ 0.28.0 5090:31.36 .7 32768 - 9.27 60768
 54318626907 Qwen3-0.6B-W4A16 0.19.1 5090:31.36 .9 8192 .53 26.87 251584 max_num_batched_tokens=8192 max_num_seqs=256
 56408971406 google/gemma-3-27b-it 0.19.0 A100:79.25 .9 32768 51.45 - -
 55778237745 microsoft/phi-4 0.23.0 A100:79.25 .9 - 27.39 - -
@@ -272,6 +274,38 @@ def _plan(line: str, kv_gib: float | None = None) -> EnginePlan:
     name, _, gib = gpu.rpartition(":")
     host = [Gpu(name.replace("_", " "), round(float(gib) * GIB))] * ranks
     return planner.plan("public", [engine], {repo: model(repo)}, host, release).engines[0]
+
+
+SHIPPED: dict[str, Any] = json.loads(model_facts.PUBLISHED.read_text())
+MEASURED = {"google/gemma-4-31B-it", "google/gemma-4-E4B-it", "google/gemma-4-E2B-it", "nvidia/Gemma-4-31B-IT-NVFP4"}
+"""On the reference host."""
+
+
+LARGE = re.compile("Next-80B|Kimi|235B|MiniMax|DeepSeek-V3|GLM-4.5$")
+"""It takes up to two seconds to list their experts."""
+
+
+@pytest.mark.parametrize(
+    "repo",
+    [
+        pytest.param(repo, marks=[pytest.mark.thorough] if LARGE.search(repo) else [])
+        for repo in MODELS
+        if "/" in repo and repo not in recorded_facts.RECORDS
+    ],
+)
+def test_shipped_facts_are_those_that_are_compared(repo: str) -> None:
+    """The message of a failure has the line that published_facts.json needs."""
+    facts = model_facts.build_facts(repo, "", MODELS[repo], published.headers(MODELS[repo]))
+    made = {key: value for key, value in recording.record(facts, "").items() if key not in ("revision", "source")}
+    line = json.dumps(made, separators=(",", ":"))
+    assert SHIPPED.get(repo) == json.loads(line), line
+
+
+def test_advised_checkpoints_are_the_known_ones_and_marked_if_a_log_confirms_them() -> None:
+    words = " ".join(RELEASED.values()).split()
+    assert sorted(word.rstrip("*") for word in words) == sorted({*SHIPPED, *recorded_facts.RECORDS})
+    logged = {line.split()[1] for line in (LOGS + ENGINES).splitlines()} | MEASURED
+    assert {word.rstrip("*") for word in words if word.endswith("*")} == logged & {word.rstrip("*") for word in words}
 
 
 @pytest.mark.parametrize("line", ENGINES.splitlines(), ids=lambda line: line.split()[0])

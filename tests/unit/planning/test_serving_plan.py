@@ -136,6 +136,9 @@ def test_the_plan_says_which_arguments_an_engine_has_from_its_model(run_module: 
     found = plan(run_module, profiles={"p": {"engines": [engine]}}, models=models)
     assert found["engines"][0]["inherited"] == {"vllm_models.e2b.engine_defaults": {"kv_cache_dtype": "auto"}}
     assert "  arguments: kv_cache_dtype: auto, from vllm_models.e2b.engine_defaults" in found["lines"]
+    reasons = found["engines"][0]["settings"]["plan"]["reasons"]
+    assert (reasons["dtype"], reasons["kv_cache_dtype"]) == ("your word", "your word: vllm_models.e2b.engine_defaults")
+    assert reasons["kv_cache_memory_bytes"].startswith("it fits: ")
 
 
 # -- the playbook

@@ -20,7 +20,7 @@ LINE = "".join(character for character in HOSTILE if character not in "\x00\ud80
 def follow(command: str, progress: Path | str = "/nonexistent", **options: Any) -> dict[str, Any]:
     """A task that follows a shell command."""
     shell = {"module": "ansible.builtin.shell", "args": {"cmd": command}, "label": "work"}
-    return {"follow": {**shell, "progress": ["cat", str(progress)], "interval_s": 1, **options}}
+    return {"edge.vllm_edge.follow": {**shell, "progress": ["cat", str(progress)], "interval_s": 1, **options}}
 
 
 class Played:
@@ -30,7 +30,7 @@ class Played:
         self.place, self.cut = place, place / "cut"
         progress, unknown = place / "progress", follow("true")
         progress.write_text(LINE)
-        del unknown["follow"]["module"], unknown["follow"]["label"]
+        del unknown["edge.vllm_edge.follow"]["module"], unknown["edge.vllm_edge.follow"]["label"]
         cut = f"sleep 1; touch {self.cut}; sleep 4; rm {self.cut}; sleep 2; echo done"
         tasks: dict[str, dict[str, Any]] = {
             "progress": follow("sleep 4; echo done", progress),
@@ -39,10 +39,10 @@ class Played:
             "cut": follow(cut),
             "check": {**follow(f"touch {place / 'touched'}"), "check_mode": True},
             "unknown": unknown,
-            "text": {"show": {"text": "It is ready."}},
-            "lines": {"show": {"lines": ["a  b", "'c'", LINE, GOOD]}},
-            "neither": {"show": {}},
-            "both": {"show": {"text": "a", "lines": ["b"]}},
+            "text": {"edge.vllm_edge.show": {"text": "It is ready."}},
+            "lines": {"edge.vllm_edge.show": {"lines": ["a  b", "'c'", LINE, GOOD]}},
+            "neither": {"edge.vllm_edge.show": {}},
+            "both": {"edge.vllm_edge.show": {"text": "a", "lines": ["b"]}},
         }
         refused = {"refused": "{{ ansible_failed_result.msg }}"}
         blocks = [

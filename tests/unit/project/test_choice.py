@@ -96,7 +96,7 @@ def test_it_is_read_as_in_the_run(tmp_path: Path) -> None:
     """From group_vars beside the playbook, from several inventories, of which the last counts, and from a vault."""
     tasks = [
         {"ansible.builtin.include_tasks": str(ROOT / "playbooks/tasks/choice.yml")},
-        {"show": {"text": "{{ serving_choice.inventory_profile }}"}},
+        {"edge.vllm_edge.show": {"text": "{{ serving_choice.inventory_profile }}"}},
     ]
     (tmp_path / "play.yml").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
     (tmp_path / "group_vars").mkdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collection and the wheel of the host's program: built, installed and run without the checkout."""
+"""A release: the package and the collection are built, installed and run without the checkout."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import zipfile
-from email import message_from_bytes
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ import yaml
 from ansible.module_utils.vllm_edge import __version__
 from ansible.module_utils.vllm_edge.version import describe_version, hash_sources
 from helpers import ROOT, list_files
-from packaging.requirements import Requirement
 
 BUILDER = ROOT / "roles/vllm_edge_host/files/build_wheel.py"
+WHEEL = f"vllm_edge-{__version__}-py3-none-any.whl"
+ADDRESS = "https://github.com/owner/vllm-edge"
 
 
 def run(*command: str | Path, cwd: Path | None = None, **environment: str) -> str:
@@ -39,17 +40,6 @@ def build_wheel(project: Path, directory: Path, **environment: str) -> dict[str,
     directory.mkdir(exist_ok=True)
     built: dict[str, Any] = json.loads(run(sys.executable, "-S", BUILDER, project, directory, **environment))
     return built
-
-
-def read_wheel(wheel: Path) -> tuple[set[str], list[tuple[str, str]], str]:
-    """Names of the files, the metadata and the commands; a requirement has its parts in one order."""
-    with zipfile.ZipFile(wheel) as content:
-        info = {Path(name).name: name for name in content.namelist() if ".dist-info/" in name}
-        metadata = message_from_bytes(content.read(info["METADATA"]))
-        del metadata["Dynamic"]
-        found = [(key, str(Requirement(value)) if key == "Requires-Dist" else value) for key, value in metadata.items()]
-        names = {*content.namelist()} - {info.get("top_level.txt", "")}
-        return names, sorted(found), content.read(info["entry_points.txt"]).decode()
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +66,7 @@ def test_versions_and_dependencies_agree() -> None:
 @pytest.mark.slow
 def test_a_wheel_is_built_again_only_when_its_sources_changed(project: Path, tmp_path: Path) -> None:
     tree = shutil.copytree(project / "plugins", tmp_path / "tree/plugins").parent
-    for name in ("pyproject.toml", "LICENSE"):
+    for name in ("pyproject.toml", "LICENSE", "PYPI.md"):
         shutil.copy(project / name, tree)
     wheels, before = tmp_path / "wheels", sorted(tree.rglob("*"))
     first = build_wheel(tree, wheels)
@@ -84,34 +74,102 @@ def test_a_wheel_is_built_again_only_when_its_sources_changed(project: Path, tmp
     os.utime(tree / "plugins/module_utils/vllm_edge/cli.py")
     again = build_wheel(tree, tmp_path / "again", TZ="Asia/Tokyo", LC_ALL="C", PYTHONHASHSEED="1")
     assert Path(first["path"]).read_bytes() == Path(again["path"]).read_bytes()
-    # As setuptools builds it, with which `pipx install .` does.
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
-    run(*command, "--wheel-dir", tmp_path / "setuptools", shutil.copytree(tree, tmp_path / "copy"))
-    assert read_wheel(Path(first["path"])) == read_wheel(next((tmp_path / "setuptools").iterdir()))
     # Without the packages that it depends on, which `--version` and `--help` do not need.
     shutil.unpack_archive(first["path"], tmp_path / "installed", "zip")
-    bare, path = [sys.executable, "-S", "-m", "vllm_edge"], str(tmp_path / "installed")
+    bare, path = [sys.executable, "-S", "-m", "vllm_edge.cli"], str(tmp_path / "installed")
     assert run(*bare, "--version", cwd=tmp_path, PYTHONPATH=path).strip() == describe_version()
     assert "run-engine" in run(*bare, "--help", cwd=tmp_path, PYTHONPATH=path)
     (wheels / "vllm_edge-0.0.9-py3-none-any.whl").touch()
     made = Path(first["path"]).stat()
     assert build_wheel(tree, wheels) == first and Path(first["path"]).stat().st_mtime_ns == made.st_mtime_ns
+    (tree / "PYPI.md").write_text("Another page\n")
+    assert build_wheel(tree, wheels)["sha256"] != first["sha256"]
     (tree / "plugins/module_utils/vllm_edge/planning/checkpoint/recorded.json").write_text("{}\n")
     second = build_wheel(tree, wheels)
     assert second["sources"] != first["sources"] and second["sha256"] != first["sha256"]
     assert [path.name for path in wheels.iterdir()] == [Path(second["path"]).name]
 
 
+# ---- release ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tag", "told"),
+    [
+        ("v9.9.9", f"the tag is v9.9.9, and the version is {__version__}: tag v{__version__}"),
+        (f"v{__version__}", f"CHANGELOG.md has no section [{__version__}]"),
+    ],
+)
+def test_a_tag_that_the_files_do_not_agree_with_is_refused(tag: str, told: str, tmp_path: Path) -> None:
+    for name in ("tools/release", "galaxy.yml", "CHANGELOG.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    with pytest.raises(AssertionError, match=re.escape(told)):
+        run(tmp_path / "tools/release", tmp_path / "dist", tag, ADDRESS)
+    assert not (tmp_path / "dist").exists()
+
+
+@pytest.fixture(scope="module")
+def release(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a release, built as .github/workflows/release.yml does for a tag."""
+    changelog, place = project / "CHANGELOG.md", tmp_path_factory.mktemp("release") / "dist"
+    changelog.write_text(changelog.read_text().replace("[Unreleased]", f"[{__version__}] - 2026-12-01"))
+    run(project / "tools/release", place, f"v{__version__}", ADDRESS)
+    return place
+
+
+@pytest.mark.slow
+def test_a_release_is_what_its_sums_and_its_changelog_say(release: Path, tmp_path: Path) -> None:
+    """And its wheel is the one that pip builds of its sources, which are a checkout's."""
+    sums = run("sha256sum", "--check", "SHA256SUMS", cwd=release).splitlines()
+    sources = f"vllm_edge-{__version__}.tar.gz"
+    files = {sources, WHEEL, f"edge-vllm_edge-{__version__}.tar.gz"}
+    assert {line.removesuffix(": OK") for line in sums} == files == {path.name for path in release.glob("*vllm*")}
+    notes = (release / "notes.md").read_text()
+    assert "### Added" in notes and "## [" not in notes
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "-w", tmp_path, release / sources)
+    assert (tmp_path / WHEEL).read_bytes() == (release / WHEEL).read_bytes()
+    with zipfile.ZipFile(release / WHEEL) as wheel:
+        metadata = wheel.read(f"vllm_edge-{__version__}.dist-info/METADATA").decode()
+    assert f"Project-URL: Repository, {ADDRESS}\n" in metadata and ".invalid" not in metadata
+    assert metadata.endswith("\n\n" + (ROOT / "PYPI.md").read_text())
+
+
+@pytest.mark.slow
+def test_the_package_plans_as_its_page_says(release: Path, tmp_path: Path) -> None:
+    """Installed from its file into an empty environment, with what it depends on from the configured index."""
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "empty")
+    run(sys.executable, "-m", "pip", "--python", tmp_path / "empty/bin/python", "install", "--quiet", release / WHEEL)
+    page = textwrap.dedent((ROOT / "PYPI.md").read_text().partition("\n`vllm-edge` says")[0])
+    command, _, shown = page.removeprefix("$ ").partition("\n")
+    program, *words = command.split()
+    assert run(tmp_path / "empty/bin" / program, *words, cwd=tmp_path) == shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lint", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_galaxy_imports_the_collection_without_errors(release: Path, lint: bool, tmp_path: Path) -> None:
+    """With ansible-lint in `make test-all` only: `make lint` runs it over the same files. What sanity tests ignore has
+    its reason in the file."""
+    (archive,) = release.glob("edge-*")
+    settings = {"GALAXY_IMPORTER_RUN_ANSIBLE_LINT": str(lint), "HOME": str(tmp_path)}
+    said = run(sys.executable, "-m", "galaxy_importer.main", archive, cwd=tmp_path, **settings)
+    ignored = re.compile(r"WARNING: (tests/sanity/ignore-\S+ sanity\[cannot-ignore\]: |Ignore files skip ansible-test)")
+    found = [line for line in said.splitlines() if line.startswith(("ERROR", "WARNING")) and not ignored.match(line)]
+    assert found == [] and "Importer processing completed successfully" in said
+    assert ("ansible-lint run complete" in said) == lint
+    (ignores,) = ROOT.glob("tests/sanity/ignore-*.txt")
+    assert [line for line in ignores.read_text().splitlines() if not line.partition(" # ")[2]] == []
+
+
 # ---- collection -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def collections(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the collection, built as `make collection` builds it, and installed without a network."""
+def collections(release: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the collection, installed from its file without a network."""
     place = tmp_path_factory.mktemp("collection")
-    build_wheel(project, project / "roles/vllm_edge_host/files")
-    run("ansible-galaxy", "collection", "build", "--output-path", place, cwd=project)
-    (archive,) = place.glob("edge-vllm_edge-*.tar.gz")
+    (archive,) = release.glob("edge-*")
     install = ["ansible-galaxy", "collection", "install", "--offline", "--no-deps", "-p", place / "installed", archive]
     # Away from ansible.cfg of the checkout, by which the collection is there already.
     run(*install, cwd=place)
@@ -135,13 +193,13 @@ def test_the_collection_holds_what_an_operator_needs_and_nothing_else(collection
 
 
 @pytest.mark.slow
-def test_the_collection_carries_its_wheel(collections: Path) -> None:
+def test_the_collection_carries_the_wheel_of_the_package(collections: Path, release: Path) -> None:
     """It is used as it is: nothing is written into the collection."""
     files = installed(collections) / "roles/vllm_edge_host/files"
-    (made,) = files.glob("*.whl")
-    before = made.stat().st_mtime_ns
-    carried = build_wheel(installed(collections), files)
-    assert carried["sources"] == hash_sources() and made.stat().st_mtime_ns == before
+    before = (files / WHEEL).stat().st_mtime_ns
+    assert (files / WHEEL).read_bytes() == (release / WHEEL).read_bytes()
+    assert build_wheel(installed(collections), files)["sources"] == hash_sources()
+    assert (files / WHEEL).stat().st_mtime_ns == before
 
 
 @pytest.mark.slow

@@ -177,7 +177,7 @@ def test_a_run_with_everything_shown_shows_no_secret(tmp_path: Path) -> None:
     secrets = "{{ vllm_engine_engines | edge.vllm_edge.resolve_secrets(vllm_engine_secrets) }}"
     module = {"secrets": secrets, "configuration_directory": str(tmp_path / "etc")}
     tasks = [
-        {"name": "Bring the secrets", "engine_secrets": module, "register": "found"},
+        {"name": "Bring the secrets", "edge.vllm_edge.engine_secrets": module, "register": "found"},
         {"ansible.builtin.debug": {"var": "found"}},
     ]
     (tmp_path / "secret").write_text(MARKED)

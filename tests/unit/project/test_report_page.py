@@ -20,7 +20,7 @@ TASKS: list[dict[str, Any]] = [
         "when": "inventory_hostname in [fails | default(''), 'never']",
     },
     {"ansible.builtin.include_tasks": str(ROOT / "playbooks" / "tasks" / "page.yml")},
-    {"show": {"text": "{{ serving_note }}", "color": "red"}},
+    {"edge.vllm_edge.show": {"text": "{{ serving_note }}", "color": "red"}},
 ]
 PLAY = [{"hosts": "gpu_hosts", "gather_facts": False, "tasks": TASKS}]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers import ROOT, find_failures, run_playbook, write_program
+from helpers import ROOT, find_failures, replace_modules, run_playbook, write_program
 
 pytestmark = pytest.mark.slow
 
@@ -232,7 +232,7 @@ BUDGETS: dict[str, tuple[str, dict[str, Any], str, bool]] = {
 def test_a_gpu_over_its_budget_fails_the_play_after_its_report_and_containers_at_risk_are_named(tmp_path: Path) -> None:
     """Parts of playbooks/engines.yml with the wiring, where modules answer what this test says."""
     (_, whole) = yaml.safe_load((ROOT / "playbooks" / "engines.yml").read_text())
-    first = next(at for at, task in enumerate(whole["tasks"]) if "vram_budget" in task)
+    first = next(at for at, task in enumerate(whole["tasks"]) if "edge.vllm_edge.vram_budget" in task)
     wiring = yaml.safe_load((ROOT / "group_vars" / "all" / "wiring.yml").read_text())
     variables = {name: wiring[name] for name in ("serving_over_budget", "serving_unmoved", "vram_foreign")}
     variables |= {"gpu_slots_result": {"uuids": []}}
@@ -245,12 +245,11 @@ def test_a_gpu_over_its_budget_fails_the_play_after_its_report_and_containers_at
     end = {"hosts": "all", "gather_facts": False, "connection": "local", "vars": variables}
     warn = {"ansible.builtin.include_tasks": str(ROOT / "playbooks/tasks/gpu_access.yml")}
     (tmp_path / "play.yml").write_text(yaml.safe_dump([{**end, "tasks": [warn, *whole["tasks"][first:]]}]))
-    modules = {"library/vram_budget.py": MEASURED, "library/host_facts.py": AT_RISK}
-    hidden = dict.fromkeys(("tasks/report.yml", "tasks/page.yml"), "- debug: {msg: hidden}\n")
-    for path, text in {**hidden, **modules}.items():
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_text(text)
-    done = run_playbook("-i", "hosts.yml", "play.yml", cwd=tmp_path, ANSIBLE_LIBRARY=str(tmp_path / "library"))
+    (tmp_path / "tasks").mkdir()
+    for name in ("report.yml", "page.yml"):
+        (tmp_path / "tasks" / name).write_text("- debug: {msg: hidden}\n")
+    collections = replace_modules(tmp_path / "collections", vram_budget=MEASURED, host_facts=AT_RISK)
+    done = run_playbook("-i", "hosts.yml", "play.yml", cwd=tmp_path, ANSIBLE_COLLECTIONS_PATH=collections)
     failures = find_failures(done)
     assert done.stdout.count(": WARNING: x may lose its GPUs") == len(BUDGETS), done.stdout
     for name, (_, _, words, report) in BUDGETS.items():

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers import ROOT, run_playbook, start_warm_python, write_program
+from helpers import ROOT, replace_modules, run_playbook, start_warm_python, write_program
 
 DOWN = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
 """A host on whose port nobody listens."""
@@ -42,8 +42,7 @@ def run(tmp_path: Path) -> Run:
         after = {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [later]}
         (tmp_path / "site.yml").write_text(json.dumps([*stages, after]))
         given = ["-i", "hosts.yml", "-e", "ansible_become=false", "site.yml", *words[len(names) :]]
-        library = f"{tmp_path / 'library'}:{ROOT / 'library'}"
-        return run_playbook(*given, cwd=tmp_path, ANSIBLE_DISPLAY_OK_HOSTS="true", ANSIBLE_LIBRARY=library)
+        return run_playbook(*given, cwd=tmp_path, ANSIBLE_DISPLAY_OK_HOSTS="true")
 
     return go
 
@@ -107,10 +106,9 @@ module.exit_json(doctor={}, problems=["This is wrong."], lines=["a line"])
 
 
 @pytest.mark.slow
-def test_each_host_has_a_support_report_of_its_own(run: Run, tmp_path: Path) -> None:
+def test_each_host_has_a_support_report_of_its_own(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its checks may fail; the report is fetched nevertheless."""
-    (tmp_path / "library").mkdir()
-    (tmp_path / "library" / "host_doctor.py").write_text(DOCTOR)
+    monkeypatch.setenv("ANSIBLE_COLLECTIONS_PATH", replace_modules(tmp_path / "collections", host_doctor=DOCTOR))
     reports = tmp_path / "reports"
     reports.mkdir()
     old = reports / "one.tar.gz"

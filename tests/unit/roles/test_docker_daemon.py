@@ -135,7 +135,7 @@ class Host:
 
 
 CASES = Cases("container_runtime", make=Host, validated=False)
-CASES.defaults = {"host_facts": {"root": "{{ root_of_case }}"}}
+CASES.defaults = {"edge.vllm_edge.host_facts": {"root": "{{ root_of_case }}"}}
 
 
 @CASES.add

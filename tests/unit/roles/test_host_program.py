@@ -51,7 +51,7 @@ class Host:
         self.source = root / "project/plugins/module_utils/vllm_edge"
         for tree in ("plugins/module_utils", "roles/vllm_edge_host"):
             shutil.copytree(ROOT / tree, root / "project" / tree, ignore=shutil.ignore_patterns("__pycache__", "*.whl"))
-        for name in ("pyproject.toml", "LICENSE"):
+        for name in ("pyproject.toml", "LICENSE", "PYPI.md"):
             shutil.copy(ROOT / name, root / "project")
         for name in ("bin", "cache", "opt", "packages/pip", "path", "state", "wheels"):
             (root / name).mkdir(parents=True)

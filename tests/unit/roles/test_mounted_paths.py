@@ -52,7 +52,7 @@ def refuse(root: Path, role: str, tasks: str, variable: str, place: str, told: s
 
 
 CASES = Cases("{{ role_of_case }}", make=make_root, validated=False)
-CASES.defaults = {"mounted_paths": {"root": "{{ root_of_case }}"}}
+CASES.defaults = {"edge.vllm_edge.mounted_paths": {"root": "{{ root_of_case }}"}}
 for role, tasks, variable in (
     ("vllm_edge_host", "validate", "vllm_edge_host_data_directory"),
     ("model_weights", "preflight", "model_weights_root"),

@@ -32,6 +32,7 @@ from ansible.module_utils.vllm_edge.switch.journal import take_lock, to_json
 from ansible.module_utils.vllm_edge.switch.model import Journal, Result
 from ansible.module_utils.vllm_edge.system.docker import Container
 from ansible.module_utils.vllm_edge.text import WIDTH
+from ansible.module_utils.vllm_edge.weights.record import Record
 from engine_files import CONFIG, written
 from fake_docker import FakeDocker
 from journals import RUNNING, ended
@@ -201,6 +202,19 @@ def test_the_newest_run_of_the_quality_suite(serving: Host) -> None:
         results = [passed, replace(passed, case="german", verdict="failed" if "-25T" in at else "passed")]
         write_record(build_record(generation, Options((), 3, 60.0), results, at), serving.paths)
     assert "quality of nvfp4-tp2 at 2026-11-25T08:00:00Z: 1 passed, 1 failed, 0 unsteady" in serving.tell()
+
+
+def test_what_quantized_the_weights_and_what_vllm_warned_of(serving: Host, tmp_path: Path) -> None:
+    (tmp_path / "e2b.json").write_text(
+        Record("e2b", "a/b", "main", "c" * 40, "/w", "hub", {}, "modelopt 0.37.0").to_json()
+    )
+    file = serving.paths.engine_dir("e2b") / "engine.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "weights_record": str(tmp_path / "e2b.json")}))
+    state = serving.paths.engine_state("e2b")
+    state.write_text(json.dumps({**json.loads(state.read_text()), "start_warnings": ["It does not compute in FP4."]}))
+    said = serving.tell()
+    assert "weights: quantized by modelopt 0.37.0" in said
+    assert said.count("e2b: It does not compute in FP4.") == 1
 
 
 def test_accepted_risks_and_what_keeps_the_gpus_of_an_engine_apart(serving: Host, tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ def tell(**more: Any) -> str:
     ("engine", "words"),
     [
         ({"peer_to_peer_off": ["the IOMMU translates x"]}, "off: the IOMMU translates x; iommu=pt and a reboot "),
-        ({"peer_to_peer_off": ["vllm_engine_peer_to_peer says so"]}, "off: vllm_engine_peer_to_peer says so. s"),
+        ({"peer_to_peer_off": ["vllm_engine_peer_to_peer says so"]}, "off: vllm_engine_peer_to_peer says so. 3"),
+        ({"start_warnings": ["The GPU does not compute in FP4."]}, "31b-nvfp4-tp2: The GPU does not compute in FP4."),
         (
             {"accept_risk": ["--trust-remote-code", "VLLM_SERVER_DEV_MODE"]},
             "31b-nvfp4-tp2: accepted risks: --trust-remote-code, VLLM_SERVER_DEV_MODE.",

@@ -87,7 +87,7 @@ class TestHub:
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[TestHub]:
     served = TestHub(tmp_path / "hub")
-    served.write("config.json", b'{"model_type": "gemma4"}\n')
+    served.write("config.json", b'{"quantization_config": {"producer": {"name": "modelopt", "version": "0.37.0"}}}\n')
     served.write("model.safetensors", bytes(range(256)) * 800)
     served.write("nested/extra.json", b"{}\n")
     served.write("pytorch_model.bin", b"a pickle")

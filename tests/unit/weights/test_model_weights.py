@@ -99,6 +99,7 @@ def test_first_run_brings_what_vllm_reads_and_records_the_commit(
     assert on_the_disk(target) and on_the_disk(record)
     written = json.loads(record.read_text())
     assert written["revision"] == result["revision"] != "main" and written["requested_revision"] == "main"
+    assert written["quantizer"] == "modelopt 0.37.0"
     kept = written["files"]["model.safetensors"]
     assert kept["sha256"] == hashlib.sha256((target / "model.safetensors").read_bytes()).hexdigest()
     assert kept["inode"] == (target / "model.safetensors").stat().st_ino
@@ -517,9 +518,10 @@ def test_module_goes_on_where_the_client_is(hub: TestHub, arguments: Result, tar
     bare = tmp_path / "bare"
     venv.create(bare, with_pip=False)
     given = {**arguments, "interpreter": sys.executable, "token": "hf_right"}
-    command = [Path(sys.executable).with_name("ansible"), "localhost", "-c", "local", "-m", "model_weights", "-vvv"]
+    command = [Path(sys.executable).with_name("ansible"), "localhost", "-c", "local", "-vvv"]
+    command += ["-m", "edge.vllm_edge.model_weights", "-a", json.dumps(given)]
     done = subprocess.run(
-        [*command, "-a", json.dumps(given), "-e", f"ansible_python_interpreter={bare}/bin/python3"],
+        [*command, "-e", f"ansible_python_interpreter={bare}/bin/python3"],
         cwd=ROOT,
         capture_output=True,
         text=True,

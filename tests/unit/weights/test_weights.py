@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from ansible.module_utils.vllm_edge.weights import record as weights_record
@@ -33,6 +35,25 @@ RECORD = weights_record.Record("m", "o/n", "main", "a" * 40, "/w/m", "hub", FILE
 def test_what_is_no_record_is_not_taken_for_one(text: str) -> None:
     with pytest.raises(ValueError):
         weights_record.parse_record(text)
+
+
+MODELOPT = {"producer": {"name": "modelopt", "version": "0.37.0"}}
+
+
+@pytest.mark.parametrize(
+    ("file", "config", "told"),
+    [
+        ("config.json", {"quantization_config": MODELOPT}, "modelopt 0.37.0"),
+        ("hf_quant_config.json", MODELOPT, "modelopt 0.37.0"),
+        ("config.json", {"quant_method": "compressed-tensors", "version": "0.15.0.1"}, "compressed-tensors 0.15.0.1"),
+        ("config.json", {"quant_method": "awq", "version": "gemm"}, ""),
+        ("config.json", {"producer": {"name": "a\nb", "version": "1"}}, ""),
+        ("config.json", ["modelopt"], ""),
+    ],
+)
+def test_the_program_that_quantized_weights(tmp_path: Path, file: str, config: object, told: str) -> None:
+    (tmp_path / file).write_text(json.dumps(config))
+    assert weights_record.read_quantizer(tmp_path) == told
 
 
 def test_manifest_goes_by_names_and_contents_alone() -> None:

@@ -26,6 +26,8 @@ Ask = Callable[..., Answer]
 """Sends a request; `system.http.request` or a substitute."""
 Verdict = tuple["Outcome", str]
 """Outcome and detail of a check."""
+Content = str | list[dict[str, str]]
+"""Content of a message: a text, or a list of parts."""
 T = TypeVar("T")
 
 QUESTION = "In one short sentence: what is a serving host?"
@@ -196,7 +198,9 @@ class Client:
             raise CheckFailedError(f"POST {path} of {self.name!r} answered no {key}")
         return value
 
-    def chat(self, what: str, user: str, max_tokens: int, *, system: str | None = None, **payload: Any) -> Reply:
+    def chat(
+        self, what: str, user: Content, max_tokens: int, *, system: Content | None = None, **payload: Any
+    ) -> Reply:
         """Request one chat completion at temperature 0; `payload` has further fields of the request."""
         fixed = {"messages": build_messages(user, system), "max_tokens": max_tokens, "temperature": 0, "seed": 0}
         data = self.post("/v1/chat/completions", what, **fixed, **payload)
@@ -226,7 +230,7 @@ class Client:
         )
 
 
-def build_messages(user: str, system: str | None = None) -> list[dict[str, str]]:
+def build_messages(user: Content, system: Content | None = None) -> list[dict[str, Content]]:
     first = [] if system is None else [{"role": "system", "content": system}]
     return [*first, {"role": "user", "content": user}]
 
@@ -246,21 +250,28 @@ def check_completion(client: Client) -> Reply:
 
 
 def check_system_prompt(client: Client) -> Verdict:
-    """Check that the chat template renders the system prompt, and that a completion gets the rendered prompt.
+    """Check that the chat template renders the system prompt, and content in parts, and that a completion gets both.
 
-    A template may silently drop the system role. /tokenize renders messages as /v1/chat/completions does; equal numbers
-    of tokens show that the prompt that was inspected is the one that the model gets.
+    A template may silently drop the system role, or all parts of a list but the first. /tokenize renders messages as
+    /v1/chat/completions does; equal numbers of tokens show that the prompt that was inspected is what the model gets.
     """
-    sentence = f"The canary of today is called {secrets.token_hex(4)}."
-    question = {"messages": build_messages(QUESTION, sentence)}
-    tokens = client.post_for("/tokenize", "the tokenized prompt", "tokens", list, **question)
-    prompt = client.post_for("/detokenize", "the rendered prompt", "prompt", str, tokens=tokens)
-    if " ".join(sentence.split()) not in " ".join(prompt.split()):
-        raise CheckFailedError(
-            f"the system prompt does not reach {client.name!r}: the chat template renders {quote(prompt, 200)} without "
-            f"{sentence!r}; another chat template is needed"
-        )
-    reply = client.chat("the completion with a system prompt", QUESTION, 1, system=sentence)
+    sentences = [f"The canary of today is called {secrets.token_hex(4)}.", f"It sings {secrets.token_hex(4)}."]
+    parts = [{"type": "text", "text": sentence} for sentence in sentences]
+    messages: list[tuple[str, Content, Content]] = [
+        ("the system prompt", " ".join(sentences), QUESTION),
+        ("a message of two parts", parts, parts),
+    ]
+    for what, system, user in messages:
+        question = {"messages": build_messages(user, system)}
+        tokens = client.post_for("/tokenize", "the tokenized prompt", "tokens", list, **question)
+        prompt = client.post_for("/detokenize", "the rendered prompt", "prompt", str, tokens=tokens)
+        times = [" ".join(prompt.split()).count(sentence) for sentence in sentences]
+        if min(times) < (2 if user is parts else 1):
+            raise CheckFailedError(
+                f"{what} does not reach {client.name!r}: the chat template renders {quote(prompt, 200)} without "
+                f"{sentences[times.index(min(times))]!r}; another chat template is needed"
+            )
+    reply = client.chat("the completion with a system prompt", parts, 1, system=parts)
     if reply.prompt_tokens != len(tokens):
         raise CheckFailedError(
             f"a completion of {client.name!r} gets a prompt of {reply.prompt_tokens} tokens where the chat template "

@@ -8,12 +8,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from .. import __version__
 from ..facts.model import Expectation
 from ..facts.reader import Reader
-from ..facts.serving import read_deep
+from ..facts.serving import ask_gpus, load_configs, read_deep, sum_budgets
 from ..paths import HostPaths
 from ..switch.command import refuse_without_write_access
 from ..text import print_result
+from .publish import build
 from .registry import examine
 from .render import render
 from .support import write_report
@@ -24,14 +26,19 @@ def run_doctor(
     *,
     output: str,
     support_report: str | None = None,
+    publish: bool = False,
     deep: bool = False,
     expected: str | None = None,
     reader: Reader | None = None,
 ) -> int:
-    """Run `vllm-edge doctor`. `expected` is an Expectation of the inventory as JSON.
+    """Run `vllm-edge doctor`. `expected` is an Expectation of the inventory as JSON; with `publish` the support report
+    has only what `doctor.publish` allows.
 
     Returns the exit status: 0 all is well, 1 warnings, 2 failures, or the support report could not be written.
     """
+    if publish and not support_report:
+        print("--publish: it is not said where to. Write --support-report figures.json --publish.", file=sys.stderr)
+        return 2
     if deep and (refused := refuse_without_write_access(paths, "doctor --deep")):
         return refused
     reader = reader or Reader(paths=paths)
@@ -40,10 +47,27 @@ def run_doctor(
     document = examine(replace(facts, deep=read_deep(paths, expectation)) if deep else facts)
     if support_report:
         try:
-            write_report(Path(support_report), reader, document)
+            if publish and not _write_figures(Path(support_report), reader):
+                return 2
+            if not publish:
+                write_report(Path(support_report), reader, document)
         except OSError as error:
             print(f"The support report {support_report} cannot be written: {error}", file=sys.stderr)
             return 2
         print(f"Support report: {support_report}. Read it before you give it away.", file=sys.stderr)
     print_result(output, document, render(document))
     return int(document["exit_status"])
+
+
+def _write_figures(path: Path, reader: Reader) -> bool:
+    """Write what can be published of the host's engines, and say why others are left out. False if it is nothing."""
+    boards, problem = ask_gpus(sum_budgets(load_configs(reader.paths)[0]), reader.paths)
+    engines, left = build(reader.paths, boards, reader.plain("sys/module/nvidia/version"))
+    for sentence in [problem, *left] if problem else left:
+        print(sentence, file=sys.stderr)
+    if not engines:
+        print(f"Nothing was written into {path}: no engine of this host can be published.", file=sys.stderr)
+        return False
+    source = f"measured by vllm-edge {__version__} doctor --publish"
+    path.write_text(json.dumps({"source": source, "engines": engines}, indent=2) + "\n", encoding="utf-8")
+    return True

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from .signatures import COMPILERS, ENGINE_SIGNATURES, SIGNATURES, Explanation, Signature
+from .signatures import COMPILERS, ENGINE_SIGNATURES, SIGNATURES, START_WARNINGS, Explanation, Signature
 from .startup import parse_phase
 
 
@@ -94,6 +94,12 @@ def _match(
             ):
                 return _fill_signature(signature, match)
     return None
+
+
+def find_start_warning(line: str) -> Explanation | None:
+    """Return what a line of a start says that costs speed or precision, and is no failure."""
+    matches = ((signature, re.search(signature.pattern, line)) for signature in START_WARNINGS)
+    return next((_fill_signature(signature, match) for signature, match in matches if match), None)
 
 
 def match_lines(lines: Sequence[str], was_serving: bool = False) -> Explanation | None:

@@ -16,6 +16,7 @@ from ..names import LABEL_ENGINE, LABEL_INPUT_HASH
 from ..system.docker import Container
 from ..system.http import Answer
 from .config import EngineConfig
+from .diagnosis import find_start_warning
 from .metrics import Advance
 from .signatures import Explanation
 from .startup import BUSY_PHASES, STARTING_PHASES, WORDS, Phase, Progress, is_progress
@@ -205,6 +206,7 @@ class Supervision:
     loading_read_bytes: int | None = None
     """Bytes that the container read from disks while it loaded weights; None if they were not counted."""
     progress: Progress = field(default_factory=Progress)
+    start_warnings: list[str] = field(default_factory=list)
     ready: bool = False
     phase: Phase = Phase.STARTING
     scan: deque[str] = field(default_factory=lambda: deque(maxlen=SCAN_LINES))
@@ -293,6 +295,9 @@ class Supervision:
             self.last_log = now
         known = dict(self.progress.facts)
         self.progress.feed(line)
+        warning = None if self.ready else find_start_warning(line)
+        if warning and warning.sentence() not in self.start_warnings:
+            self.start_warnings.append(warning.sentence())
         late = self.ready and self.progress.facts != known
         if not self.ready and self.phase is not self.progress.phase:
             self._end_phase(now)

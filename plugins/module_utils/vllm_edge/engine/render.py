@@ -50,6 +50,16 @@ DEFAULT_ENVIRONMENT = {
     "VLLM_HOST_IP": "127.0.0.1",
 }
 """Variables that an engine's `extra_env` may set otherwise, as it may the limits of requests and those of the bus."""
+DEFAULTS: Mapping[str, Any] = {
+    **{"uid": 8050, "shm_size": "4g", "tmp_size": "4g", "pids_limit": 4096, "oom_score_adj": 500, "max_logprobs": 20},
+    **{"max_tokens": 32768, "cache_directory": "/data/vllm/cache", "stop_timeout_s": 30, "stall_timeout_s": 300},
+    **{"progress_timeout_s": 300, "idle_probe_s": 300},
+    "request_limits": dict.fromkeys(("VLLM_MAX_N_SEQUENCES", "VLLM_MAX_COMPLETION_PROMPTS"), 16)
+    | {"VLLM_MAX_IMAGE_PIXELS": 50000000},
+    "ulimits": ("core=0:0", "memlock=1073741824:1073741824", "nofile=65536:65536"),
+}
+"""The defaults of the role, for what is written without a host."""
+CLOSED = ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges")
 HEALTH_TIMEOUT_S = 5
 """Seconds in which /health has to answer."""
 
@@ -183,20 +193,12 @@ def _list_options(
     yield f"--name=vllm-{name}"
     yield f"--label={LABEL_ENGINE}={name}"
     yield f"--user={settings.uid}:{settings.uid}"
-    yield from ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none")
+    yield from (*CLOSED, "--network=none")
     # Where dockerd has userns-remap, its files stay those of this user. Without it, this is the default.
     yield "--userns=host"
     for slot in engine["gpus"]:
         yield f"--device=nvidia.com/gpu={_check(settings.gpu_uuids[slot], 'gpu_uuids')}"
-    yield f"--shm-size={_check(settings.shm_size, 'shm_size')}"
-    for limit in settings.ulimits:
-        yield f"--ulimit={_check(limit, 'ulimits')}"
-    yield f"--pids-limit={settings.pids_limit}"
-    yield f"--oom-score-adj={settings.oom_score_adj}"
-    memory = settings.memory or f"{compute_memory_gib(engine, model, settings)}g"
-    yield f"--memory={_check(memory, 'memory')}"
-    yield f"--memory-swap={memory}"  # no swap beside it
-    yield f"--tmpfs=/tmp:exec,mode=1777,size={_check(settings.tmp_size, 'tmp_size')}"
+    yield from list_limits(engine, model, settings)
     weights = _check_directory(model["path"], f"path of the model {engine['model']}")
     yield f"--mount=type=bind,source={weights},target=/models/{_get_base(model)},readonly"
     # What was compiled with one image is of no use to another one.
@@ -210,16 +212,35 @@ def _list_options(
     if engine.get("secret_env"):
         yield f"--env-file={paths.secret_file(name)}"
     own = engine.get("extra_env") or {}
-    bus = settings.bus_environment if len(engine["gpus"]) > 1 else {}
-    default = {**DEFAULT_ENVIRONMENT, **settings.request_limits, **bus}
-    environment = {**FIXED_ENVIRONMENT, **default, **own}
-    if "PYTHONPATH" in own:  # a risk that the engine accepts
-        environment["PYTHONPATH"] = f"{policy.DIRECTORY}:{own['PYTHONPATH']}"
+    environment = build_environment(engine, settings)
     for key, value in environment.items():
         if not re.fullmatch(VARIABLE_NAME, str(key)):
             raise EngineConfigError(f"{shown(key)} is no name of an environment variable: letters, digits and _")
         yield f"--env={key}={_check_line(value, f'extra_env.{key}' if key in own else f'{key}')}"
     yield from ("--log-driver=json-file", "--log-opt=max-size=16m", "--log-opt=max-file=2")
+
+
+def build_environment(engine: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    own = engine.get("extra_env") or {}
+    bus = settings.bus_environment if len(engine["gpus"]) > 1 else {}
+    default = {**DEFAULT_ENVIRONMENT, **settings.request_limits, **bus}
+    environment = {**FIXED_ENVIRONMENT, **default, **own}
+    if "PYTHONPATH" in own:  # a risk that the engine accepts
+        environment["PYTHONPATH"] = f"{policy.DIRECTORY}:{own['PYTHONPATH']}"
+    return environment
+
+
+def list_limits(engine: Mapping[str, Any], model: Mapping[str, Any], settings: Settings) -> Iterator[str]:
+    """Yield the options that bound what a container takes of the host. Raises EngineConfigError."""
+    yield f"--shm-size={_check(settings.shm_size, 'shm_size')}"
+    for limit in settings.ulimits:
+        yield f"--ulimit={_check(limit, 'ulimits')}"
+    yield f"--pids-limit={settings.pids_limit}"
+    yield f"--oom-score-adj={settings.oom_score_adj}"
+    memory = settings.memory or f"{compute_memory_gib(engine, model, settings)}g"
+    yield f"--memory={_check(memory, 'memory')}"
+    yield f"--memory-swap={memory}"  # no swap beside it
+    yield f"--tmpfs=/tmp:exec,mode=1777,size={_check(settings.tmp_size, 'tmp_size')}"
 
 
 def compute_memory_gib(engine: Mapping[str, Any], model: Mapping[str, Any], settings: Settings) -> int:
@@ -279,7 +300,6 @@ def _list_vllm_arguments(
     engine: Mapping[str, Any], model: Mapping[str, Any], settings: Settings, chat_template: bool
 ) -> Iterator[str]:
     """Yield the arguments of `vllm serve`. What an engine states of its own comes last: vLLM takes the last."""
-    own = [_check_line(word, "extra_args") for word in engine.get("extra_args") or ()]
     yield f"/models/{_get_base(model)}"
     yield "--served-model-name"
     for name in (*engine["served_names"], *(engine.get("stands_in_for") or ())):
@@ -287,6 +307,16 @@ def _list_vllm_arguments(
             raise EngineConfigError(f"served_names is {shown(name)}: vLLM would read it as an option")
         yield name
     yield "--uds=/run/api/api.sock"
+    yield from list_serve_arguments(engine, settings, chat_template=chat_template)
+    # vLLM makes the last one the outermost.
+    yield policy.MIDDLEWARE
+
+
+def list_serve_arguments(
+    engine: Mapping[str, Any], settings: Settings, *, chat_template: bool = False
+) -> Iterator[str]:
+    """Yield the arguments of `vllm serve` that are the same wherever it runs. Raises EngineConfigError."""
+    own = [_check_line(word, "extra_args") for word in engine.get("extra_args") or ()]
     yield from (_check_line(word, name) for name, word in list_passed(engine))
     if engine.get("tool_call_parser"):
         yield "--enable-auto-tool-choice"
@@ -303,8 +333,6 @@ def _list_vllm_arguments(
     bus = settings.bus_arguments if len(engine["gpus"]) > 1 else ()
     yield from (_check_line(word, "vllm_engine_peer_to_peer") for word in bus if word not in own)
     yield from _bound_generation(own, settings.max_tokens)
-    # vLLM makes the last one the outermost.
-    yield policy.MIDDLEWARE
 
 
 def _get_base(model: Mapping[str, Any]) -> str:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Known failure messages of vLLM and Docker, each with its cause and remedy, as two tables.
+"""Known messages of vLLM and Docker, each with its cause and remedy, as three tables.
 
-A row begins with `final` (the cause stays until an operator acts) or `heals` (another attempt can succeed) and the key
-of the cause. Then come lines with a mark: `/` an alternative of the pattern, `+` more of that alternative, `@` where an
-exception was met, `=` the reason, `>` the remedy, or `#` the number of a CUDA error that has both (gpu/cuda.py). Reason
-and remedy may have names of the pattern's groups, as {name}. The first row that matches wins.
+A row begins with `final` (the cause stays until an operator acts), `heals` (another attempt can succeed) or `warns` (no
+failure) and the key of the cause. Then come lines with a mark: `/` an alternative of the pattern, `+` more of that
+alternative, `@` where an exception was met, `=` the reason, `>` the remedy, or `#` the number of a CUDA error that has
+both (gpu/cuda.py). Reason and remedy may have names of the pattern's groups, as {name}. The first row that matches
+wins.
 """
 
 from __future__ import annotations
@@ -482,9 +483,46 @@ final entrypoint_missing
 > The image is not a vLLM image: run the image stage
 """
 
+# In vLLM 0.32.0, and alike in 0.19 to 0.33: quantization/modelopt.py:1000 (of 0.19.0; until 0.25),
+# kernels/linear/nvfp4/marlin.py:35, quantization/utils/marlin_utils_fp4.py:342 and marlin_utils_fp8.py:109;
+# quantization/utils/marlin_utils.py:240; quantization/auto_awq.py:326 and auto_gptq.py:245;
+# fused_moe/fused_moe.py:1164, fp8_utils.py:954 and mamba_ssm.py:108; device_communicators/custom_all_reduce.py:272
+# and 287; quantization/kv_cache.py:164.
+_START = r"""
+warns experimental_format
+/ Detected ModelOpt (?P<name>\w+) checkpoint.{0,60}Please note that the format is experimental
+= vLLM calls the format of these weights (ModelOpt {name}) experimental: another release may read them otherwise
+> Run playbooks/quality.yml after an upgrade of the engine
+warns weight_only
+/ Your GPU does not have native support for (?P<bits>FP[48]) computation
+= the engine does not compute in {bits}: the Marlin kernel unpacks its weights, which saves memory and no arithmetic
+> The plan's speed counts it; long prompts are slower than with a kernel that computes in {bits}
+warns kernel_padded
+/ Marlin requires thread-tile padding for
+= the Marlin kernel pads weights of this model at this tensor_parallel_size, and what it computes with them each time
+> Another tensor_parallel_size may need no padding and be faster
+warns kernel_fallback
+/ is not supported by \w*Marlin\w*\. Falling back to (?P<kernel>unoptimized AWQ|Moe WNA16) kernels
+= vLLM's fast kernel does not take some layers, which run in its {kernel} kernels
+> Another tensor_parallel_size or precision of the model may be faster
+warns kernel_untuned
+/ Using default (?P<what>MoE|W8A8 Block FP8 kernel|Mamba SSU) config\. Performance might be sub-optimal
+= vLLM has no tuned settings of its {what} kernel for this GPU and takes defaults
+> A newer release may have them
+warns peer_to_peer
+/ Custom allreduce is disabled because it's not supported on (?P<text>more than two PCIe-only GPUs)
+/ Custom allreduce is disabled because your (?P<text2>platform lacks GPU P2P capability or P2P test failed)
+= the exchange of vLLM's own between GPUs is off ({text}{text2}), and NCCL takes its place
+> Without NVLink this is usual, and the plan's speed counts it
+warns kv_scales
+/ Using KV cache scaling factor 1\.0 for fp8
+= the checkpoint has no scales for a KV cache in FP8, and vLLM takes 1.0
+> Compare answers with kv_cache_dtype bfloat16 (playbooks/quality.yml) if precision matters
+"""
+
 
 def _read_table(text: str) -> Iterator[Signature]:
-    for row in re.split(r"\n(?=final |heals )", text.strip()):
+    for row in re.split(r"\n(?=final |heals |warns )", text.strip()):
         head, *lines = row.splitlines()
         kind, cause = head.split()
         told = {mark: [line[2:] for line in lines if line[0] == mark] for mark in "@=>#"}
@@ -501,3 +539,5 @@ ENGINE_SIGNATURES = tuple(_read_table(_ENGINE))
 """Messages in vLLM's log."""
 SIGNATURES = (*_read_table(_DOCKER), *ENGINE_SIGNATURES)
 """With Docker's messages when it refuses to create or start a container; the engine's log contains none of them."""
+START_WARNINGS = tuple(_read_table(_START))
+"""Messages of a start that succeeds."""

@@ -53,6 +53,8 @@ class EngineState:
     load_phases: dict[str, float] = field(default_factory=dict)
     """The same seconds by phase (values of `Phase`); empty if they were not seen."""
     log_facts: dict[str, float | int] = field(default_factory=dict)
+    start_warnings: list[str] = field(default_factory=list)
+    """What vLLM warned of at this start, in sentences."""
     last_failure: Failure | None = None
 
 

@@ -130,6 +130,7 @@ class Supervisor(Launcher):
             was_ready=how is Existing.ATTACH_SERVING,
             load_seconds=known.load_seconds if known else None,
             load_phases=dict(known.load_phases) if known and known.load_seconds is not None else {},
+            start_warnings=list(known.start_warnings) if known else [],
         )
         if how is not Existing.CREATE:
             # Earlier lines are in the journal already, but they show how far the engine is.
@@ -149,6 +150,7 @@ class Supervisor(Launcher):
             load_seconds=life.load_seconds,
             load_phases=life.load_phases if life.load_seconds is not None else {},
             log_facts=life.progress.facts,
+            start_warnings=life.start_warnings,
         )
         # systemd may end a start later for this, never earlier. It counts if the log is lost: nobody extends then.
         longest = find_longest(self.paths.engine_loads(self.config.engine), self.config)
@@ -167,6 +169,7 @@ class Supervisor(Launcher):
                 load_seconds=life.load_seconds,
                 load_phases=life.load_phases,
                 log_facts=life.progress.facts,
+                start_warnings=life.start_warnings,
             )
             self._remember_load(life)
             Worker(self.discard_cache)

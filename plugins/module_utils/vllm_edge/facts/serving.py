@@ -223,6 +223,9 @@ def describe_engine(
 ) -> Json:
     """Return one engine as `status --format json` shows it. `unit` is None if systemd does not know it."""
     configured = {key: getattr(config, key) for key in CONFIGURED}
+    weights = None
+    with contextlib.suppress(OSError):
+        weights = load_record(Path(config.weights_record)) if config.weights_record else None
     return {
         **{key: list(value) if isinstance(value, tuple) else value for key, value in configured.items()},
         **_describe_unit(unit or {}),
@@ -231,6 +234,8 @@ def describe_engine(
         "load_seconds": _measure_load_seconds(unit or {}, state),
         "load_phases": state.load_phases if state else {},
         "log_facts": state.log_facts if state else {},
+        "start_warnings": state.start_warnings if state else [],
+        "quantizer": weights.quantizer if weights else "",
         "last_failure": asdict(state.last_failure) if state and state.last_failure else None,
     }
 

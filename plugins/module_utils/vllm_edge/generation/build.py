@@ -77,28 +77,17 @@ def rendered(
             engines[name] = _render_engine(row, options["models"], settings, paths, (installed or {}).get(name))
         except EngineConfigError as error:
             problems.append(f"engine {name}: {error}")
-    budgets = {str(uuid): _read_number(str(mib), int) for uuid, mib in options["budgets_mib"].items()}
-    problems += [
-        f"budgets_mib of {uuid} is {options['budgets_mib'][uuid]!r}: MiB, a whole number from 0"
-        for uuid, mib in budgets.items()
-        if mib is None or mib < 0
-    ]
-    kinds = {item.name: type(item.default) for item in fields(Limits)}
-    limits = {key: _read_number(value, kinds.get(key, float)) for key, value in options["limits"].items()}
-    for key, number in limits.items():
-        if number is None:
-            problems.append(f"limits: {key} is {options['limits'][key]!r}, a number is expected")
-        if key not in kinds:
-            problems.append(f"limits: {key} is none of {', '.join(kinds)}")
     if problems:
         raise GenerationError(f"The rendered generation cannot be used: {'; '.join(problems)}.")
+    # Numbers that came with -e are texts.
+    kinds: dict[str, type[Any]] = {item.name: type(item.default) for item in fields(Limits)}
     return Rendered(
         options["profile"],
         engines,
         options["target"],
-        budgets,
+        {str(uuid): int(mib) for uuid, mib in options["budgets_mib"].items()},
         options["foreign"],
-        Limits(**limits),
+        Limits(**{key: kinds[key](value) for key, value in options["limits"].items()}),
         options.get("quality") or None,
         options.get("purpose") or "serving",
     )
@@ -136,13 +125,6 @@ def _render_engine(
             hashed = former.input_hash
     read_config({**config, "input_hash": hashed, "generation": 1})
     return EngineFiles(container, unit, config, chat, hashed, "" if content == hashed else content)
-
-
-def _read_number(value: object, kind: type[Any]) -> Any:
-    try:
-        return kind(value)
-    except (ValueError, TypeError):
-        return None
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from ..engine.config import (
     parse_engine,
     read_container,
 )
+from ..engine.reasons import list_lines
 from ..names import ENGINE_NAME, TARGET, unit_name
 from ..paths import HostPaths
 from ..system.files import make_directories, name_errors, sync, write_durably
@@ -197,7 +198,9 @@ def documents(rendered: Rendered, number: int, now: Committed | None, created_at
         files[f"engines/{name}/{CONFIG_FILE}"] = json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
         container = {"arguments": list(engine.container)}
         files[f"engines/{name}/{CONTAINER_FILE}"] = json.dumps(container, indent=2, ensure_ascii=False) + "\n"
-        files[f"engines/{name}/{CREATE_FILE}"] = join_lines(add_labels(engine.container, **mark))
+        files[f"engines/{name}/{CREATE_FILE}"] = join_lines(
+            list_lines(add_labels(engine.container, **mark), config.get("plan"))
+        )
         files[f"units/{engine.config['unit']}"] = engine.unit
         if engine.chat_template is not None:
             files[f"engines/{name}/{CHAT_FILE}"] = engine.chat_template

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
-
 from ..text import nearest
 from .engine_inputs import Spec
 from .merging import VARIABLES
@@ -57,13 +55,6 @@ class Project:
     @property
     def model_keys(self) -> Spec:
         return cast(Spec, self.variables["vllm_models"]["options"])
-
-
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """A YAML loader that ignores Ansible's own tags, whose values do not matter here; libyaml's where it is there."""
-
-
-_Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
 
 
 def read_options(root: Path) -> dict[str, Mapping[str, Any]]:
@@ -145,8 +136,18 @@ def find_unknown_variables(names: Collection[str], project: Project) -> Iterator
             )
 
 
+@functools.cache
+def _make_loader() -> Any:
+    """A YAML loader that ignores Ansible's own tags, whose values do not matter here; libyaml's where it is there."""
+    import yaml
+
+    loader = type("Loader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})
+    loader.add_multi_constructor("!", lambda loader, suffix, node: None)  # type: ignore[attr-defined]
+    return functools.partial(yaml.load, Loader=loader)
+
+
 def _parse_file(path: Path) -> Any:
-    return yaml.load(path.read_text(encoding="utf-8"), _Loader) if path.is_file() else None
+    return _make_loader()(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:

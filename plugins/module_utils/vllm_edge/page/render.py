@@ -10,13 +10,14 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
-
-from jinja2 import ChainableUndefined, Environment, FileSystemLoader
+from typing import TYPE_CHECKING, Any
 
 from ..text import printable
 from .data import PageData, Row, engines_of, list_of, mapping, number, texts_of
 from .figures import amount, draw_figures
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 def show(value: object) -> object:
@@ -68,6 +69,8 @@ def seconds_away(switch: Row) -> dict[str, float]:
 
 def make_environment() -> Environment:
     """A key that a record does not have is undefined, which is empty, and is `unknown` where it should be a number."""
+    from jinja2 import ChainableUndefined, Environment, FileSystemLoader
+
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,

@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ from ..gpu import models as gpu_models
 from ..text import WIDTH, shown
 from ..weights.access import read_token_file
 from ..weights.record import WeightsError
-from . import feasibility, inputs, planner, render, serve_options
+from . import feasibility, inputs, output, planner, render, serve_options
+from .advice import known, search
 from .advice import model as advice_model
 from .advice import render as advice_render
-from .advice import search
 from .checkpoint import families, hub, model_facts, recording
 from .checkpoint.headers import GGUF, INDEX, MAX_HEADER_BYTES, FactsError, describe_gguf, read_json
-from .contract import Facts, Fix, Gpu, Model, Plan, UnknownArchitecture, Verdict
+from .contract import EnginePlan, Facts, Fix, Gpu, Model, Plan, UnknownArchitecture, Verdict
 from .fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES, Search
 from .memory.vllm_versions import describe_fallback
 from .separate_process import read_in_subprocess
@@ -32,6 +32,7 @@ FITS, DOES_NOT_FIT, CANNOT_SAY = 0, 1, 2
 """Exit status of `plan` and `advise`."""
 FEW_GPUS = 4
 """Up to so many are named as what an unknown one may be."""
+Layouts = dict[str, tuple[Plan, Mapping[str, Any], Fix | None]]
 _KEYS = "|".join([*serve_options.KEYS, "(?:tensor|pipeline)_parallel_size"])
 _SPELLINGS: Sequence[tuple[str, str]] = (
     (r"(?:[.,]|, or)?\s+[Ss]tart\s+it\s+without\s+a\s+plan\s+\(-e\s+plan_override=true\)", ""),
@@ -87,7 +88,7 @@ def spell(text: str) -> str:
 def _print_lines(lines: Sequence[str]) -> None:
     """Print wrapped lines in this command's words, wrapped again where those are longer; a command line stays whole."""
     for line in spell("\n".join(lines)).split("\n"):
-        fits = len(line) <= WIDTH or "vllm serve " in line
+        fits = len(line) <= WIDTH or re.search("vllm serve |vllm-edge plan --", line)
         print(line if fits else "\n".join(render.wrap(line, re.match(" *", line)[0])))  # type: ignore[index]
 
 
@@ -95,8 +96,8 @@ def _warn(sentence: str) -> None:
     print(f"note: {spell(sentence)}", file=sys.stderr)
 
 
-def load_facts(source: str, options: Namespace) -> Facts:
-    """Return the facts of a checkpoint from a directory, a file, the project's records or a hub.
+def load_facts(source: str, options: Namespace, shipped: Callable[[str], Facts | None] = model_facts.recorded) -> Facts:
+    """Return the facts of a checkpoint from a directory, a file, what the project ships or a hub.
 
     Raises FactsError if nothing is there, or it is damaged, and WeightsError if the token's file cannot be used.
     """
@@ -110,7 +111,7 @@ def load_facts(source: str, options: Namespace) -> Facts:
             f"--model: {shown(source)} is neither a path that exists nor a repository; write owner/name, such as "
             f"google/gemma-4-31B-it, or a directory with config.json and {INDEX}."
         )
-    found = model_facts.recorded(source)
+    found = shipped(source)
     if found is not None and not options.revision:
         return found
     token = read_token_file(Path(options.token_file).expanduser()) if options.token_file else None
@@ -129,7 +130,7 @@ def _load_path(path: Path) -> Facts:
 
 
 def load_model(source: str, options: Namespace) -> Model:
-    return inputs.interpret(load_facts(source, options), _warn)
+    return inputs.interpret(load_facts(source, options, model_facts.published), _warn)
 
 
 def find_gpus(options: Namespace) -> list[Gpu]:
@@ -166,7 +167,7 @@ def plan_layouts(
     release: str,
     drafts: Mapping[str, Model] | None = None,
     margin_mib: int = planner.MARGIN_MIB,
-) -> dict[str, tuple[Plan, Mapping[str, Any], Fix | None]]:
+) -> Layouts:
     """Plan a model as one engine over 1, 2, 4, ... GPUs, or over as many as are asked for, by the name of the layout;
     if no context is asked for, each with the longest that fits, as with vLLM's `max_model_len: auto`. Returns each
     plan with the engine, and with the cheapest change that gives all of the model's context."""
@@ -175,7 +176,7 @@ def plan_layouts(
         for size in (TENSOR_PARALLEL_SIZES if asked.size is None else [asked.size])
         if (shape := advice_model.Shape(size, asked.stages)).gpus * asked.replicas <= len(gpus)
     ]
-    plans: dict[str, tuple[Plan, Mapping[str, Any], Fix | None]] = {}
+    plans: Layouts = {}
     for shape in shapes:
         engine: dict[str, Any] = {
             "name": str(shape),
@@ -210,7 +211,8 @@ def plan_layouts(
         if plan.verdict is Verdict.FITS and engine.get("max_model_len", most) < most:
             longer = make(about[0], [{**engine, "max_model_len": most}], *about[2:], search=Search.SAME_GPUS)
             whole = next((fix for fix in longer.engines[0].fixes if fix.max_model_len == most), None)
-        plans[engine["name"]] = plan, engine, whole
+        explained = replace(plan.engines[0], reasons={**plan.engines[0].reasons, **asked.reasons})
+        plans[engine["name"]] = replace(plan, engines=(explained,)), engine, whole
     if not plans:
         replicas = f", times --data-parallel-size {asked.replicas}," if asked.replicas > 1 else ""
         raise ValueError(
@@ -237,13 +239,18 @@ def _plan(options: Namespace) -> int:
             _warn(str(error))
     layouts = plan_layouts(model, gpus, asked, options.vllm, drafts)
     plans = {name: plan for name, (plan, _, _) in layouts.items()}
+    where = [word for name, values in asked.server.items() for word in (name, *values)]
     serve = {
-        name: render.build_serve_command(model.facts.repo, engine, plan.engines[0])
+        name: render.build_serve_command(
+            model.facts.repo, {**engine, "extra_args": [*engine["extra_args"], *where]}, plan.engines[0]
+        )
         for name, (plan, engine, _) in layouts.items()
         if plan.verdict is Verdict.FITS
     }
     verdicts = {plan.verdict for plan in plans.values()}
     status = FITS if Verdict.FITS in verdicts else CANNOT_SAY if Verdict.CANNOT_SAY in verdicts else DOES_NOT_FIT
+    if options.output:
+        return _write_output(layouts, model, gpus[0].name, asked, options, status)
     if options.format == "json":
         documents = {name: render.document(plan) | {"serve": serve.get(name)} for name, plan in plans.items()}
         about = {"model": model.facts.repo, "vllm_version": options.vllm, "replicas": asked.replicas}
@@ -279,15 +286,67 @@ def _plan(options: Namespace) -> int:
     return status
 
 
+def _write_output(
+    layouts: Layouts, model: Model, gpu: str, asked: serve_options.Asked, options: Namespace, status: int
+) -> int:
+    """Print the best layout that fits as options.output has it; otherwise nothing but the refusals, as errors."""
+    if options.format == "json" or options.details:
+        raise ValueError(f"--output {options.output} takes neither --format json nor --details; leave them out.")
+    fitting = {
+        name: (plan.engines[0], engine) for name, (plan, engine, _) in layouts.items() if plan.verdict is Verdict.FITS
+    }
+    if not fitting:
+        said = [line for plan, _, _ in layouts.values() for line in render.refusals(plan, render.spell_options)]
+        print(spell("\n".join(said)), file=sys.stderr)
+        return status
+    # A host plans an engine of which an inventory says nothing with few GPUs.
+    most = (
+        min(model.max_position_embeddings, advice_model.MIN_CONTEXT_TOKENS) if options.output == "inventory" else None
+    )
+    best = max(fitting, key=lambda name: _rate(*fitting[name], most))
+    planned, engine = fitting[best]
+    advice = [spell(sentence) for sentence in planned.advice]
+    print(output.write(options.output, output.Chosen(model, asked, options, gpu, engine, planned, advice)))
+    return FITS
+
+
+def _rate(planned: EnginePlan, engine: Mapping[str, Any], enough: int | None) -> tuple[float, ...]:
+    """Return what the best layout has most of, in the order of importance; of layouts with a context that is `enough`
+    the one with the fewest GPUs is best."""
+    gpus = len(engine["gpus"])
+    if enough:
+        return min(planned.max_model_len, enough), -gpus
+    return planned.max_model_len, planned.decode_tok_s.mid if planned.decode_tok_s else 0, -gpus
+
+
 def _print_json(document: dict[str, Any], options: Namespace) -> None:
     said = {"warning": spell(describe_fallback(options.vllm))}
     print(json.dumps({**document, **said}, indent=2))
+
+
+def _rank_known(options: Namespace) -> int:
+    """Answer `advise` without models."""
+    if options.role or options.main:
+        raise ValueError("--role and --main are for profiles of models, and no model is given; name some with --model.")
+    asked = search.wish((), ["main"], vars(options))
+    host = advice_model.Host({}, find_gpus(options), options.vllm, ())
+    keys = ("gpu", "count", "gpu_memory_mib", "compute_capability", "gpu_bandwidth", "vllm")
+    given = {f"--{key.replace('_', '-')}": str(value) for key in keys if (value := getattr(options, key))}
+    gpus = [word for option in given.items() for word in option]
+    found = known.rank(asked, host, asked.by if options.by else None, gpus)
+    if options.format == "json":
+        _print_json(found, options)
+    else:
+        _print_lines(known.lines(found, asked.choose))
+    return FITS
 
 
 def _advise(options: Namespace) -> int:
     models: dict[str, Model] = {}
     unreadable: dict[str, str] = {}
     options.count = options.count or 1
+    if not options.model:
+        return _rank_known(options)
     for source in options.model:
         try:
             model = load_model(source, options)

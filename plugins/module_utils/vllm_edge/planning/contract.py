@@ -578,6 +578,8 @@ class EnginePlan:
     """Changes with which it would fit, the cheapest first."""
     inherited: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Arguments that the engine has from its model, by the variable that states them."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why it has each argument, and what vLLM takes for those that it has not (engine/reasons.py)."""
 
 
 @dataclass(frozen=True)

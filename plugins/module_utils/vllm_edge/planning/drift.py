@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import Any, Literal, NamedTuple
 
 from ..engine.config import EngineConfig
+from ..engine.reasons import ASKED
 from ..engine.startup import Phase
 from ..engine.state import EngineState
 from .checkpoint.generic import is_generic
@@ -100,6 +101,7 @@ def expectation(
             share[name] = share.get(name, limits[name]) + plan.uncertainty_mib[0]
         for name, planned in (("kv_cache_tokens", plan.kv_cache_tokens), ("kv_blocks", plan.kv_blocks)):
             share[name] = planned * GENERIC_TIMES
+    inherited = {key: f"{ASKED}: {origin}" for origin, stated in plan.inherited.items() for key in stated}
     load: dict[str, Any] = {"load_s": None}
     if plan.load_s:
         band = asdict(plan.load_s)
@@ -119,6 +121,7 @@ def expectation(
         **load,
         "tolerances": {**limits, **share},
         "on_drift": on_drift,
+        "reasons": {**plan.reasons, **inherited},
         "memory_threshold_percent": memory_threshold_percent,
     }
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from ..engine.reasons import explain_plan
 from ..inventory.engine_arguments import derive_key, find_option, parse_arguments
 from ..text import shown
 from . import decode, feasibility
@@ -115,7 +116,9 @@ def plan(
             found = replace(found, decode_tok_s=None, decode_together_tok_s=None)
         budget = described.get("vram_budget_mib") or _compute_budget_mib(outcome, gpus, tolerance_mib)
         settings = {**found.settings, **({} if described.get("vram_budget_mib") else {"vram_budget_mib": budget})}
-        plans.append(replace(found, settings=settings))
+        defaults = _list_defaults(engine, models[str(described["model"])].dtype)
+        reasons = explain_plan(described, settings, defaults, found.observed, f"{margin_mib} MiB")
+        plans.append(replace(found, settings=settings, reasons=reasons))
         for slot in engine.slots:
             budgets[slot] += budget
         for taken in outcome.gpus:
@@ -412,6 +415,19 @@ def _compute_uncertainty(outcome: Outcome) -> tuple[int, int]:
     less = max((sum(part.value - part.low for part in rank.parts) for rank in outcome.ranks), default=0.0)
     more = max((sum(part.high - part.value for part in rank.parts) for rank in outcome.ranks), default=0.0)
     return round(less / MIB), round(more / MIB)
+
+
+def _list_defaults(engine: Engine, checkpoint_dtype: str) -> dict[str, str]:
+    """Return the reasons of what the plan counts with where the engine states nothing, by key."""
+    arguments, dtype = engine.arguments, engine.model.dtype
+    by_card = {"max_num_seqs": arguments.default_max_num_seqs is not None}
+    by_card |= {"dtype": dtype != checkpoint_dtype, "max_num_batched_tokens": by_card["max_num_seqs"]}
+    taken = {"dtype": dtype, "kv_cache_dtype": engine.kv_cache_dtype, "max_model_len": f"{engine.max_model_len:,}"}
+    taken |= {key: f"{getattr(engine, key):,}" for key in ("max_num_seqs", "max_num_batched_tokens")}
+    return {
+        key: f"rule of the card: {value} on this GPU" if by_card.get(key) else f"vLLM's default: {value}"
+        for key, value in taken.items()
+    }
 
 
 def _list_free_uncertainties(engine: Engine, outcome: Outcome) -> dict[str, int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..inventory.engine_arguments import Argument, find_option_errors, find_recorded_release, parse_arguments
@@ -24,7 +24,9 @@ KEYS = (
 )
 """Options that serving_engines has as keys; the others are its extra_args."""
 NOT_PLANNED = frozenset({"--model", "--revision", "--tensor-parallel-size", "--pipeline-parallel-size"})
-SECRET = frozenset({"--api-key", "--hf-token"})
+SECRET = frozenset({"--api-key", "--hf-token", "VLLM_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
+SERVER_OPTIONS = ("--host", "--port", "--uds", "--served-model-name")
+"""Where it serves; `--output` decides the first and third itself."""
 SERVER = "vllm.entrypoints.openai.api_server"
 """The module that earlier lines begin with, after `python -m`."""
 IMAGE = r"[/\w.:-]*\bvllm-openai(?:[:@]\S+)?"
@@ -52,6 +54,10 @@ class Asked:
     stages: int
     replicas: int
     speculation: Speculation | None
+    server: Mapping[str, list[str]] = field(default_factory=dict)
+    """Values of SERVER_OPTIONS, which are no part of `engine`."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Of keys of the engine that were not asked for (engine/reasons.py)."""
 
     @property
     def gpus(self) -> int:
@@ -80,27 +86,35 @@ def read(words: Sequence[str], release: str) -> Asked:
     context = "".join(given["--max-model-len"].values).lower() if "--max-model-len" in given else ""
     longest = context in ("auto", "-1") or not (context or whole)
     kept = [argument for argument in found if not (longest and given.get("--max-model-len") is argument)]
-    arguments = planner.arguments_of({"extra_args": [word for argument in kept for word in _list_words(argument)]})
+    arguments = planner.arguments_of({"extra_args": [word for argument in kept for word in list_words(argument)]})
     engine: dict[str, Any] = {"extra_args": [], **({"extra_env": environment} if environment else {})}
+    server: dict[str, list[str]] = {}
     for argument in kept:
         name = argument.option.name if argument.option else ""
         key = name.removeprefix("--").replace("-", "_")
         if key in KEYS:
             engine[key] = getattr(arguments, key)
+        elif name in SERVER_OPTIONS and argument.option and not argument.dotted:
+            server[name] = [*argument.values]
         elif name not in NOT_PLANNED | SECRET:
-            engine["extra_args"] += _list_words(argument)
-    if whole:
-        engine.setdefault("gpu_memory_utilization", NEW_SHARE if number >= NEW_SHARE_SINCE else OLD_SHARE)
+            engine["extra_args"] += list_words(argument)
+    reasons = {"max_model_len": "it fits: the longest context that does, or all that the model has"} if longest else {}
+    if whole and "gpu_memory_utilization" not in engine:
+        reasons["gpu_memory_utilization"] = "vLLM's default: its share of the GPU"
+        engine["gpu_memory_utilization"] = NEW_SHARE if number >= NEW_SHARE_SINCE else OLD_SHARE
     size = arguments.tensor_parallel_size if whole or "--tensor-parallel-size" in given else None
+    if size is None:
+        reasons["tensor_parallel_size"] = "it fits: of the numbers of GPUs that are compared by context, then by speed"
     replicas = int("".join(given["--data-parallel-size"].values)) if "--data-parallel-size" in given else 1
     if replicas < 1:
         raise ValueError(f"--data-parallel-size: {replicas} is no number of replicas; write 1 or more.")
     revision = "".join(given["--revision"].values) if "--revision" in given else ""
     stages = arguments.pipeline_parallel_size
-    return Asked("".join(named), revision, engine, whole, longest, size, stages, replicas, arguments.speculation)
+    about = engine, whole, longest, size, stages, replicas
+    return Asked("".join(named), revision, *about, arguments.speculation, server, reasons)
 
 
-def _list_words(argument: Argument) -> list[str]:
+def list_words(argument: Argument) -> list[str]:
     """Return an argument as the words of a command line."""
     joined = argument.glued or argument.name.startswith("-O")
     return [argument.text] if joined else [argument.name + argument.dotted, *argument.values]
@@ -130,4 +144,5 @@ def _cut_line(words: Sequence[str]) -> tuple[list[str], dict[str, str], bool]:
         raise ValueError(f"{shown(options[0])} stands before vllm serve; give the line from there on.")
     ends = next((place for place, word in enumerate(after) if word in SHELL), len(after))
     pairs = [word.partition("=") for word in before if "=" in word]
-    return after[:ends], {name: value for name, _, value in pairs if re.fullmatch(VARIABLE_NAME, name)}, True
+    named = {name: value for name, _, value in pairs if re.fullmatch(VARIABLE_NAME, name) and name not in SECRET}
+    return after[:ends], named, True

@@ -43,6 +43,8 @@ def render_engines(engines: Sequence[Mapping[str, Any]], boards: Sequence[Mappin
         since = f" since {engine['container_started_at']}" if engine["container_started_at"] else ""
         lines += wrapped(f"container {engine['container_state']}{since}", "  ")
         lines += render_load(engine)
+        if quantizer := engine.get("quantizer"):
+            lines += wrapped(f"weights: quantized by {quantizer}", "  ")
         failure = engine["last_failure"]
         if failure:
             lines += wrapped(f"last failure {failure['time']}: {failure['reason']}. {failure['remedy']}", "  ")

@@ -51,7 +51,8 @@ ALLOWS_PEERS = {"the IOMMU": "iommu=pt and a reboot", "Access Control Services":
 
 
 def render_engine_notes(engines: Sequence[Row]) -> list[str]:
-    """Return why peer-to-peer is off for engines over several GPUs, and what would allow it; then accepted risks."""
+    """Return why peer-to-peer is off for engines over several GPUs, and what would allow it; then accepted risks, and
+    what vLLM warned of at the start."""
     lines = []
     for engine in engines:
         reasons = engine.get("peer_to_peer_off") or []
@@ -62,6 +63,9 @@ def render_engine_notes(engines: Sequence[Row]) -> list[str]:
     for engine in engines:
         if risks := engine.get("accept_risk"):
             lines += wrapped(f"{engine['engine']}: accepted risks: {', '.join(map(str, risks))}.")
+    for engine in engines:
+        for warning in engine.get("start_warnings") or []:
+            lines += wrapped(f"{engine['engine']}: {warning}")
     return lines
 
 

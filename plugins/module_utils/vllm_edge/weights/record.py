@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -12,7 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..system.records import RecordError, read_record
+from ..system.files import read_foreign
+from ..system.records import RecordError, parse_json, read_record
 from ..text import shown
 
 RECORD_FORMAT = 1
@@ -23,6 +25,10 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 MOST_FILES = 10_000
 MOST_BYTES = 2**50
 """What a source may state for one file, and for all of them together."""
+
+MOST_CONFIG_BYTES = 16 * 2**20
+_NAME, _VERSION = re.compile(r"[A-Za-z][\w.+-]{0,39}"), re.compile(r"\d[\w.+-]{0,39}")
+"""Of the program that quantized a checkpoint."""
 
 # The files that vLLM reads. Pickles run code when they are loaded, so they are never copied to the host.
 ALLOWED_SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".md")
@@ -134,6 +140,8 @@ class Record:
     """`hub` or `directory`."""
     files: Mapping[str, RecordedFile]
     """By path below `path`."""
+    quantizer: str = ""
+    """The program that quantized it, with its version (`read_quantizer`); empty if the files do not say."""
 
     @property
     def total_bytes(self) -> int:
@@ -213,3 +221,18 @@ def is_safe_relative(path: str) -> bool:
     """Return whether a path that a source names stays within the directory that it is put into."""
     pure = PurePosixPath(path)
     return bool(path) and not pure.is_absolute() and ".." not in pure.parts and "\\" not in path and "\0" not in path
+
+
+def read_quantizer(directory: Path) -> str:
+    """Return name and version, such as `modelopt 0.37.0`; empty if the files in the directory do not tell both."""
+    for file in ("config.json", "hf_quant_config.json"):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            document = parse_json(read_foreign(directory / file, MOST_CONFIG_BYTES))
+            config = document.get("quantization_config", document)
+            # compressed-tensors writes its version beside quant_method; AWQ's `version` is a layout, such as gemm.
+            version = config.get("version") or config.get("autoround_version")
+            producer = config.get("producer") or {"name": config.get("quant_method"), "version": version}
+            name, version = str(producer.get("name")), str(producer.get("version"))
+            if _NAME.fullmatch(name) and _VERSION.fullmatch(version):
+                return f"{name} {version}"
+    return ""

@@ -106,7 +106,6 @@ def test_a_link_never_leaves_the_container(bundle: Path, tmp_path: Path) -> None
         ("1.18.2", "etc", ["Restart=on-failure", "StartLimitBurst=5"], ["nvidia-smi -L", "create-device-nodes"]),
         ("1.19.0", "etc", ["After=multi-user.target"], ["Restart=", "create-device-nodes"]),
         ("1.20.0", "lib", ["nvidia-smi -L", "Restart=on-failure"], ["After=", "create-device-nodes"]),
-        ("1.20.0+8269969f", "lib", ["create-device-nodes --control-devices --load-kernel-modules"], ["After="]),
     ],
 )
 def test_units_of_each_toolkit(tmp_path: Path, release: str, units: str, has: list[str], has_not: list[str]) -> None:
@@ -119,5 +118,3 @@ def test_units_of_each_toolkit(tmp_path: Path, release: str, units: str, has: li
         assert text in service
     assert not [text for text in has_not if text in service]
     assert "PathChanged=/lib/modules/%v/modules.dep" in path
-    rule = tmp_path / "lib/udev/rules.d/99-nvidia-cdi-refresh.rules"
-    assert rule.exists() is ("+" in release)

@@ -10,8 +10,6 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import yaml
-
 from ...inventory.replicas import list_replicas
 from ...text import WIDTH
 from .. import render
@@ -128,6 +126,8 @@ def list_serve_lines(advice: Advice) -> list[str]:
 
 def pasted(chosen: Chosen) -> list[str]:
     """Return the chosen profile as YAML for group_vars; it is also a valid file for `-e @FILE`."""
+    import yaml
+
     entries = {"serving_engines": chosen.serving_engines, "serving_profiles": chosen.serving_profiles}
     return [
         "# For group_vars/all/engines.yml and profiles.yml. The KV cache gets all but plan_margin_mib.",

@@ -64,7 +64,7 @@ def wish(known_models: Iterable[str], roles: Sequence[str], given: Mapping[str, 
         roles: the roles that min_tok_s may name, and from which these requests come.
         given: options of the module serving_advise; numbers may be text, because `-e` delivers text.
     """
-    by, main, max_num_seqs = given.get("by", By.TOK_S), given.get("main"), given.get("max_num_seqs")
+    by, main, max_num_seqs = given.get("by") or By.TOK_S, given.get("main"), given.get("max_num_seqs")
     models, min_context = given.get("only"), given.get("min_context", MIN_CONTEXT_TOKENS)
     known = sorted(known_models)
     if by not in tuple(By):
@@ -108,10 +108,7 @@ def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None)
     models = {name: model for name, model in host.models.items() if not asked.models or name in asked.models}
     fits, refused = _find_fits(asked, host, models)
     if asked.min_tok_s and fits and all(fit.plan.decode_tok_s is None for fit in fits):
-        raise AdviceError(
-            f"advise_min_tok_s: {_NEEDS_BANDWIDTH.format(host.describe_gpus())}; leave it out, or "
-            f"{_state_bandwidth(host)}."
-        )
+        raise describe_unknown_bandwidth("advise_min_tok_s:", "leave it out", host)
     refused += _list_too_slow(asked, fits)
     mains, profiles = _find_profiles(asked, host, models, fits)
     refused += _list_left_out(asked, host, mains, profiles, fits)
@@ -119,10 +116,7 @@ def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None)
     if not profiles:
         raise NothingFits(_describe_failure(asked, host, rejections))
     if asked.by in (By.TOK_S, By.TOGETHER) and all(profile.main.fit.plan.decode_tok_s is None for profile in profiles):
-        raise AdviceError(
-            f"advise_by: {asked.by.value!r} {_NEEDS_BANDWIDTH.format(host.describe_gpus())}; write 'context' or "
-            f"'free_gpus', or {_state_bandwidth(host)}."
-        )
+        raise describe_unknown_bandwidth(f"advise_by: {asked.by.value!r}", "write 'context' or 'free_gpus'", host)
     profiles.sort(key=lambda profile: tuple(value(profile) for value, _ in ORDERS[asked.by]))
     if asked.choose > len(profiles):
         raise AdviceError(
@@ -146,7 +140,7 @@ def parameters(model: Model) -> int:
     )
 
 
-def _group_kinds(models: Mapping[str, Model]) -> list[tuple[str, ...]]:
+def group_kinds(models: Mapping[str, Model]) -> list[tuple[str, ...]]:
     """Group models that differ only in precision, the largest first."""
     found: dict[tuple[Any, ...], list[str]] = {}
     for name, model in models.items():
@@ -180,7 +174,7 @@ def _find_fits(asked: Wish, host: Host, models: Mapping[str, Model]) -> tuple[li
             continue
         for gpu, count in Counter(host.gpus).items():
             for shape, sequences in itertools.product(shapes(count), asked.max_num_seqs):
-                for fit in _plan_fits(name, gpu, shape, sequences, asked, host):
+                for fit in plan_fits(name, gpu, shape, sequences, asked, host):
                     if fit.plan.verdict is Verdict.FITS:
                         found.append(fit)
                     else:
@@ -210,7 +204,7 @@ def _plan_engine(engine: Mapping[str, Any], gpu: Gpu, shape: Shape, host: Host, 
     ).engines[0]
 
 
-def _plan_fits(name: str, gpu: Gpu, shape: Shape, max_num_seqs: int, asked: Wish, host: Host) -> Iterator[Fit]:
+def plan_fits(name: str, gpu: Gpu, shape: Shape, max_num_seqs: int, asked: Wish, host: Host) -> Iterator[Fit]:
     """Yield the engine with each dtype of the KV cache that makes a difference."""
     seen: set[str] = set()
     for dtype in KV_CACHE_DTYPES:
@@ -237,7 +231,7 @@ def _plan_fits(name: str, gpu: Gpu, shape: Shape, max_num_seqs: int, asked: Wish
 def _find_profiles(
     asked: Wish, host: Host, models: Mapping[str, Model], fits: Sequence[Fit]
 ) -> tuple[tuple[str, ...], list[Profile]]:
-    kinds = _group_kinds(models)
+    kinds = group_kinds(models)
     for position, kind in enumerate(kinds):
         mains = tuple(name for name in kind if asked.main in (None, name))
         if profiles := list(_build_profiles(asked, host, mains, kinds[position + 1 :], fits)):
@@ -411,12 +405,15 @@ ORDERS: Mapping[By, Sequence[Criterion]] = {
     By.FREE_GPUS: (BY_SPEED[7], *BY_SPEED),
     By.TOGETHER: (BY_SPEED[1], _TOGETHER, *BY_SPEED),
 }
-_NEEDS_BANDWIDTH = "needs the bandwidth of the GPU, which is not known of {}"
 
 
-def _state_bandwidth(host: Host) -> str:
+def describe_unknown_bandwidth(asked: str, instead: str, host: Host) -> AdviceError:
+    """Return the error for what was asked and needs a speed."""
     name = "" if all(gpu.name for gpu in host.gpus) else "set gpu_name to the name that nvidia-smi prints, or "
-    return f"{name}give the memory bandwidth of its data sheet in GB/s (gpu_bandwidth_gb_s, --gpu-bandwidth)"
+    return AdviceError(
+        f"{asked} needs the bandwidth of the GPU, which is not known of {host.describe_gpus()}; {instead}, or "
+        f"{name}give the memory bandwidth of its data sheet in GB/s (gpu_bandwidth_gb_s, --gpu-bandwidth)."
+    )
 
 
 def _describe_failure(asked: Wish, host: Host, rejections: Sequence[Rejection]) -> str:

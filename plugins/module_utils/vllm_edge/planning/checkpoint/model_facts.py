@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import re
@@ -35,6 +36,7 @@ from .headers import (
 _DECODER_LAYER = re.compile(r"(?:(?:model|language_model|backbone)\.)*layers\.(\d{1,9})\.")
 """A tensor whose name begins like this belongs to a decoder layer; the names of layers of towers begin with the tower's
 name."""
+PUBLISHED = Path(__file__).parent / "published_facts.json"
 
 
 def parameters(facts: Facts) -> int:
@@ -151,6 +153,21 @@ def recorded(repo: str, own: Mapping[str, Any] | None = None) -> Facts | None:
 
     record = (own or {}).get(repo) or recorded_facts.RECORDS.get(repo)
     return None if record is None else parse_record(repo, record, f"plan_recorded_facts.{repo}")
+
+
+def published(repo: str) -> Facts | None:
+    """Return the facts of a recorded checkpoint, or of one whose plan the project's tests compare with vLLM; None if it
+    is neither. The file is not sent to hosts."""
+    found = recorded(repo)
+    if found is None and (record := _read_published().get(repo)):
+        source = "published sizes; the released config.json was not read"
+        found = parse_record(repo, {**record, "revision": "", "source": source}, str(PUBLISHED))
+    return found
+
+
+@functools.cache
+def _read_published() -> dict[str, Any]:
+    return read_json(PUBLISHED, "Install the package again.")
 
 
 def parse_record(repo: str, record: Any, where: str) -> Facts:
