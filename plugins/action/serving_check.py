@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from ..module_utils.vllm_edge.answers import suite
 from ..module_utils.vllm_edge.inventory import gateway, image_answer, measuring, pins, profiles, reports, variables
 from ..module_utils.vllm_edge.inventory.engine_inputs import find_secret_fault
+from ..module_utils.vllm_edge.inventory.merging import VARIABLES, merge
 from ..module_utils.vllm_edge.text import shown
 from ..module_utils.vllm_edge.weights import access
 
@@ -89,7 +90,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             given = self._read_plain(measuring.NAMES)
             given = measuring.read_variables(given, project.variables)
             active = {engine["name"]: engine["model"] for engine in self._read("serving_active_engines")}
-            known = list(self._read("serving_expanded")["engines"]), active, list(self._read("vllm_models"))
+            every = self._read("serving_expanded")
+            known = list(every["engines"]), active, list(every["models"])
             found = [*measuring.FINDERS[options["playbook"]](given, *known)]
             serving = (name for name, model in active.items() if model == given["quality_reference"])
             given["quality_reference_engine"] = given["quality_reference_engine"] or next(serving, "")
@@ -169,18 +171,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         directory = self._read("vllm_engine_chat_templates_directory")
         templates = Path(directory or f"{self._read('inventory_dir')}/chat_templates")
         files = templates.iterdir() if templates.is_dir() else ()
+        names = VARIABLES | {"roles": "serving_roles"}
+        given = {kind: self._templar.template(self._variables.get(name)) for kind, name in names.items()}
+        extra = self._templar.template(self._variables["serving_extra"])
+        profile = self._profile or self._read("serving_profile")
         return profiles.Inventory(
-            profile=self._profile or self._read("serving_profile"),
-            **{
-                key: self._templar.template(self._variables.get(name))
-                for key, name in {
-                    "profiles": "serving_profiles",
-                    "engines": "serving_engines",
-                    "models": "vllm_models",
-                    "roles": "serving_roles",
-                    "image": "vllm_image_base",
-                }.items()
-            },
+            profile=profile,
+            merged=merge(given, extra, variables.read_shipped(PROJECT), [profile]),
+            extra={f"{name}_extra": extra[kind] for kind, name in VARIABLES.items()},
+            image=self._templar.template(self._variables.get("vllm_image_base")),
             **{key: self._read(key) for key in ("gpu_name", "gpu_uuids")},
             settings=self._read_known(project.settings),
             given={name: bool(self._read(name)) for name in GIVEN},

@@ -35,8 +35,8 @@ def read_medium(file: str, sha256: str, host: str, url: str, models: Mapping[str
         models: the inventory's models
 
     Returns:
-        `mistake`, and if that is empty also `variables` of the roles, `directory` (the medium on the controller) and
-        `sums_sha256` (the hash of SHA256SUMS).
+        `mistake`, and if that is empty also `variables` of the roles, `revisions` (the commits of the models),
+        `directory` (the medium on the controller) and `sums_sha256` (the hash of SHA256SUMS).
     """
     path = Path(file).expanduser().absolute()
     try:
@@ -47,11 +47,11 @@ def read_medium(file: str, sha256: str, host: str, url: str, models: Mapping[str
         document = _read_document(path, str(sha256).strip())
         host = host.rstrip("/")
         variables = _resolve(document["variables"], path.parent, host, (url or f"file://{host}").rstrip("/"))
-        variables["vllm_models"] = _pin_models(document["variables"].get("models", {}), models)
+        revisions = _list_revisions(document["variables"].get("models", {}), models)
     except _MediumError as error:
         return {"mistake": str(error)}
     return {
-        **{"mistake": "", "variables": variables},
+        **{"mistake": "", "variables": variables, "revisions": revisions},
         **{"directory": str(path.parent), "sums_sha256": document["sums_sha256"]},
     }
 
@@ -111,19 +111,19 @@ def _resolve(staged: Mapping[str, Any], controller: Path, host: str, url: str) -
     return found
 
 
-def _pin_models(staged: Mapping[str, Any], models: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inventory's models with the commits that the medium has."""
-    found = dict(models)
+def _list_revisions(staged: Mapping[str, Any], models: Mapping[str, Any]) -> dict[str, str]:
+    """Return the commits that the medium has of the inventory's models."""
+    found = {}
     for name, model in staged.items():
-        if name not in found or found[name].get("repo") != model["repo"]:
+        if name not in models or models[name].get("repo") != model["repo"]:
             continue
-        pinned = str(found[name].get("revision", "main"))
+        pinned = str(models[name]["revision"])
         if re.fullmatch("[0-9a-f]{40}", pinned) and pinned != model["revision"]:
             raise _MediumError(
                 f"vllm_models.{name}.revision pins {pinned}, and the medium has the commit {model['revision']}: stage "
                 f"again with this inventory, or pin the staged commit."
             )
-        found[name] = {**found[name], "revision": model["revision"]}
+        found[name] = str(model["revision"])
     return found
 
 

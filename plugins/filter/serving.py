@@ -25,13 +25,16 @@ from ansible.errors import AnsibleFilterError
 
 from ..module_utils.vllm_edge import text
 from ..module_utils.vllm_edge.gateway.names import backend_name
-from ..module_utils.vllm_edge.inventory import profiles, replicas, reports
+from ..module_utils.vllm_edge.gpu import models
+from ..module_utils.vllm_edge.inventory import engine_inputs, merging, profiles, replicas, reports, variables
+from ..module_utils.vllm_edge.inventory.merging import choose_profile  # noqa: F401 filters
 from ..module_utils.vllm_edge.inventory.replicas import count_places, expand_observations  # noqa: F401 filters
 from ..module_utils.vllm_edge.inventory.reports import locate_reports  # noqa: F401 filters
 from ..module_utils.vllm_edge.planning.checkpoint import recording
 from ..module_utils.vllm_edge.planning.checkpoint.headers import FactsError
 
 Entry = Mapping[str, Any]
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 def name_entries(names: Iterable[str], entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
@@ -39,10 +42,29 @@ def name_entries(names: Iterable[str], entries: Mapping[str, Entry]) -> list[dic
     return [{"name": name, **dict(entries[name].items())} for name in names]
 
 
-def expand_replicas(engines: Any, every: Any, models: Any) -> dict[str, Any]:
-    """Return `engines` with the defaults of their models, and `profiles`. Each replica is an engine of its own."""
-    expanded, named = replicas.expand(engines, every, models)
-    return {"engines": expanded, "profiles": named}
+def expand_inventory(
+    given: Entry, extra: Entry, chosen: str | None, shown: str, completed: Mapping[str, Entry], revisions: Entry
+) -> dict[str, Any]:
+    """Return what `merging.merge` does, each engine with the defaults of its model, each replica as one of its own.
+
+    Args:
+        chosen: serving_profile.
+        shown: plan_profile.
+        completed: what the plan adds to engines.
+        revisions: commits by model that replace those of the inventory.
+    """
+    merged = merging.merge(given, extra, variables.read_shipped(PROJECT), [chosen, shown])
+    pins = {name: {"revision": revision} for name, revision in revisions.items()}
+    models = {
+        name: {**model, **pins.get(name, {})} for name, model in engine_inputs.select_mappings(merged.models).items()
+    }
+    stated = engine_inputs.select_mappings(merged.engines)
+    left = {name: replicas.add_defaults(stated[name], models) for name in merged.incomplete if name not in completed}
+    stated = {name: {**completed.get(name, {}), **engine} for name, engine in stated.items()}
+    engines, named = replicas.expand(stated, merged.profiles, models)
+    needed = merging.list_engines(merged, shown or chosen)
+    about = {"roles": merging.list_roles(merged, chosen), "incomplete": left, "needed": needed}
+    return {"models": models, "engines": engines, "profiles": named, **about}
 
 
 def plan_profiles(every: Mapping[str, Entry], engines: Mapping[str, Entry], only: str = "") -> dict[str, Any]:
@@ -93,6 +115,13 @@ def describe_gpus(slots: Iterable[Entry]) -> list[dict[str, Any]]:
     return [{key: slot[name] for key, name in names.items() if slot.get(name) not in (None, "")} for slot in slots]
 
 
+def declare_gpus(count: int, memory_mib: int, name: str, capability: str, bandwidth: float) -> list[dict[str, Any]]:
+    """Return the GPUs that an inventory states; none if their number or memory is not known."""
+    given = {"nvml_total_mib": memory_mib, "name": name, "compute_capability": capability, "bandwidth_gb_s": bandwidth}
+    known = models.find_total_mib(name, memory_mib)
+    return [{key: value for key, value in given.items() if value}] * count if known else []
+
+
 def add_settings(engines: Iterable[Entry], planned: Iterable[Entry]) -> list[dict[str, Any]]:
     """Return the engines with the settings that the plan adds. An engine that is not planned stays as it is."""
     settings = {plan["engine"]: plan["settings"] for plan in planned}
@@ -139,12 +168,18 @@ def assign_budgets(budgets: Mapping[str, int], uuids: Iterable[str]) -> dict[str
     return {uuid: budgets.get(str(slot), 0) for slot, uuid in enumerate(uuids)}
 
 
-def describe_weights(weights: Mapping[str, Entry], models: Mapping[str, Entry], state: str) -> dict[str, Any]:
-    """Return what the role vllm_engine needs to know of each model, from the result of the role model_weights."""
+def describe_weights(
+    weights: Mapping[str, Entry], models: Mapping[str, Entry], planned: Iterable[Entry], state: str
+) -> dict[str, Any]:
+    """Return what the role vllm_engine needs to know of each model, from the result of the role model_weights.
+
+    The precision that a model does not state is that of its checkpoint, if its engine could be planned.
+    """
+    precisions = {plan["model"]: plan["precision"] for plan in planned}
     return {
         name: {
             **dict(facts.items()),
-            "precision": models[name]["precision"],
+            "precision": models[name].get("precision") or precisions.get(name, "unknown"),
             "record": f"{state}/weights/{name}.json",
         }
         for name, facts in weights.items()
@@ -181,9 +216,7 @@ def find_release(image: str, version: str = "") -> str:
     return profiles.find_release(image) or (release.group() if release else "")
 
 
-def report_engines(
-    engines: Iterable[Entry], status: Iterable[Entry], models: Mapping[str, Entry]
-) -> list[dict[str, Any]]:
+def report_engines(engines: Iterable[Entry], status: Iterable[Entry]) -> list[dict[str, Any]]:
     """Return the rows of the report. `status` are the engines of `vllm-edge status --format json`."""
     found = {engine["engine"]: engine for engine in status}
     return [
@@ -191,7 +224,7 @@ def report_engines(
             "engine": engine["name"],
             "unit": state["unit"],
             "model": engine["model"],
-            "precision": models[engine["model"]]["precision"],
+            "precision": state["precision"],
             "tensor_parallel_size": engine["tensor_parallel_size"],
             "slots": engine["gpus"],
             "port": engine.get("port"),

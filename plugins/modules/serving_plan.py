@@ -73,7 +73,8 @@ plans:
       returned: success
     engines:
       description:
-        - The engines in the order in which they were given, each with the name C(engine) and a C(verdict), V(fits),
+        - The engines in the order in which they were given, each with the name C(engine), its C(model), the
+          C(precision) of its weights, and a C(verdict), V(fits),
           V(oom_weights), V(no_kv), V(kv_below_max_model_len), V(not_free), V(oom_warmup), V(unsupported_shape),
           V(unsupported_engine) or V(cannot_say), where an argument is not counted. C(reason) is one sentence with what
           decided, C(fix) the cheapest change with which the engine fits, written as in C(serving_engines), or empty.
@@ -146,13 +147,21 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.inventory.replicas import find_inherited
 from ..module_utils.vllm_edge.planning import drift, feasibility, inputs, observations, planner, render
+from ..module_utils.vllm_edge.planning.checkpoint.quantization import name_precision
 from ..module_utils.vllm_edge.planning.contract import Model, Plan
 from ..module_utils.vllm_edge.planning.memory import vllm_versions
 
 
-def describe_plan(plan: Plan, tolerances: Mapping[str, float], on_drift: drift.OnDrift, percent: int) -> dict[str, Any]:
+def describe_plan(
+    plan: Plan,
+    models: Sequence[tuple[str, Model]],
+    tolerances: Mapping[str, float],
+    on_drift: drift.OnDrift,
+    percent: int,
+) -> dict[str, Any]:
     document = render.document(plan)
-    for engine, row in zip(plan.engines, document["engines"], strict=True):
+    for engine, row, (name, model) in zip(plan.engines, document["engines"], models, strict=True):
+        row |= {"model": name, "precision": name_precision(model.dtype, model.quantization)}
         row["settings"]["plan"] = drift.expectation(engine, plan.vllm_version, tolerances, on_drift, percent)
     return document | {"lines": render.lines(plan), "refusals": render.refusals(plan)}
 
@@ -216,7 +225,9 @@ def main() -> None:
     for name, profile in options["profiles"].items():
         try:
             plan = plans[name] = plan_profile(name, profile.get("engines") or [])
-            answers[name] = describe_plan(plan, tolerances, options["on_drift"], options["memory_threshold_percent"])
+            of_engines = [(engine["model"], models[engine["model"]]) for engine in profile.get("engines") or []]
+            percent = options["memory_threshold_percent"]
+            answers[name] = describe_plan(plan, of_engines, tolerances, options["on_drift"], percent)
         except (ValueError, AttributeError, LookupError, TypeError) as error:
             # The latter three are of a profile in another form, which must not take the plans of the others.
             said = str(error) if isinstance(error, ValueError) else f"profile {name} has another form: {error!r}."

@@ -32,12 +32,13 @@ EXPANDED: dict[str, Any] = {
 }
 GIVEN: dict[str, Any] = {"e-1": {}, "f": 3, "g": {}}
 OBSERVED: dict[str, Any] = {"e-0": {"x_bytes": 1}, **GIVEN}
+PLACE = {"revision": "main", "dir": "y", "repo": "x/y"}
 DEFAULTS = {
-    "m": {"engine_defaults": {"dtype": "auto", "limit_mm_per_prompt": {"image": 0}, "port": 1, "gpus": [9]}},
-    "n": {"engine_defaults": None},
+    "m": PLACE | {"engine_defaults": {"dtype": "auto", "limit_mm_per_prompt": {"image": 0}, "port": 1, "gpus": [9]}},
+    "n": PLACE | {"engine_defaults": None},
 }
 OF_M = {"model": "m", "dtype": "half", "limit_mm_per_prompt": {"image": 0}}
-JUNK: dict[str, Any] = {"engines": {"e": PLAIN, "f": 3}, "profiles": {"p": None, "q": {"engines": ["e", 1]}}}
+JUNK: dict[str, Any] = {"engines": {"e": PLAIN}, "profiles": {"p": None, "q": {"engines": ["e", 1]}}}
 
 IMAGE = {
     "vllm": "0.32.0",
@@ -52,6 +53,12 @@ REMOVED = {"removed": ["/etc/x/", "/etc/x/file", "/etc/y"], "kept": ["user u"], 
 LINES = ["h: removed", "  /etc/x/", "  /etc/y", "kept", "  user u"]
 LINES += ["  NVIDIA driver, Docker, container toolkit, their apt repositories, daemon.json: others use them"]
 LINES += ["not ours, left alone", "  /etc/x/mine: not ours"]
+
+
+def expanded(engines: Any, profiles: Any, models: Any) -> tuple[Any, ...]:
+    """Arguments of `expand_inventory` for an inventory that adds nothing."""
+    given = {"engines": engines, "profiles": profiles, "models": models, "roles": ["r"]}
+    return given, {}, "p", "", {"s": {"gpus": [8], "max_model_len": 9}}, {"m": "c" * 40}
 
 
 @pytest.mark.parametrize(
@@ -77,17 +84,25 @@ LINES += ["not ours, left alone", "  /etc/x/mine: not ours"]
             [{"case": "a", "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "p"}]}],
         ),
         ("list_served_names", (PROFILES, GATED), ["r", "s"]),
-        ("expand_replicas", ({"e": PAIRS, "f": SINGLE}, {"p": {"engines": ["f", "e"], "when": "w"}}, {}), EXPANDED),
-        ("expand_replicas", ({"e": PAIRS | {"replicas": "2"}, "f": 3}, JUNK["profiles"], "x"), JUNK),
-        # Replicas have the defaults of their model. What they state themselves stands, and what belongs to one engine
-        # is not taken from a model.
         (
-            "expand_replicas",
-            ({"e": PAIRS | {"model": "m", "dtype": "half"}, "f": SINGLE | {"model": "n"}}, {}, DEFAULTS),
+            *("expand_inventory", expanded({"e": PAIRS, "f": SINGLE}, {"p": {"engines": ["f", "e"], "when": "w"}}, {})),
+            EXPANDED | {"models": {}, "roles": ["r"], "incomplete": {}, "needed": ["f", "e"]},
+        ),
+        (
+            *("expand_inventory", expanded({"e": PAIRS | {"replicas": "2"}, "f": 3}, JUNK["profiles"], "x")),
+            JUNK | {"models": {}, "roles": ["r"], "incomplete": {}, "needed": []},
+        ),
+        # Replicas have the defaults of their model. What they state themselves stands, and what belongs to one engine
+        # is not taken from a model. What the plan adds gives way to what an engine states.
+        (
+            "expand_inventory",
+            expanded({"e": PAIRS | {"model": "m", "dtype": "half"}, "s": SINGLE | {"model": "n"}}, {}, DEFAULTS),
             {
                 "engines": {name: EXPANDED["engines"][name] | OF_M for name in ("e-0", "e-1")}
-                | {"f": SINGLE | {"model": "n"}},
+                | {"s": SINGLE | {"model": "n", "max_model_len": 9}},
                 "profiles": {},
+                "models": {"m": DEFAULTS["m"] | {"revision": "c" * 40}, "n": DEFAULTS["n"]},
+                **{"roles": ["r"], "incomplete": {}, "needed": []},
             },
         ),
         ("expand_observations", ({"e": {"x_bytes": 1}, **GIVEN}, {"e": PAIRS, "f": SINGLE}), OBSERVED),
@@ -117,6 +132,10 @@ LINES += ["not ours, left alone", "  /etc/x/mine: not ours"]
             [{"nvml_total_mib": 23, "name": "L4", "nvml_reserved_mib": 0, "compute_capability": "8.9"}],
         ),
         ("describe_gpus", (SLOTS[1:],), [{"nvml_total_mib": 24}]),
+        ("declare_gpus", (2, 23034, "", "8.9", 0.0), [{"nvml_total_mib": 23034, "compute_capability": "8.9"}] * 2),
+        ("declare_gpus", (1, 0, "l4", "", 300.0), [{"name": "l4", "bandwidth_gb_s": 300.0}]),
+        # There are cards of this name with 10 and with 12 GB.
+        *(("declare_gpus", (count, 0, name, "", 0.0), []) for count, name in ((1, "RTX 3080"), (1, "L5"), (0, "L4"))),
         (
             "add_settings",
             (NAMED, [{"engine": "a", "settings": {"vram_budget_mib": 7, "kv_cache_memory_bytes": 5}}]),
@@ -147,12 +166,18 @@ LINES += ["not ours, left alone", "  /etc/x/mine: not ours"]
         ("assign_budgets", ({"1": 5}, ["GPU-a", "GPU-b"]), {"GPU-a": 0, "GPU-b": 5}),
         (
             "describe_weights",
-            ({"x": {"path": "/data/x"}}, {"x": {"precision": "fp8", "repo": "r"}, "y": {}}, "/state"),
-            {"x": {"path": "/data/x", "precision": "fp8", "record": "/state/weights/x.json"}},
+            (
+                *({name: {"path": name} for name in "xyz"}, {"x": {"precision": "fp8"}, "y": {}, "z": {}}),
+                *([{"model": name, "precision": "bf16"} for name in "xy"], "/state"),
+            ),
+            {
+                name: {"path": name, "precision": precision, "record": f"/state/weights/{name}.json"}
+                for name, precision in {"x": "fp8", "y": "bf16", "z": "unknown"}.items()
+            },
         ),
         (
             "report_engines",
-            ([NAMED[0] | SERVED], [{"engine": "b"}, {"engine": "a"} | STATUS], {"x": {"precision": "fp8"}}),
+            ([NAMED[0] | SERVED], [{"engine": "b"}, {"engine": "a", "precision": "fp8"} | STATUS]),
             [
                 {"engine": "a", "unit": "vllm-a.service", "model": "x", "precision": "fp8", "slots": [0, 1]}
                 | {"state": "active", "load_seconds": 1.5, "since": "then"}

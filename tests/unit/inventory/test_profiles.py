@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible.module_utils.vllm_edge.inventory import engine_arguments, vllm_arguments
+from ansible.module_utils.vllm_edge.inventory.merging import VARIABLES, merge
 from ansible.module_utils.vllm_edge.inventory.profiles import (
     Inventory,
     compute_vram_floor,
@@ -48,6 +49,7 @@ SOUND: dict[str, Any] = {
         "tiny": {"repo": "google/gemma-4-E2B-it", "revision": "main", "precision": "bf16", "dir": "tiny"},
     },
     "roles": ["architect", "sentry"],
+    **{f"{kind}_extra": {} for kind in VARIABLES},
     "gpu_name": "NVIDIA L4",
     "gpu_uuids": None,
     "image": "docker.io/vllm/vllm-openai:v0.32.0",
@@ -126,6 +128,7 @@ def default(mistake: str, arguments: Any, *words: str) -> Case:
 
 
 CERTIFIED = {f"gateway.serving_gateway_{name}": f"/x.{name}" for name in ("certificate", "private_key")}
+EXTRA = {"model": "tiny"}
 OF_ROLES = (("large", "architect"), ("small", "sentry"))
 THIRD = SOUND["engines"]["small"] | {"gpus": [3], "port": 8070, "served_names": ["x"], "stands_in_for": ["architect"]}
 ALL_THREE = {"profiles.pair.engines": ["large", "small", "third"]}
@@ -144,7 +147,7 @@ CASES: list[Case] = [
     one("unknown key", "models.tiny.sha", "0", "vllm_models.tiny.sha: nothing reads", "there are: dir, engine_def"),
     one("unknown key", "profiles.pair.engine", ["small"], "serving_profiles.pair.engine", "did you mean engines?"),
     small("missing key", "gpus", ABSENT, "is missing", "[0]"),
-    one("missing key", "models.tiny.precision", ABSENT, "vllm_models.tiny.precision: is missing", "bf16"),
+    one("missing key", "models.tiny.repo", ABSENT, "vllm_models.tiny.repo: is missing", "owner/name"),
     one("GPU slot used twice", "small.gpus", [1], "GPU slot 1 is wanted by large and small"),
     case("GPU slot used twice", {"small.gpus": [2, 2], "small.tensor_parallel_size": 2}, "2 is listed 2"),
     small("GPU slot not there", "gpus", [4], "slot 4 does not exist", "gpu_count is 4", "0 to 3"),
@@ -177,6 +180,34 @@ CASES: list[Case] = [
     small("wrong type", "extra_args", "--language-model-only", "is not a list"),
     one("wrong type", "models.tiny.revision", 1234567, "vllm_models.tiny.revision: 1234567 is a number", "quotes"),
     one("wrong type", "engines.small", ["model"], "serving_engines.small", "is not a mapping"),
+    one("wrong type", "models_extra", [], "vllm_models_extra: [] is not a mapping"),
+    one("name twice", "models_extra", {"big": {"repo": "x/y"}}, "vllm_models_extra: 'big' is also a name in vllm_m"),
+    one("extra", "engines_extra", {"third": EXTRA | {"max_num_seqs": 0}}, "serving_engines_extra.third.max_num_seqs"),
+    case(
+        "slots beside another engine",
+        {"engines_extra": {"third": EXTRA}, "profiles_extra": {"both": {"engines": ["third", "small"]}}},
+        "serving_engines_extra.third.gpus: is missing, and both has other engines",
+    ),
+    case(
+        "GPUs not known",
+        {"engines_extra": {"third": EXTRA}, "profile": "third", "settings.gpu_count": ABSENT},
+        "serving_engines_extra.third: leaves tensor_parallel_size and gpus to the plan",
+    ),
+    case(
+        "more GPUs than there are",
+        {"engines_extra": {"third": EXTRA | {"tensor_parallel_size": 8}}, "profile": "third"},
+        *("serving_engines_extra.third.tensor_parallel_size: 8 makes 8 GPUs", "gpu_count is 4"),
+    ),
+    case(
+        "GPU of another name",
+        {"gpu_name": "NVIDIA L5", "settings.gpu_memory_mib": ABSENT},
+        *("gpu_name: 'NVIDIA L5' is no GPU whose memory is known; did you mean NVIDIA L4?", "set gpu_memory_mib"),
+    ),
+    case(
+        "GPU of two sizes",
+        {"gpu_name": "RTX 3080", "settings.gpu_memory_mib": ABSENT},
+        "gpu_name: cards of 'RTX 3080' have 10240 or 12288 MiB; set gpu_memory_mib",
+    ),
     one("wrong type", "roles", "architect", "serving_roles", "write [architect]"),
     small("bad unit", "max_model_len", "16k", "'16k' is text", "write 16384, or 16000", "reads in 16k"),
     small("bad unit", "max_model_len", "16K", "write 16384"),
@@ -398,7 +429,11 @@ def changed(changes: dict[str, Any]) -> dict[str, Any]:
 
 def inventory(variables: dict[str, Any]) -> Inventory:
     secrets = {"good": "", "bad": "has 3 characters, at least 8 are expected"}
-    return Inventory(**{"secrets": secrets, **variables, "names": frozenset(variables["names"])})
+    added = {kind: variables[f"{kind}_extra"] for kind in VARIABLES}
+    others = {key: value for key, value in variables.items() if not key.startswith((*VARIABLES, "roles"))}
+    others |= {"merged": merge(variables, added, SOUND, [variables["profile"]])}
+    others |= {"extra": {f"{name}_extra": added[kind] for kind, name in VARIABLES.items()}}
+    return Inventory(**{"secrets": secrets, **others, "names": frozenset(variables["names"])})
 
 
 WITHOUT_PORTS = {"small.port": ABSENT, "large.port": ABSENT, "small.stands_in_for": ["architect"]}

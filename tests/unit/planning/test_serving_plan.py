@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -13,6 +14,9 @@ import pytest
 import yaml
 from helpers import ROOT, find_failures
 from plan_plays import play, read_document
+from test_model_facts import hub, write  # noqa: F401 (the fixture)
+
+from lab.hub.server import Hub
 
 L4 = {"name": "NVIDIA L4", "cuda_total_bytes": 23_659_151_360}
 MODELS = {
@@ -195,9 +199,22 @@ PLANS: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.slow
-def test_what_the_playbook_plans_and_refuses(tmp_path: Path) -> None:
-    """It validates first, and contacts no host."""
-    done = play(tmp_path, "plan", {name: variables for name, (variables, _) in PLANS.items()})
+def test_what_the_playbook_plans_and_refuses(
+    tmp_path: Path,
+    hub: Hub,  # noqa: F811
+) -> None:
+    """It validates first, and contacts no host. What no engine names is completed, of a hub if nobody recorded it."""
+    write(tmp_path / "hub" / "example" / "tiny")
+    of_hub = {
+        "vllm_models_extra": {"chat": {"repo": "example/tiny"}},
+        "serving_profile": "chat",
+        "plan_details": "true",
+    }
+    of_hub |= {"model_weights_endpoint": f"http://127.0.0.1:{hub.server_address[1]}"}
+    done = play(tmp_path, "plan", {"of_hub": of_hub} | {name: variables for name, (variables, _) in PLANS.items()})
+    record = json.loads((tmp_path / "model_facts" / "example--tiny.json").read_text())
+    assert record["source"].startswith(of_hub["model_weights_endpoint"])
+    assert "profile chat, vLLM 0.32.0: fits\n" in done.stdout
     failures = {host: text.replace("''", "'") for host, text in find_failures(done).items()}
     for host, (_, words) in PLANS.items():
         assert (host in failures) == bool(words), done.stdout + done.stderr

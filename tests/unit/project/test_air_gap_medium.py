@@ -48,7 +48,7 @@ def document(**changes: Any) -> dict[str, Any]:
 
 
 def test_paths_become_absolute_and_commits_are_pinned(read: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    models = {"e2b": {"repo": "o/n", "revision": "main"}, "other": {"repo": "x/y"}}
+    models = {"e2b": {"repo": "o/n", "revision": "main"}, "other": {"repo": "x/y", "revision": "main"}}
     medium = read(document(), **models)
     assert (medium["mistake"], medium["sums_sha256"], medium["directory"]) == ("", "0" * 64, str(tmp_path))
     assert medium["variables"] == {
@@ -63,8 +63,8 @@ def test_paths_become_absolute_and_commits_are_pinned(read: Callable[..., dict[s
         "nvidia_driver_repository_key_url": "file:///media/m/keys/vllm-edge-nvidia-driver.asc",
         "nvidia_driver_repository_key_file": "",
         "model_weights_source_directory": "/media/m/weights",
-        "vllm_models": {"e2b": {"repo": "o/n", "revision": "b" * 40}, "other": {"repo": "x/y"}},
     }
+    assert medium["revisions"] == {"e2b": "b" * 40}
     served = read(document(), url="http://web/m/")["variables"]
     assert served["nvidia_driver_repository_key_url"] == "http://web/m/keys/vllm-edge-nvidia-driver.asc"
 

@@ -34,7 +34,7 @@ STAGE: dict[str, Any] = {
     },
 }
 READ = {
-    "vllm_models": {"e2b": {"repo": "o/n", "revision": "main", "dir": "N"}},
+    "serving_expanded": {"models": {"e2b": {"repo": "o/n", "revision": "main", "dir": "N"}}},
     "model_weights_models": [{"name": "e2b", "dir": "N"}],
     "nvidia_driver_repository_url": "http://elsewhere/",
     "air_gap_url": "",
@@ -150,7 +150,7 @@ def test_hosts_get_what_was_staged_or_nothing(staged: Any, tmp_path: Path) -> No
     given = {"air_gap": str(template), "air_gap_sha256": hashlib.sha256(template.read_bytes()).hexdigest()}
     hosts["template"] = {**READ, **given, "air_gap_host_directory": str(medium)}
     hosts["as_variables"] = {**READ, **yaml.safe_load((medium / "air-gap.yml").read_text())}
-    names = ["vllm_models", "vllm_image_base_id", "vllm_image_wheel_hashes", "vllm_image_wheels_directory"]
+    names = ["__air_gap", "vllm_image_base_id", "vllm_image_wheel_hashes", "vllm_image_wheels_directory"]
     names += ["nvidia_driver_repository_url"]
     values = "{{ dict(names | zip(names | map('extract', vars))) | to_json }}"
     read = [
@@ -169,7 +169,7 @@ def test_hosts_get_what_was_staged_or_nothing(staged: Any, tmp_path: Path) -> No
     assert "-e air_gap=FILE -e air_gap_sha256=HASH" in failures["as_variables"]
     wheel = FILES["wheels/image/0.32/transformers-5.whl"].encode()
     good = json.loads((tmp_path / "values.good").read_text())
-    assert good.pop("vllm_models")["e2b"]["revision"] == COMMIT
+    assert good.pop("__air_gap")["revisions"] == {"e2b": COMMIT}
     assert good == {
         "vllm_image_base_id": STAGE["staging_image_base_id"],
         "vllm_image_wheel_hashes": {"transformers-5.whl": hashlib.sha256(wheel).hexdigest()},

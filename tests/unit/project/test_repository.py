@@ -39,11 +39,12 @@ ABOVE = {
     "model_facts": "it interprets checkpoints as the planner does",
     "engine_secrets": "the program is installed",
     **{f"serving_{name}": "the program is installed" for name in ("advise", "observations", "plan", "switch")},
+    "serving_complete": "it runs on the controller",
 }
 """Modules that import more than the lowest layers of the package, and why they may."""
 WRITERS = ("ansible.builtin.copy", "ansible.builtin.file", "ansible.builtin.template")
 PRIVATE = ("0600", "0700", "u+rwx", "u=rwX,go=")
-OF_THE_REPOSITORY = {"Create the directory of the inventory's facts", "Write the facts"}
+OF_THE_REPOSITORY = {f"{task} facts" for task in ("Create the directory of the inventory's", "Write the", "Keep the")}
 """Files of the project itself or of an inventory, as git keeps them: shapes of published checkpoints."""
 
 

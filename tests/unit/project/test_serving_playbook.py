@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -51,6 +52,8 @@ def read_example(name: str) -> dict[str, Any]:
 
 FIFTH_ROLE = read_example("with-reflector:")
 REPLICAS = read_example("e4b-four-times:")
+SHORT = yaml.safe_load((ROOT / "README.md").read_text().split("hosts.yml\n")[1].split("```")[0])
+SHORT = {**SHORT["gpu_hosts"]["hosts"]["gpu1"], "ansible_host": NOBODY}
 HUB = {
     "model_weights_endpoint": "http://mirror.example",
     "model_weights_environment": {"HTTPS_PROXY": "http://user:pla/nted@proxy"},
@@ -96,11 +99,17 @@ def test_good_variables_and_the_examples_of_the_page_pass_without_a_connection(t
         "good": GOOD | later | medium | {"plan_profile": "e2b-only"},
         "fifth": GOOD | FIFTH_ROLE | {"plan_profile": "with-reflector"},
         "replicas": GOOD | REPLICAS | {"plan_profile": "e4b-four-times"},
+        "short": SHORT,
+        "beside": SHORT | {"serving_profile": "e2b-only", "gpu_count": 4},
     }
     options = ("-e", "plan_facts=recorded", "-e", "allow_reboot=true", "-e", "vllm_engine_watchdog_s=60")
     done = play(tmp_path, hosts, "playbooks/validate.yml", "playbooks/plan.yml", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert FIFTH_ROLE["serving_roles"][4:] == ["reflector"] and "e4b-reflector  fits" in done.stdout
+    assert "chat: tensor_parallel_size 1, gpus [0], max_model_len 131072: the plan's;" in done.stdout
+    tables = re.findall(r"^profile .*\n-.*\n((?:\S.*\n)+)", done.stdout, re.MULTILINE)
+    shown = [[line.split()[:2] for line in table.splitlines()] for table in tables]
+    assert [["chat", "fits"]] in shown and [["e2b-only", "fits"], ["chat", "fits"]] in shown, done.stdout
     assert [f"e4b-each-{k}  fits: 512 MiB stay free on GPU {k}." in done.stdout for k in range(4)] == [True] * 4
 
 

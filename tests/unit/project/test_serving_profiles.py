@@ -15,6 +15,7 @@ from ansible.module_utils.vllm_edge.inventory import engine_arguments, vllm_argu
 from ansible.module_utils.vllm_edge.inventory.replicas import expand, list_replicas
 from ansible.module_utils.vllm_edge.planning import planner
 from ansible.module_utils.vllm_edge.planning.checkpoint import families, model_facts
+from ansible.module_utils.vllm_edge.planning.checkpoint.quantization import name_precision
 from ansible.module_utils.vllm_edge.planning.contract import EnginePlan, Gpu, Verdict
 from helpers import ROOT
 
@@ -41,6 +42,14 @@ def planned(profile: str) -> dict[str, EnginePlan]:
     models = {name: families.interpret(found) for name, found in facts.items() if found is not None}
     plan = planner.plan(profile, engines, models, [L4] * 4, vllm_arguments.VERSION)
     return {engine.engine: engine for engine in plan.engines}
+
+
+def test_the_precision_of_a_model_is_that_of_its_checkpoint() -> None:
+    for name, model in MODELS.items():
+        facts = model_facts.recorded(model["repo"])
+        assert facts is not None
+        found = families.interpret(facts)
+        assert name_precision(found.dtype, found.quantization) == model["precision"], name
 
 
 def budget_of(profile: str, engine: str) -> int:

@@ -57,7 +57,7 @@ def test_the_report_says_what_an_engine_has_and_others_have_not(engine: dict[str
 
 
 def test_report_says_all_of_it_and_keeps_a_completion_on_one_line() -> None:
-    lines = render(REPORT)
+    lines = render(REPORT | {"completed": ["e2b: gpus [3]: the plan's."]})
     text = "\n".join(lines)
     for words in (
         "profile nvfp4-tp2, generation 3",
@@ -67,6 +67,7 @@ def test_report_says_all_of_it_and_keeps_a_completion_on_one_line() -> None:
         "3  NVIDIA L4  20,603  20,900        0     23,034  within   [##################| ]",
         "4 GPUs     82,406  83,600        0     92,136",
         "vLLM: 0.32.0",
+        "e2b: gpus [3]: the plan's.",
         "revision: abc",
     ):
         assert words in text

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -88,10 +89,24 @@ def find_by_short_name(name: str) -> str | None:
     return _NAMES.get(wanted) or _NAMES.get(f"rtx {wanted}")
 
 
+def find_total_mib(name: str, stated_mib: int = 0) -> int:
+    """Return the total memory of a GPU as nvidia-smi prints it: what is stated, or that of all cards of this name; 0 if
+    neither is known."""
+    model = GPU_MODELS.get(find_by_short_name(name) or "")
+    totals = (model.totals_mib or (round(model.cuda_mib or 0),)) if model else ()
+    return stated_mib or (totals[0] if len(totals) == 1 else 0)
+
+
 def list_by_words(name: str) -> list[str]:
     """Return the names that contain every word of what people write: variants of one model, of different memory."""
     words = set(_simplify(name).split())
     return [model for model in GPU_MODELS if words and words <= set(_simplify(model).split())]
+
+
+def list_alike(name: str) -> list[str]:
+    """Return the names that contain every word of what people write, else up to three that are spelt alike."""
+    close = difflib.get_close_matches(_simplify(name), _NAMES, n=3, cutoff=0.5)
+    return list_by_words(name) or list(dict.fromkeys(_NAMES[alike] for alike in close))
 
 
 def list_by_memory(total_mib: int) -> list[str]:

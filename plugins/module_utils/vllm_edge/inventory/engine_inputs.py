@@ -62,6 +62,11 @@ def select_texts(value: Any) -> list[str]:
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
+def select_mappings(value: Any) -> dict[str, Mapping[str, Any]]:
+    """Return the entries of a mapping that are mappings themselves; the others are refused elsewhere."""
+    return {name: item for name, item in value.items() if isinstance(item, dict)} if isinstance(value, dict) else {}
+
+
 def find_owners(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
     """Return the names by the item that each of them has, in the order of the pairs."""
     owners: dict[Any, list[str]] = {}

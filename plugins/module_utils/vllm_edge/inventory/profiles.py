@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
-from ..gpu.models import L4_CUDA_MIB, L4_TOTAL_MIB
+from ..gpu.models import GPU_MODELS, L4_CUDA_MIB, L4_TOTAL_MIB, find_by_short_name, find_total_mib, list_alike
 from ..text import nearest, shown
 from .engine_arguments import (
     describe_unknown_engine_key,
@@ -32,9 +32,11 @@ from .engine_inputs import (
     find_unknown_keys,
     find_value_errors,
     parse_text,
+    select_mappings,
     select_texts,
 )
 from .gateway import find_gateway_errors, find_shared_stand_ins, find_stand_in_errors
+from .merging import PLANNED, Merged
 from .replicas import OF_ONE_ENGINE, add_defaults, count_replicas, find_replica_errors
 from .risks import find_risk_errors
 from .rules import PLAIN_NAME, RULES
@@ -53,10 +55,9 @@ class Inventory:
     """What an operator wrote, not yet checked."""
 
     profile: Any
-    profiles: Any
-    engines: Any
-    models: Any
-    roles: Any
+    merged: Merged
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """The variables that end in `_extra`, by name."""
     gpu_name: Any = None
     gpu_uuids: Any = None
     image: Any = None
@@ -78,6 +79,18 @@ class Inventory:
     names: frozenset[str] = frozenset()
     """The names of all variables of the host."""
 
+    @property
+    def profiles(self) -> Any:
+        return self.merged.profiles
+
+    @property
+    def engines(self) -> Any:
+        return self.merged.engines
+
+    @property
+    def models(self) -> Any:
+        return self.merged.models
+
 
 class Floor(NamedTuple):
     """The least memory that an engine takes on each GPU, and why."""
@@ -91,6 +104,9 @@ def find_mistakes(inventory: Inventory, project: Project) -> list[str]:
     found = list(_find_errors(inventory, project))
     if _is_recorded_release(inventory):
         found += _find_release_mistakes(inventory, project)
+    for variable, names in inventory.merged.added.items():
+        where = re.compile(rf"\b{variable}(?=\.({'|'.join(map(re.escape, names))})[.:])")
+        found = [where.sub(f"{variable}_extra", sentence) for sentence in found] if names else found
     return found
 
 
@@ -128,26 +144,40 @@ def compute_vram_floor(engine: Mapping[str, Any], gpu_memory_mib: int, default: 
 
 def _find_errors(inventory: Inventory, project: Project) -> Iterator[str]:
     """Yield every mistake that does not depend on the release of vLLM."""
-    engines = _select_mappings(inventory.engines)
-    profiles = _select_mappings(inventory.profiles)
+    engines = select_mappings(inventory.engines)
+    profiles = select_mappings(inventory.profiles)
     yield from _find_choice_errors(inventory)
     yield from _find_collection_errors("vllm_models", inventory.models, "a model")
+    for (variable, entries), what in zip(inventory.extra.items(), ("a model", "an engine", "a profile"), strict=False):
+        yield from _find_collection_errors(variable, entries, what)
+    for variable, names in inventory.merged.twice.items():
+        for name in names:
+            yield (
+                f"{variable}_extra: {shown(name)} is also a name in {variable}; choose another name, or replace "
+                f"{variable} as a whole."
+            )
     defaults: dict[str, list[str]] = {}
-    for name, model in _select_mappings(inventory.models).items():
+    for name, model in select_mappings(inventory.models).items():
         yield from _find_model_errors(name, model, project.model_keys)
         defaults[name] = list(_find_default_errors(name, model, inventory, project.engine_keys))
         yield from defaults[name]
-    yield from _find_shared_directories(_select_mappings(inventory.models))
+    yield from _find_shared_directories(select_mappings(inventory.models))
     yield from _find_collection_errors("serving_engines", inventory.engines, "an engine")
     for name, engine in engines.items():
-        found = _find_engine_errors(name, add_defaults(engine, inventory.models), inventory, project.engine_keys)
+        left = PLANNED if name in inventory.merged.incomplete else ()
+        keys = {
+            key: {**it, "required": it.get("required") and key not in left} for key, it in project.engine_keys.items()
+        }
+        found = _find_engine_errors(name, add_defaults(engine, inventory.models), inventory, keys)
         yield from _drop_inherited(name, engine, found, defaults)
     yield from find_replica_errors(engines)
     yield from find_stand_in_errors(engines)
     specs = {**project.options, **project.variables}
     yield from find_gateway_errors(inventory.gateway, engines, inventory.certificate_fault, specs)
     yield from _find_collection_errors("serving_profiles", inventory.profiles, "a profile")
-    yield from find_value_errors("serving_roles", "served_names", inventory.roles, {"type": "list", "elements": "str"})
+    if inventory.merged.roles != []:
+        of_names = {"type": "list", "elements": "str"}
+        yield from find_value_errors("serving_roles", "served_names", inventory.merged.roles, of_names)
     for name, profile in profiles.items():
         yield from _find_profile_errors(name, profile, inventory, specs["serving_profiles"]["options"])
     yield from _find_host_errors(inventory)
@@ -160,12 +190,12 @@ def _find_release_mistakes(inventory: Inventory, project: Project) -> list[str]:
     version = find_recorded_release(find_release(inventory.image))
     keys, found = project.engine_keys, []
     defaults = {}
-    for name, model in _select_mappings(inventory.models).items():
+    for name, model in select_mappings(inventory.models).items():
         given = model.get("engine_defaults")
         where = f"vllm_models.{name}.engine_defaults"
         defaults[name] = list(find_release_errors(where, given, keys, version)) if isinstance(given, dict) else []
         found += defaults[name]
-    for name, engine in _select_mappings(inventory.engines).items():
+    for name, engine in select_mappings(inventory.engines).items():
         whole = add_defaults(engine, inventory.models)
         sentences = find_release_errors(f"serving_engines.{name}", whole, keys, version)
         found += _drop_inherited(name, engine, sentences, defaults)
@@ -199,7 +229,7 @@ def _is_recorded_release(inventory: Inventory) -> bool:
 
 def _find_choice_errors(inventory: Inventory) -> Iterator[str]:
     profile, profiles = inventory.profile, inventory.profiles
-    known = profiles if isinstance(profiles, dict) else {}
+    known = inventory.merged.known_profiles
     if profile is None:
         yield f"serving_profile: is not set, and nothing else says what the host serves; {nearest('', known)}"
     elif not isinstance(profile, str):
@@ -244,7 +274,8 @@ def _find_default_errors(name: str, model: Mapping[str, Any], inventory: Invento
 def _find_shared_directories(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     owners = find_owners((model["dir"], name) for name, model in models.items() if isinstance(model.get("dir"), str))
     for directory, names in owners.items():
-        if len(names) > 1:
+        # Two names of one commit share its files.
+        if len({(str(models[name].get("repo")), str(models[name].get("revision"))) for name in names}) > 1:
             yield (
                 f"vllm_models: dir {shown(directory)} is used by {' and '.join(names)}, whose files would replace "
                 f"each other; give each model its own, or let engines name the same model."
@@ -260,7 +291,7 @@ def _find_engine_errors(name: str, engine: Mapping[str, Any], inventory: Invento
         )
     yield from _find_argument_mistakes(where, engine, inventory, keys, keys)
     yield from find_risk_errors(where, engine, find_recorded_release(find_release(inventory.image)))
-    models = _select_mappings(inventory.models)
+    models = select_mappings(inventory.models)
     model = engine.get("model")
     if isinstance(model, str) and model.strip() and model not in models and isinstance(inventory.models, dict):
         yield f"{where}.model: {shown(model)} is not a key of vllm_models; {nearest(model, models)}"
@@ -347,8 +378,14 @@ def _find_profile_errors(name: str, profile: Mapping[str, Any], inventory: Inven
     yield from _find_shared(where, chosen, "gpus", "GPU slot")
     yield from _find_shared(where, chosen, "port", "port")
     yield from find_shared_stand_ins(where, chosen)
+    for engine in chosen if len(chosen) > 1 else ():
+        if engine in inventory.merged.incomplete and "gpus" not in chosen[engine]:
+            yield (
+                f"serving_engines.{engine}.gpus: is missing, and {name} has other engines beside it; write the slots "
+                f"of its GPUs, such as [0]. Only an engine that runs alone may leave them out."
+            )
     if chosen and len(chosen) == len(names):
-        yield from _find_unserved(where, chosen, inventory.roles)
+        yield from _find_unserved(where, chosen, inventory.merged.roles)
 
 
 def _find_shared(where: str, engines: Mapping[str, Mapping[str, Any]], key: str, what: str) -> Iterator[str]:
@@ -383,6 +420,9 @@ def _find_unserved(where: str, engines: Mapping[str, Mapping[str, Any]], roles: 
 def _find_host_errors(inventory: Inventory) -> Iterator[str]:
     stated = (inventory.settings.get(name) for name in ("gpu_count", "gpu_memory_mib"))
     count, memory = (parse_text(value, {"type": "int"}) for value in stated)
+    if not memory and isinstance(inventory.gpu_name, str) and inventory.gpu_name:
+        memory = find_total_mib(inventory.gpu_name)
+        yield from () if memory else [_describe_unknown_gpu(inventory.gpu_name)]
     uuids = inventory.gpu_uuids
     if inventory.gpu_name not in (None, "") and not isinstance(inventory.gpu_name, str):
         yield (
@@ -399,8 +439,34 @@ def _find_host_errors(inventory: Inventory) -> Iterator[str]:
     for name, engine in _select_active_engines(inventory).items():
         where = f"serving_engines.{name}"
         yield from _find_slot_errors(where, engine.get("gpus"), slots)
+        if name in inventory.merged.incomplete and not (slots and (memory or inventory.gpu_name)):
+            yield (
+                f"{where}: leaves {' and '.join(key for key in PLANNED if key not in engine)} to the plan, which needs "
+                f"to know the GPUs; set gpu_count, and gpu_name or gpu_memory_mib."
+            )
+        ranks = _count_ranks(engine)
+        if "gpus" not in engine and slots and ranks > slots[0][0]:
+            yield (
+                f"{where}.tensor_parallel_size: {shown(engine.get('tensor_parallel_size', 1))} makes {ranks} GPUs with "
+                f"its stages and replicas, and {slots[0][1]} {slots[0][0]}; lower it, or leave it to the plan."
+            )
         if _is_whole(memory) and memory >= RULES["gpu_memory_mib"].low:
             yield from _find_budget_errors(where, engine, memory, default)
+
+
+def _describe_unknown_gpu(name: str) -> str:
+    memory = "set gpu_memory_mib to the total that nvidia-smi prints of one GPU"
+    if known := GPU_MODELS.get(find_by_short_name(name) or ""):
+        return f"gpu_name: cards of {shown(name)} have {' or '.join(map(str, known.totals_mib))} MiB; {memory}."
+    alike = list_alike(name)
+    hint = f"did you mean {' or '.join(alike)}? Of" if alike else "of"
+    return f"gpu_name: {shown(name)} is no GPU whose memory is known; {hint} another one {memory}."
+
+
+def _count_ranks(engine: Mapping[str, Any]) -> int:
+    """Return the GPUs of an engine by its sizes; 0 if they cannot be right."""
+    sizes = [engine.get(key, 1) for key in ("tensor_parallel_size", "pipeline_parallel_size")]
+    return count_replicas(engine) * sizes[0] * sizes[1] if all(_is_whole(size) and size > 0 for size in sizes) else 0
 
 
 def _find_slot_errors(where: str, gpus: Any, slots: list[tuple[int, str]]) -> Iterator[str]:
@@ -478,18 +544,11 @@ def _find_settings_errors(inventory: Inventory, project: Project) -> Iterator[st
 
 
 def _select_active_engines(inventory: Inventory) -> dict[str, Mapping[str, Any]]:
-    profile = (
-        _select_mappings(inventory.profiles).get(inventory.profile) if isinstance(inventory.profile, str) else None
-    )
-    engines = _select_mappings(inventory.engines)
+    profile = select_mappings(inventory.profiles).get(inventory.profile) if isinstance(inventory.profile, str) else None
+    engines = select_mappings(inventory.engines)
     return {
         name: engines[name] for name in select_texts(profile.get("engines") if profile else None) if name in engines
     }
-
-
-def _select_mappings(value: Any) -> dict[str, Mapping[str, Any]]:
-    """Return the entries of a mapping that are mappings themselves; the others are refused elsewhere."""
-    return {name: item for name, item in value.items() if isinstance(item, dict)} if isinstance(value, dict) else {}
 
 
 def _is_whole(value: Any) -> TypeGuard[int]:

@@ -74,16 +74,15 @@ def list_replicas(name: str, engine: Mapping[str, Any]) -> dict[str, dict[str, A
     return {f"{name}-{k}": {**settings, "gpus": slots[k * each : (k + 1) * each]} for k in range(number)}
 
 
-def expand(engines: Any, profiles: Any, models: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def expand(
+    engines: Mapping[str, Mapping[str, Any]], profiles: Any, models: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return engines and profiles of an inventory, with defaults of models, and replicas as engines of their own.
 
-    What has not the expected type stays as it is; the validator refuses it.
+    A profile that has not the expected type stays as it is; the validator refuses it.
     """
-    engines, profiles = (dict(value.items()) if isinstance(value, dict) else {} for value in (engines, profiles))
-    replicas = {
-        name: list_replicas(name, add_defaults(engine, models)) if isinstance(engine, dict) else {name: engine}
-        for name, engine in engines.items()
-    }
+    profiles = profiles if isinstance(profiles, dict) else {}
+    replicas = {name: list_replicas(name, add_defaults(engine, models)) for name, engine in engines.items()}
     expanded = {}
     for name, profile in profiles.items():
         named = profile.get("engines") if isinstance(profile, dict) else None

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from ..text import nearest
 from .engine_inputs import Spec
+from .merging import VARIABLES
 from .rules import RULES
 
 PREFIXES = ("serving_", "vllm_", "gpu_", "vram_")
@@ -87,7 +88,9 @@ def load(root: Path) -> Project:
     values: dict[str, Any] = {}
     for path in [*root.glob("roles/*/defaults/main.yml"), *root.glob("group_vars/all/*.yml")]:
         values |= _read_mapping(path)
-    switches = _read_mapping(root / "group_vars" / "all" / "switches.yml")
+    made: dict[str, Any] = {}
+    for name in ("switches", "wiring"):
+        made |= _read_mapping(root / "group_vars" / "all" / f"{name}.yml")
     files = [*root.glob("playbooks/**/*.yml"), *root.glob("roles/*/tasks/*.yml")]
     return Project(
         known=frozenset({*values, *options, *variables}),
@@ -100,9 +103,21 @@ def load(root: Path) -> Project:
             for name, option in {**options, **variables}.items()
             if (option["type"] in SIMPLE or option.get("choices") or name in RULES)
             and not option.get("no_log")
-            and "{{" not in str(switches.get(name))  # else it follows from another variable
+            and "{{" not in str(made.get(name))  # else it follows from another variable
         ),
     )
+
+
+@functools.cache
+def read_shipped(root: Path) -> dict[str, Any]:
+    """Return what the project has of the variables that `merging.merge` takes."""
+    return {
+        kind: _read_mapping(root / "group_vars" / "all" / f"{file}.yml")[variable]
+        for kind, variable, file in (
+            *((kind, variable, kind) for kind, variable in VARIABLES.items()),
+            ("roles", "serving_roles", "profiles"),
+        )
+    }
 
 
 def find_unknown_variables(names: Collection[str], project: Project) -> Iterator[str]:

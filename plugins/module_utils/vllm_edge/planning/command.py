@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
@@ -165,6 +166,7 @@ def plan_layouts(
     asked: serve_options.Asked,
     release: str,
     drafts: Mapping[str, Model] | None = None,
+    margin_mib: int = planner.MARGIN_MIB,
 ) -> Layouts:
     """Plan a model as one engine over 1, 2, 4, ... GPUs, or over as many as are asked for, by the name of the layout;
     if no context is asked for, each with the longest that fits, as with vLLM's `max_model_len: auto`. Returns each
@@ -186,7 +188,8 @@ def plan_layouts(
             **({"max_model_len": model.max_position_embeddings} if asked.longest else {}),
         }
         about = (engine["name"], [engine], {**(drafts or {}), "model": model}, gpus, release)
-        plan = planner.plan(*about, search=Search.NOWHERE)
+        make = functools.partial(planner.plan, margin_mib=margin_mib)
+        plan = make(*about, search=Search.NOWHERE)
         longest = plan.engines[0].max_context // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS
         too_long = plan.verdict in (Verdict.KV_BELOW_MAX_MODEL_LEN, Verdict.CANNOT_SAY) or (
             model.generic and plan.verdict is not Verdict.FITS
@@ -197,16 +200,16 @@ def plan_layouts(
         for shorter in (longest, *halves) if asked.longest and too_long else ():
             if plan.verdict is not Verdict.FITS and 0 < shorter < engine["max_model_len"]:
                 engine["max_model_len"] = shorter
-                plan = planner.plan(*about, search=Search.NOWHERE)
+                plan = make(*about, search=Search.NOWHERE)
         if plan.verdict is not Verdict.FITS:
             if asked.longest and plan.verdict is not Verdict.CANNOT_SAY:
                 # No context fits, so what would help is looked for with the one that `advise` asks for.
                 engine["max_model_len"] = min(model.max_position_embeddings, advice_model.MIN_CONTEXT_TOKENS)
             # More GPUs are the next line of the table.
-            plan = planner.plan(*about, search=Search.EVERYWHERE if shape == shapes[-1] else Search.SAME_GPUS)
+            plan = make(*about, search=Search.EVERYWHERE if shape == shapes[-1] else Search.SAME_GPUS)
         whole = None
         if plan.verdict is Verdict.FITS and engine.get("max_model_len", most) < most:
-            longer = planner.plan(about[0], [{**engine, "max_model_len": most}], *about[2:], search=Search.SAME_GPUS)
+            longer = make(about[0], [{**engine, "max_model_len": most}], *about[2:], search=Search.SAME_GPUS)
             whole = next((fix for fix in longer.engines[0].fixes if fix.max_model_len == most), None)
         explained = replace(plan.engines[0], reasons={**plan.engines[0].reasons, **asked.reasons})
         plans[engine["name"]] = replace(plan, engines=(explained,)), engine, whole

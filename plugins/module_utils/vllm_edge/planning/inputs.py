@@ -44,12 +44,12 @@ SPEC: dict[str, Any] = {
 
 
 def facts_of(
-    name: str, model: Mapping[str, Any], weights_root: Path, facts: str, records: Mapping[str, Any] | None = None
-) -> Facts:
-    """Return the facts of the checkpoint of an entry of vllm_models.
+    model: Mapping[str, Any], weights_root: Path, facts: str, records: Mapping[str, Any] | None = None
+) -> Facts | None:
+    """Return the facts of the checkpoint of an entry of vllm_models; None if there are neither files nor a record.
 
     Files below weights_root are preferred, unless `facts` of the entry, or the argument if it has none, is `recorded`.
-    Raises FactsError if the files are damaged, or there are none and nothing is recorded.
+    Raises FactsError if the files are damaged.
 
     Args:
         records: plan_recorded_facts, the inventory's own records by repository.
@@ -62,24 +62,30 @@ def facts_of(
         if not is_approximate(found.source):
             return found
         return model_facts.recorded(repo, records) or found
-    recorded = model_facts.recorded(repo, records)
-    if recorded is None:
-        raise FactsError(
-            f"vllm_models.{name}: {directory} does not exist here, and nothing is recorded of {repo or 'it'}. Record "
-            f"its facts once, from its files or from a hub: ansible-playbook playbooks/record_facts.yml"
-        )
-    return recorded
+    return model_facts.recorded(repo, records)
 
 
-def read_model(name: str, options: Mapping[str, Any], warn: Callable[[str], None]) -> Model:
+def read_model(
+    name: str,
+    options: Mapping[str, Any],
+    warn: Callable[[str], None],
+    fetch: Callable[[Mapping[str, Any]], Facts | None] = lambda model: None,
+) -> Model:
     """Interpret the checkpoint of a key of vllm_models. Raises as `facts_of` and `families.interpret` do.
 
     Args:
         options: those of SPEC.
         warn: called with a sentence if the checkpoint brings code of its own.
+        fetch: called with the entry where there are neither files nor a record.
     """
-    root = Path(options["weights_root"])
-    facts = facts_of(name, options["models"][name], root, options["facts"], options["recorded"])
+    root, model = Path(options["weights_root"]), options["models"][name]
+    facts = facts_of(model, root, options["facts"], options["recorded"]) or fetch(model)
+    if facts is None:
+        repo, directory = model.get("repo"), root / str(model.get("dir", ""))
+        raise FactsError(
+            f"vllm_models.{name}: {directory} does not exist here, and nothing is recorded of {repo or 'it'}. Record "
+            f"its facts once, from its files or from a hub: ansible-playbook playbooks/record_facts.yml"
+        )
     return interpret(facts, warn)
 
 

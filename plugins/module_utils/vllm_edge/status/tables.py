@@ -217,12 +217,13 @@ def render(report: Mapping[str, Any]) -> list[str]:
             results of `vllm-edge canary`; `gpus` of the module vram_budget; `problems`, `drift`, `memory_warnings`,
             `load_warnings`, `gateway` and `last_switch` of `vllm-edge status --format json`; `switch`, the journal of
             this run's switch, if any; `overrides`, why the plan rejected engines that serve; `versions` by name;
-            `pins`, lines for the inventory.
+            `completed`, lines about what the plan added to engines; `pins`, lines for the inventory.
     """
     lines = [
         f"{report['host']}: profile {report['profile']}, generation {report['generation']}",
         "",
         *render_engine_table("unit", report["engines"]),
+        *report.get("completed", ()),
         "",
     ]
     if report["completions"]:

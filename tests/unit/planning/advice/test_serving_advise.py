@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible.module_utils.vllm_edge.inventory.merging import merge
 from ansible.module_utils.vllm_edge.inventory.profiles import Inventory, find_mistakes
 from ansible.module_utils.vllm_edge.inventory.replicas import expand
 from ansible.module_utils.vllm_edge.inventory.variables import load
@@ -64,7 +65,8 @@ def test_what_is_advised_is_valid_and_fits(run_module: Run) -> None:
     engines, profiles = pasted["serving_engines"], pasted["serving_profiles"]
     (profile,) = profiles
     settings = {"gpu_count": 2, "gpu_memory_mib": 23034}
-    inventory = Inventory(profile, profiles, engines, models, OPTIONS["roles"], settings=settings)
+    given = {"profiles": profiles, "engines": engines, "models": models, "roles": OPTIONS["roles"]}
+    inventory = Inventory(profile, merge(given, {}, given, [profile]), settings=settings)
     assert find_mistakes(inventory, load(ROOT)) == []
     engines, profiles = expand(engines, profiles, models)
     planned = {"engines": [{"name": name, **engine} for name, engine in engines.items()]}
@@ -81,7 +83,7 @@ def test_what_the_playbook_prints_and_refuses(tmp_path: Path) -> None:
     wrong = {
         "format": ("yaml", "format is 'yaml'; advice is written as"),
         "advise_model": ("e2b", "No play reads advise_model, so setting it would have no effect. Use one of advise_by"),
-        "gpu_count": (0, "Set gpu_count and gpu_memory_mib"),
+        "gpu_count": (0, "Set gpu_count, and gpu_name or gpu_memory_mib"),
         "advise_by": ("speed", "advise_by: 'speed' is not one of tok_s, context, free_gpus, together"),
     }
     hosts: dict[str, dict[str, Any]] = {name: {name: value} for name, (value, _) in wrong.items()}

@@ -176,7 +176,7 @@ def test_facts_come_back_whole_and_without_root(tmp_path: Path, monkeypatch: pyt
     write_sharded(tmp_path)
     direct = model_facts.read(tmp_path, "o/n", "abc")
     model = {"repo": "o/n", "dir": tmp_path.name, "revision": "abc"}
-    assert inputs.facts_of("m", model, tmp_path.parent, "files") == direct
+    assert inputs.facts_of(model, tmp_path.parent, "files") == direct
     if os.geteuid() == 0:
         monkeypatch.setattr(separate_process, "ENGINE_USER", "nobody")
         (tmp_path / "config.json").chmod(0o600)

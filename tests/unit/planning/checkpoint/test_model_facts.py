@@ -285,6 +285,22 @@ def test_of_a_hub_only_headers_are_read(run_module: Callable[..., Any], hub: Hub
     assert result["record"]["tensors"] == json.loads(json.dumps(recording.record(from_files, "")["tensors"]))
 
 
+def test_an_engine_is_completed_by_what_the_hub_says_and_later_without_it(
+    run_module: Callable[..., Any], hub: Hub, tmp_path: Path
+) -> None:
+    write(tmp_path / "hub" / "example" / "tiny")
+    given: dict[str, Any] = {"engines": {"chat": {"model": "chat"}, "other": {"model": "none"}}, "required": ["chat"]}
+    given |= {"models": {"chat": {"repo": "example/tiny"}, "none": {"repo": "example/none"}}, "gpus": [{"name": "L4"}]}
+    given |= {"vllm_version": "0.32.0", "weights_root": "/nowhere"}
+    done = run_module("serving_complete", given | {"endpoint": f"http://127.0.0.1:{hub.server_address[1]}"})
+    assert done["rc"] == 0 and done["engines"].keys() == {"chat"}, done
+    assert "other cannot be completed. example/none cannot be read at" in " ".join(done["lines"])
+    again = run_module("serving_complete", given | {"recorded": done["records"]})
+    assert (again["engines"], again["records"]) == (done["engines"], {})
+    refused = run_module("serving_complete", given)
+    assert refused["rc"] == 1 and "nothing is recorded of example/tiny. Record its facts once" in refused["msg"]
+
+
 def test_token_of_the_user_is_not_sent_and_quantization_may_be_in_its_own_file(
     run_module: Callable[..., Any], hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -384,7 +400,7 @@ def test_records_of_the_inventory_come_first_and_are_checked(tmp_path: Path) -> 
     assert records == {repo: record}
     read = model_facts.recorded(repo, records)
     assert read is not None and (read.tensors, read.source) == (facts.tensors, "recorded: its files")
-    assert inputs.facts_of("tiny", models["tiny"], Path("/nowhere"), "files", records) == read
+    assert inputs.facts_of(models["tiny"], Path("/nowhere"), "files", records) == read
     for damage in (
         {"tensors": [["x", "BF16", [-1], None, 1]]},
         {"tensors": [["x", "WRONG", [1], None, 1]]},

@@ -42,6 +42,14 @@ def read_quantization(facts: Facts) -> Quantization:
     return found
 
 
+def name_precision(dtype: str, quantization: Quantization) -> str:
+    """Return the precision of weights as `precision` of vllm_models says it; of others the scheme or the method."""
+    plain = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+    methods = {"none": plain.get(dtype, dtype), "modelopt_fp4": "nvfp4", "modelopt": "fp8"}
+    schemes = "+".join(sorted(quantization.schemes)).lower()
+    return schemes or methods.get(quantization.method, quantization.method)
+
+
 def _read_modelopt(method: str, config: Mapping[str, Any]) -> Quantization | str:
     inner = config.get("quantization") or config
     algorithm = str(inner.get("quant_algo") or "").upper()
