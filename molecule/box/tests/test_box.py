@@ -59,8 +59,8 @@ def test_the_card_is_full_and_within_the_budget(host: Host) -> None:
 
 MODELS = """
 import os, urllib.request as u
-key = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-print(os.environ["OPENAI_BASE_URL"], u.urlopen(u.Request(os.environ["OPENAI_BASE_URL"] + "/models", headers=key)).status)
+url, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
+print(url, u.urlopen(u.Request(url + "/models", headers={"Authorization": "Bearer " + key})).status)
 """
 
 
