@@ -36,7 +36,9 @@ def list_rows(directory: Path, made_at: str, variables: Mapping[str, Any]) -> li
     for host in list_hosts(str(directory), variables.get("groups", {}), every):
         row = rows.setdefault(host, {"host": host, "missed": "not reached"})
         if host in asked and "row" not in (every[host].get("serving_page_result") or {}):
-            row |= {"missed": "nothing serves" if host in active else "not reached", "missed_at": made_at}
+            waits = (every[host].get("nvidia_driver_result") or {}).get("awaits_reboot")
+            missed = "nothing serves" if host in active else "awaits a reboot" if waits else "not reached"
+            row |= {"missed": missed, "missed_at": made_at}
             write(directory / f"{host}{ROW}", json.dumps(row))
     return [rows[host] for host in sorted(rows)]
 

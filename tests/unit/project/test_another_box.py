@@ -42,8 +42,8 @@ def run(command: str, **environment: str) -> str:
 
 def test_the_scenario_runs_the_commands_of_the_page() -> None:
     (play,) = read_yaml("converge.yml")
-    (task,) = play["tasks"]
-    assert [command.replace("{{ inventory }}", "inventories/box") for command in task["loop"]] == COMMANDS
+    commands = [command.replace("{{ inventory }}", "inventories/box") for command in play["tasks"][0]["loop"]]
+    assert commands == COMMANDS
     assert play["vars"]["inventory"] == "molecule/box/inventory"
 
 

@@ -29,7 +29,7 @@ PLAY = [{"hosts": "gpu_hosts", "gather_facts": False, "tasks": TASKS}]
 def pages(tmp_path: Path) -> Any:
     """Run the tasks for the hosts `a` and `b`; `a` has records, and a report that a complete run saved."""
     common = {"ansible_connection": "local", "serving_profile": "e2b-only", "serving_note": "", "bench_reference": []}
-    common["ansible_python_interpreter"] = start_warm_python()
+    common |= {"ansible_python_interpreter": start_warm_python(), "controller_user": ""}
     common |= {"serving_reports_directory": str(tmp_path / "reports"), "serving_status": {"stdout": json.dumps(STATUS)}}
     hosts = {}
     for name in ("a", "b"):

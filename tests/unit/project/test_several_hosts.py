@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 import subprocess
@@ -52,15 +53,23 @@ def goes_on(done: subprocess.CompletedProcess[str], host: str) -> bool:
 
 
 @pytest.mark.slow
-def test_a_host_that_is_down_hides_no_other(run: Run, tmp_path: Path) -> None:
+def test_a_host_that_is_down_hides_no_other(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that awaits a reboot ends without a failure. The reports are those of who called sudo."""
+    monkeypatch.setenv("SUDO_UID", "4321")
+    monkeypatch.setenv("SUDO_GID", "4321")
     absent = {"vllm_edge_host_state_directory": str(tmp_path)}
     later = DOWN | absent | {"ansible_connection": "{{ 'ssh' if 'report' in ansible_play_name else 'local' }}"}
-    done = run({"down": DOWN, "later": later, "up": absent}, "playbooks/status.yml", "playbooks/report.yml")
+    hosts = {"down": DOWN, "later": later, "up": absent}
+    hosts["waits"] = absent | {"nvidia_driver_result": {"awaits_reboot": "Reboot this machine."}}
+    done = run(hosts, "playbooks/status.yml", "playbooks/report.yml")
     assert goes_on(done, "up") and not goes_on(done, "down") and not goes_on(done, "later")
     assert "up: vllm-edge is not installed on this host." in done.stdout, done.stdout
     assert "up: would report" in done.stdout
-    index = (tmp_path / "reports" / "index.html").read_text()
-    assert "nothing serves" in index and index.count("not reached") == 2, index
+    assert "waits: Reboot this machine." in done.stdout and "waits: would report" not in done.stdout
+    page = tmp_path / "reports" / "index.html"
+    assert page.stat().st_uid == (os.geteuid() or 4321)
+    index = page.read_text()
+    assert "nothing serves" in index and "awaits a reboot" in index and index.count("not reached") == 2, index
     assert done.returncode != 0 and done.stdout.count("unreachable=1") == 2, done.stdout
 
 

@@ -362,6 +362,8 @@ VARIABLES = {
     "nvidia_driver_allow_change": False,
     "nvidia_driver_newest": False,
     "nvidia_driver_allow_reboot": False,
+    # The cases are hosts that are this machine, and stand for others.
+    "__nvidia_driver_local": False,
 }
 
 
@@ -376,6 +378,18 @@ def module_of_cuda_is_loaded_where_only_nvidia_is(place: Path) -> Steps:
     played = yield Run(["load"], False, VARIABLES | given)
     assert (place / "asked").read_text() == "--all nvidia nvidia-uvm\n"
     assert "A kernel module of driver 580.173.02 does not load" in played.message and said in played.message
+
+
+@CASES.add
+def the_reboot_of_this_machine_is_left_to_its_operator(place: Path) -> Steps:
+    state = SERVING | {"nouveau": True, "module_version": ""}
+    given = {"__nvidia_driver_state": state, "ansible_facts": UBUNTU, "__nvidia_driver_local": True}
+    played = yield Run(["load"], False, VARIABLES | given)
+    assert not played.failed and played.result is None, "the play has ended for the host"
+    assert played.text.endswith(
+        "Reboot this machine (sudo systemctl reboot), since nouveau holds the GPUs; then run the same command again, "
+        "which goes on from there."
+    )
 
 
 test_case = CASES.make_test()

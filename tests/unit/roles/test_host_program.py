@@ -60,7 +60,7 @@ class Host:
                 (root / "wheels" / f"{line.partition('==')[0].replace('-', '_')}-1-py3-none-any.whl").touch()
         (root / "packages/pip/__init__.py").touch()
         (root / "packages/pip/__main__.py").write_text(PIP)
-        write_program(root / "bin/python3", PYTHON)
+        write_program(root / "bin/hosts-python3", PYTHON)
         # Nobody else can read a test's directories.
         write_program(root / "bin/setpriv", 'while [ "$1" != env ]; do shift; done; exec "$@"')
         write_program(root / "bin/apt-get", 'echo "0 upgraded, 0 newly installed, 0 to remove and 0 not upgraded."')
@@ -73,6 +73,7 @@ class Host:
             "vllm_edge_host_wheels_cache": str(self.root / "cache/wheels"),
             "vllm_edge_host_wheels_directory": str(self.root / "wheels"),
             "__vllm_edge_host_on_path": str(self.command),
+            "__vllm_edge_host_interpreter": str(self.root / "bin/hosts-python3"),
             "__vllm_edge_host_python": f"{sys.version_info.major}.{sys.version_info.minor}",
         }
         return Run(["wheels", "program"], check, given)

@@ -166,6 +166,20 @@ CASES.add(the_packages_own_service_is_masked_only_where_it_was_not, "haproxy_is_
 CASES.add(the_packages_own_service_is_masked_only_where_it_was_not, "haproxy_is_not_there", installed=False)
 
 
+def clients_reach_the_host_from_elsewhere(host: Host, given: dict[str, str], wanted: str = "") -> Steps:
+    """This machine has no address for Ansible: that of its default route, or its name, is what clients get."""
+    (host.root / "packages").write_text("openssl installed\n")
+    everywhere = [{"address": "::", "port": 61999, "tls": True}]
+    played = yield from host.converge("main", True, serving_gateway_url="", serving_gateway_listen=everywhere, **given)
+    found = re.search(r"gateway on https://(.*):61999", played.text)
+    assert found and (found[1] == wanted if wanted else found[1] not in (host.root.name, *given.values())), played.text
+
+
+CASES.add(clients_reach_the_host_from_elsewhere, "no_address", given={})
+CASES.add(clients_reach_the_host_from_elsewhere, "loopback", given={"ansible_host": "127.0.0.1"})
+CASES.add(clients_reach_the_host_from_elsewhere, "address", given={"ansible_host": "llm.test"}, wanted="llm.test")
+
+
 @CASES.add
 def a_taken_port_is_refused_with_its_owner(host: Host) -> Steps:
     with socket.socket() as taken:
