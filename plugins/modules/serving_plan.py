@@ -22,6 +22,10 @@ options:
       in the order in which they start.
     type: dict
     required: true
+  completed:
+    description: What M(edge.vllm_edge.serving_complete) added to each of the engines, whose reason that is.
+    type: dict
+    default: {}
   observed:
     description: File with the observations of the host (M(edge.vllm_edge.serving_observations)). The valid ones replace
       predictions; O(observations) takes precedence. Of an engine that has only invalid ones, a warning says why.
@@ -145,6 +149,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils.vllm_edge.engine.reasons import explain_completed
 from ..module_utils.vllm_edge.inventory.replicas import find_inherited
 from ..module_utils.vllm_edge.planning import drift, feasibility, inputs, observations, planner, render
 from ..module_utils.vllm_edge.planning.checkpoint.quantization import name_precision
@@ -179,6 +184,7 @@ def main() -> None:
             **inputs.SPEC,
             "observed": {"type": "path"},
             "image_id": {"type": "str", "default": ""},
+            "completed": {"type": "dict", "default": {}},
             "drift_tolerances": {"type": "dict", "default": {}},
             "on_drift": {"type": "str", "choices": list(drift.ON_DRIFT), "default": "warn"},
             "memory_threshold_percent": {"type": "int", "default": feasibility.THRESHOLD_PERCENT},
@@ -219,7 +225,14 @@ def main() -> None:
             memory_threshold_percent=options["memory_threshold_percent"],
         )
         planned = zip(plan.engines, engines, strict=True)
-        found = [replace(one, inherited=find_inherited(engine, options["models"])) for one, engine in planned]
+        found = [
+            replace(
+                one,
+                inherited=find_inherited(engine, options["models"]),
+                reasons={**one.reasons, **explain_completed(options["completed"].get(one.engine, {}))},
+            )
+            for one, engine in planned
+        ]
         return replace(plan, engines=tuple(found))
 
     for name, profile in options["profiles"].items():

@@ -133,12 +133,13 @@ def test_the_plan_says_which_arguments_an_engine_has_from_its_model(run_module: 
         "e2b": MODELS["e2b"] | {"engine_defaults": {"dtype": "half", "kv_cache_dtype": "auto", "max_model_len": 1}}
     }
     engine = E2B | {"kv_cache_dtype": "auto", "dtype": "bfloat16"}
-    found = plan(run_module, profiles={"p": {"engines": [engine]}}, models=models)
+    completed = {"e2b": {"tensor_parallel_size": 1, "tool_call_parser": "gemma4"}}
+    found = plan(run_module, profiles={"p": {"engines": [engine]}}, models=models, completed=completed)
     assert found["engines"][0]["inherited"] == {"vllm_models.e2b.engine_defaults": {"kv_cache_dtype": "auto"}}
     assert "  arguments: kv_cache_dtype: auto, from vllm_models.e2b.engine_defaults" in found["lines"]
     reasons = found["engines"][0]["settings"]["plan"]["reasons"]
     assert (reasons["dtype"], reasons["kv_cache_dtype"]) == ("your word", "your word: vllm_models.e2b.engine_defaults")
-    assert reasons["kv_cache_memory_bytes"].startswith("it fits: ")
+    assert {reasons[key][:8] for key in ("kv_cache_memory_bytes", *completed["e2b"])} == {"it fits:", "vLLM's d"}
 
 
 # -- the playbook

@@ -20,6 +20,8 @@ from .render import DEFAULTS
 
 KINDS = ("it fits", "measured", "vLLM's default", "rule of the card", "your word", "vllm-edge")
 ASKED = "your word"
+NAMED = "vLLM's default: what its documents name for this model"
+"""Of parsers."""
 OURS: Mapping[str, str] = {
     option: reason
     for reason, options in {
@@ -90,6 +92,11 @@ def explain_plan(
     if "gpu_memory_utilization" in added:
         reasons["gpu_memory_utilization"] = "it fits: must be free at the start; the KV cache has a size of its own"
     return reasons
+
+
+def explain_completed(added: Mapping[str, Any]) -> dict[str, str]:
+    """Return the reasons of what an inventory leaves to the plan (planning/completion.py)."""
+    return {key: NAMED if key.endswith("_parser") else "it fits: the inventory leaves it to the plan" for key in added}
 
 
 def explain_words(

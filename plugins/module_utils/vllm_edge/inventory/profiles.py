@@ -231,7 +231,10 @@ def _find_choice_errors(inventory: Inventory) -> Iterator[str]:
     profile, profiles = inventory.profile, inventory.profiles
     known = inventory.merged.known_profiles
     if profile is None:
-        yield f"serving_profile: is not set, and nothing else says what the host serves; {nearest('', known)}"
+        yield (
+            "serving_profile: is not set, and nothing else says what the host serves; set it for the group gpu_hosts "
+            f"(in the group all of an inventory it has no effect); {nearest('', known)}"
+        )
     elif not isinstance(profile, str):
         yield f"serving_profile: {shown(profile)} is not a name; {nearest('', known)}"
     elif profile not in known and isinstance(profiles, dict):

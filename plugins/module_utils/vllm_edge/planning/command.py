@@ -237,7 +237,9 @@ def _plan(options: Namespace) -> int:
             drafts[speculation.draft] = load_model(speculation.draft, Namespace(**vars(options) | {"revision": ""}))
         except (FactsError, UnknownArchitecture) as error:
             _warn(str(error))
-    layouts = plan_layouts(model, gpus, asked, options.vllm, drafts)
+    # For an inventory the plan leaves room for what the host may measure, as serving_complete does.
+    spare = planner.TOLERANCE_MIB if options.output == "inventory" else 0
+    layouts = plan_layouts(model, gpus, asked, options.vllm, drafts, planner.MARGIN_MIB + spare)
     plans = {name: plan for name, (plan, _, _) in layouts.items()}
     where = [word for name, values in asked.server.items() for word in (name, *values)]
     serve = {

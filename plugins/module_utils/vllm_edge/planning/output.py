@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from ..engine.config import PASSED
-from ..engine.reasons import ASKED, explain_words
+from ..engine.reasons import ASKED, NAMED, explain_words
 from ..engine.render import (
     CLOSED,
     DEFAULTS,
@@ -96,7 +96,7 @@ class Chosen:
     def reasons(self) -> dict[str, str]:
         share = {"kv_cache_memory_bytes": "it fits: what the share of the GPU leaves for it, so that it stays that"}
         revision = {"--revision": ASKED} if self.options.revision else {}
-        parsers = dict.fromkeys(self.parsers, "vLLM's default: what its documents name for this model")
+        parsers = dict.fromkeys(self.parsers, NAMED)
         return {**share, **parsers, **self.plan.reasons, **revision}
 
     @property
