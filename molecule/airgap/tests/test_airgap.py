@@ -22,7 +22,7 @@ CACHE = Path(os.environ.get("VLLM_EDGE_LAB_CACHE") or Path.home() / ".cache" / "
 MEDIUM = CACHE / "airgap" / "medium"
 STATE = "/var/lib/vllm-edge"
 WEIGHTS = "gemma-4-E2B-it"
-CONTAINER = "vllm-e2b-all"
+CONTAINER = "vllm-chat"
 MIRROR = "deb.debian.org"
 
 # Says `reached` or why not: what an installer would open a connection to.
@@ -127,7 +127,7 @@ def test_wheels_are_the_staged_ones(host: Host) -> None:
 
 
 def test_weights_are_the_staged_ones(host: Host) -> None:
-    record = read_json(host, f"{STATE}/weights/e2b.json")
+    record = read_json(host, f"{STATE}/weights/chat.json")
     noted = MEDIUM / "weights" / WEIGHTS / ".cache" / "huggingface" / "download" / "model.safetensors.metadata"
     assert (record["source"], record["revision"]) == ("directory", noted.read_text().splitlines()[0])
 
@@ -135,7 +135,7 @@ def test_weights_are_the_staged_ones(host: Host) -> None:
 def test_engine_serves(host: Host) -> None:
     assert host.service(CONTAINER).is_running
     url = f"unix:/run/vllm-edge/engines/{CONTAINER.removeprefix('vllm-')}/api.sock/v1/chat/completions"
-    question = {"model": "worker", "messages": [{"role": "user", "content": "Count."}], "max_tokens": 8}
+    question = {"model": "chat", "messages": [{"role": "user", "content": "Count."}], "max_tokens": 8}
     status, answer = json.loads(python(host, ASK, url, json.dumps(question), "60"))
     assert status == 200 and json.loads(answer)["usage"]["completion_tokens"] > 0, answer
 
