@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..engine.config import PASSED
 from ..engine.reasons import ASKED, NAMED, explain_words
 from ..engine.render import (
@@ -308,6 +306,8 @@ def _read_engine(chosen: Chosen) -> dict[str, Any]:
 
 
 def _write_inventory(chosen: Chosen) -> list[str]:
+    import yaml
+
     options, repo, key = chosen.options, chosen.model.facts.repo, chosen.key
     if chosen.directory:
         raise ValueError(
