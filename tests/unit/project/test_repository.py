@@ -15,16 +15,16 @@ import yaml
 from helpers import ROOT, list_files
 
 LINES = {
-    "plugins": 47_500,
-    "roles": 8_200,
-    "playbooks": 2_200,
-    "group_vars": 680,
-    "meta": 450,
-    "lab": 8_300,
-    "tools": 1_700,
-    "tests": 41_750,
-    "molecule": 4_700,
-    "docs": 2_920,
+    "plugins": 49_250,
+    "roles": 8_350,
+    "playbooks": 2_320,
+    "group_vars": 710,
+    "meta": 470,
+    "lab": 8_200,
+    "tools": 1_760,
+    "tests": 42_750,
+    "molecule": 4_600,
+    "docs": 3_010,
 }
 """The most lines of each folder, a little above what is there. It is a reminder to take away what a change replaces; a
 commit that raises a number says why."""
