@@ -149,7 +149,7 @@ def main() -> None:
     wheel = directory / f"vllm_edge-{version}-py3-none-any.whl"
     try:
         files = list_content(project, version)
-        if not wheel.exists() or read_wheel(wheel) != files:
+        if not zipfile.is_zipfile(wheel) or read_wheel(wheel) != files:
             write_wheel(files, wheel)
             for other in set(directory.glob("vllm_edge-*.whl")) - {wheel}:
                 other.unlink(missing_ok=True)

@@ -80,6 +80,8 @@ def test_a_wheel_is_built_again_only_when_its_sources_changed(project: Path, tmp
     assert run(*bare, "--version", cwd=tmp_path, PYTHONPATH=path).strip() == describe_version()
     assert "run-engine" in run(*bare, "--help", cwd=tmp_path, PYTHONPATH=path)
     (wheels / "vllm_edge-0.0.9-py3-none-any.whl").touch()
+    Path(again["path"]).write_bytes(b"")
+    assert build_wheel(tree, tmp_path / "again") == again
     made = Path(first["path"]).stat()
     assert build_wheel(tree, wheels) == first and Path(first["path"]).stat().st_mtime_ns == made.st_mtime_ns
     (tree / "PYPI.md").write_text("Another page\n")
@@ -94,19 +96,26 @@ def test_a_wheel_is_built_again_only_when_its_sources_changed(project: Path, tmp
 
 
 @pytest.mark.parametrize(
-    ("tag", "told"),
+    ("words", "told", "notes"),
     [
-        ("v9.9.9", f"the tag is v9.9.9, and the version is {__version__}: tag v{__version__}"),
-        (f"v{__version__}", f"CHANGELOG.md has no section [{__version__}]"),
+        (["v9.9.9", ADDRESS], f"the tag is v9.9.9, and the version is {__version__}: tag v{__version__}", ""),
+        ([f"v{__version__}", ADDRESS], f"CHANGELOG.md has no section [{__version__}]", ""),
+        ([f"v{__version__}"], "ADDRESS is missing", ""),
+        # Of a changelog whose newest section has got its name already; there is nothing to build here.
+        ([], "build_wheel.py", "More."),
     ],
 )
-def test_a_tag_that_the_files_do_not_agree_with_is_refused(tag: str, told: str, tmp_path: Path) -> None:
-    for name in ("tools/release", "galaxy.yml", "CHANGELOG.md"):
+def test_a_tag_that_the_files_do_not_agree_with_is_refused(
+    words: list[str], told: str, notes: str, tmp_path: Path
+) -> None:
+    for name in ("tools/release", "galaxy.yml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "CHANGELOG.md").write_text("# Changes\n\n## [9.0.0]\n\nMore.\n\n## [0.0.9]\n\nLess.\n")
+    place = tmp_path / "dist"
     with pytest.raises(AssertionError, match=re.escape(told)):
-        run(tmp_path / "tools/release", tmp_path / "dist", tag, ADDRESS)
-    assert not (tmp_path / "dist").exists()
+        run(tmp_path / "tools/release", place, *words)
+    assert [path.read_text().strip() for path in place.glob("*")] == ([notes] if notes else [])
 
 
 @pytest.fixture(scope="module")

@@ -186,10 +186,10 @@ def test_files_on_the_controller_are_their_owners_alone() -> None:
         for task in find_local_tasks(load(file)):
             (options,) = (task[name] for name in WRITERS if name in task)
             if options.get("state") != "absent":
-                found[task["name"]] = options.get("mode")
+                found[task["name"]] = options
     assert len(found) >= 10, found
-    open_to_others = {name: mode for name, mode in found.items() if mode not in PRIVATE}
-    assert open_to_others.keys() == OF_THE_REPOSITORY, open_to_others
+    to_others = {name: options.get("owner") for name, options in found.items() if options.get("mode") not in PRIVATE}
+    assert to_others == dict.fromkeys(OF_THE_REPOSITORY, "{{ controller_user | default(omit, true) }}")
 
 
 def test_directories_above_others_are_made_with_a_mode_of_their_own() -> None:

@@ -122,7 +122,7 @@ def build(paths: HostPaths, boards: Sequence[Mapping[str, Any]], driver: str) ->
             parse(data)
             found.append(data)
         except ValueError as error:
-            left.append(f"{config.engine} is left out: {error}.")
+            left.append(f"{config.engine} is left out: {str(error).rstrip('.')}.")
     return found, left
 
 
