@@ -226,13 +226,3 @@ def test_playbooks_run_by_their_full_names(collections: Path, tmp_path: Path) ->
     command = ["ansible-playbook", "--list-tasks", "-i", "xr7620,", "edge.vllm_edge.site"]
     stages = run(*command, cwd=tmp_path, **path)
     assert re.findall(r"play #\d+ \(gpu_hosts\): (.*?)\t", stages)[-2:] == ["Install the gateway", "Print the report"]
-
-
-def test_what_has_to_be_called_by_its_full_name_is() -> None:
-    """An action that imports the package is found only in the collection, so its short name must not be."""
-    for path in sorted(ROOT.glob("plugins/action/*.py")):
-        if "module_utils" not in path.read_text():
-            continue
-        short = re.compile(rf"^\s+{path.stem}:", re.MULTILINE)
-        for file in [*ROOT.glob("roles/**/*.yml"), *ROOT.glob("playbooks/**/*.yml"), *ROOT.glob("group_vars/**/*.yml")]:
-            assert not short.search(file.read_text()), f"{file} calls {path.stem} without edge.vllm_edge"

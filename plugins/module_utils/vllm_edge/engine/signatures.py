@@ -27,7 +27,8 @@ class Explanation:
     """Whether another attempt can succeed without an operator's action."""
 
     def sentence(self) -> str:
-        return f"{self.reason[:1].upper()}{self.reason[1:]}. {self.remedy}."
+        first = self.reason[:1] if self.reason.startswith("vLLM") else self.reason[:1].upper()
+        return f"{first}{self.reason[1:]}. {self.remedy}."
 
 
 @dataclass(frozen=True)
@@ -506,7 +507,7 @@ warns kernel_fallback
 = vLLM's fast kernel does not take some layers, which run in its {kernel} kernels
 > Another tensor_parallel_size or precision of the model may be faster
 warns kernel_untuned
-/ Using default (?P<what>MoE|W8A8 Block FP8 kernel|Mamba SSU) config\. Performance might be sub-optimal
+/ Using default (?P<what>MoE|W8A8 Block FP8|Mamba SSU)(?: kernel)? config\. Performance might be sub-optimal
 = vLLM has no tuned settings of its {what} kernel for this GPU and takes defaults
 > A newer release may have them
 warns peer_to_peer
