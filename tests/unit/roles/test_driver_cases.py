@@ -390,6 +390,8 @@ def the_reboot_of_this_machine_is_left_to_its_operator(place: Path) -> Steps:
         "Reboot this machine (sudo systemctl reboot), since nouveau holds the GPUs; then run the same command again, "
         "which goes on from there."
     )
+    played = yield Run(["load"], True, VARIABLES | given)
+    assert not played.failed and played.text.endswith("A reboot is needed: nouveau holds the GPUs.")
 
 
 test_case = CASES.make_test()
