@@ -114,18 +114,18 @@ class Server:
             return answer.pop(0) if isinstance(answer, list) else answer
         if question == "detokenize":
             return (200, {"prompt": "".join(map(chr, asked["tokens"]))})
-        rendered = "".join(f"<{message['role']}>{self.render(**message)}\n" for message in asked["messages"])
+        rendered = "".join(f"<{message['role']}>{self.render(message['content'])}\n" for message in asked["messages"])
         if question == "tokenize":
             return (200, {"tokens": list(map(ord, rendered)), "count": len(rendered)})
         status, data = chat("R", tokens=1)
         data["usage"]["prompt_tokens"] = len(rendered)
         return (status, data)
 
-    def render(self, role: str, content: str | list[dict[str, str]]) -> str:
-        """What a template makes of it; of a user's parts it may take fewer."""
+    def render(self, content: str | list[dict[str, str]]) -> str:
+        """What a template makes of it; of parts it may take fewer."""
         if isinstance(content, str):
             return content
-        return "".join(part["text"] for part in (content[: self.answers.get("parts")] if role == "user" else content))
+        return "".join(part["text"] for part in content[: self.answers.get("parts")])
 
     def config(self, *names: str, **changes: Any) -> EngineConfig:
         url = f"http://127.0.0.1:{self.port}"
