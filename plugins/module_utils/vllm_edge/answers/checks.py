@@ -229,7 +229,7 @@ class Client:
 
 
 def build_messages(user: Content, system: str | None = None) -> list[dict[str, Content]]:
-    first = [] if system is None else [{"role": "system", "content": system}]
+    first: list[dict[str, Content]] = [] if system is None else [{"role": "system", "content": system}]
     return [*first, {"role": "user", "content": user}]
 
 
