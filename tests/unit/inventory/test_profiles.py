@@ -135,7 +135,8 @@ ALL_THREE = {"profiles.pair.engines": ["large", "small", "third"]}
 REPLICATED = {"small.replicas": 2, "small.gpus": [2, 3], "small.port": ABSENT}
 CASES: list[Case] = [
     one("unknown name", "profile", "piar", "serving_profile: 'piar'", "did you mean pair?"),
-    one("unknown name", "profile", None, "serving_profile: is not set", "there are: pair."),
+    one("unknown name", "profile", None, "serving_profile: is not set", "to one of pair."),
+    one("unknown name", "profile", "", "serving_profile: is not set", "to one of pair."),
     one("unknown name", "profile", 31, "serving_profile: 31 is not a name", "pair"),
     one("unknown name", "profiles.pair.engines", ["large", "smal"], "'smal' is not a key", "did you mean small?"),
     small("unknown name", "model", "tniy", "'tniy'", "did you mean tiny?"),
@@ -202,6 +203,11 @@ CASES: list[Case] = [
         "GPU of another name",
         {"gpu_name": "NVIDIA L5", "settings.gpu_memory_mib": ABSENT},
         *("gpu_name: 'NVIDIA L5' is no GPU whose memory is known; did you mean NVIDIA L4?", "set gpu_memory_mib"),
+    ),
+    case(
+        "mistyped maker",
+        {"gpu_name": "NVIDA L4", "settings.gpu_memory_mib": ABSENT},
+        "gpu_name: 'NVIDA L4' is no GPU whose memory is known; did you mean NVIDIA L4?",
     ),
     case(
         "GPU of two sizes",

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
@@ -183,6 +185,25 @@ def test_a_directory_is_mounted_and_a_token_is_a_file(capsys: pytest.CaptureFixt
     assert "is a directory" in plan(capsys, *words, "--output", "inventory", status=2)
 
 
+@pytest.mark.parametrize("name", ["$PWD, \"$HOME' #1", "new\nline: x", "模型😀", "123"])
+def test_a_directory_of_any_name_is_written_as_it_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    words = ("--model", str(write(tmp_path / name)), "--gpu", "L4", "--output")
+    text = plan(capsys, *words, "compose")
+    document = yaml.safe_load(text)
+    volume = document["services"]["vllm"]["volumes"][1]
+    assert re.fullmatch("[a-z0-9-]+", document["name"]) and volume["target"] == f"/models/{document['name']}"
+    assert volume["source"].replace("$$", "$") == str(tmp_path / name) and not re.search(r"(?<!\$)\$(?!\$)", str(document))
+    docker = execute(tmp_path, ["bash", "-c", plan(capsys, *words, "docker")])["words"]
+    mounts = [next(csv.reader([word])) for word in docker if word.startswith("--mount=type=bind,")]
+    assert mounts[0][1] == f"source={tmp_path}/api-key"
+    mount = next(word for word in docker if f"target={volume['target']}" in word).removeprefix("--mount=")
+    assert next(csv.reader(io.StringIO(mount, newline="")))[1] == f"source={tmp_path / name}"
+    assert docker[docker.index("--served-model-name") + 1] == name
+    assert execute(tmp_path, ["bash", "-c", plan(capsys, *words, "vllm")])["words"][1] == str(tmp_path / name)
+
+
 LINE = (
     "HF_TOKEN=hf_x vllm serve google/gemma-4-E2B-it --max-model-len 16k --tool-call-parser gemma4 --seed 3 --api-key k "
 )
@@ -204,6 +225,15 @@ LINE = (
                 **{"served_names": ["a", "b"], "extra_args": ["--seed", "3"]},
             },
         ),
+        (
+            ("google/gemma-4-E2B-it", "--gpu", "l4", "--trust-remote-code", "--chat-template", "of/mine.jinja"),
+            {},
+            {
+                **{"chat_template": "mine.jinja", "extra_args": ["--trust-remote-code"]},
+                "accept_risk": ["--trust-remote-code"],
+            },
+        ),
+        (("google/gemma-4-E2B-it", "--gpu", "l4", "--count", "2", "-dp", "2"), {"gpu_count": 2}, {"replicas": 2}),
         (
             ("google/gemma-4-E2B-it", "-tp", "1", "--vllm", "0.30.0", "--gpu", "X", "--gpu-memory-mib", "23034"),
             {"vllm_image_base": "docker.io/vllm/vllm-openai:v0.30.0", "gpu_name": "X", "gpu_memory_mib": 23034},
@@ -230,7 +260,12 @@ def test_the_inventory_has_the_card_the_model_and_what_was_asked_for(
     [
         (("google/gemma-4-31B-it", "--gpu", "L4"), 1, "tp1: oom_weights. "),
         ((*E2B, "--format", "json"), 2, "--output inventory takes neither --format json nor --details"),
-        ((*E2B, "-dp", "2"), 2, "--data-parallel-size: --output inventory cannot write it: "),
+        (
+            (*E2B, "--ssl-keyfile", "key"),
+            2,
+            "--output inventory.extra_args: '--ssl-keyfile key' is not free to choose: ",
+        ),
+        ((*E2B, "--lora-modules", "a=b/c"), 2, "--output inventory.extra_args: '--lora-modules a=b/c' "),
     ],
 )
 def test_what_does_not_fit_or_cannot_be_written_is_said(

@@ -132,7 +132,7 @@ def _list_keys(word: str) -> list[str]:
     if option == "--env":
         return [value.partition("=")[0], option]
     if option == "--mount":
-        target = PurePosixPath(value.partition("target=")[2].partition(",")[0])
+        target = PurePosixPath(value.rpartition("target=")[2].partition(",")[0])
         return [str(target), str(target.parent)]
     name = option.replace("_", "-").partition(".")[0]
     return [name.removeprefix("--").replace("-", "_"), name, name[: name.find("-", 2)]]

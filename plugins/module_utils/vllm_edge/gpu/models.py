@@ -104,9 +104,11 @@ def list_by_words(name: str) -> list[str]:
 
 
 def list_alike(name: str) -> list[str]:
-    """Return the names that contain every word of what people write, else up to three that are spelt alike."""
+    """Return the names that contain every word of what people write, or every word with a digit, else up to three that
+    are spelt alike."""
     close = difflib.get_close_matches(_simplify(name), _NAMES, n=3, cutoff=0.5)
-    return list_by_words(name) or list(dict.fromkeys(_NAMES[alike] for alike in close))
+    numbers = " ".join(re.findall(r"\S*\d\S*", name))
+    return list_by_words(name) or list_by_words(numbers) or list(dict.fromkeys(_NAMES[alike] for alike in close))
 
 
 def list_by_memory(total_mib: int) -> list[str]:

@@ -229,15 +229,20 @@ def _is_recorded_release(inventory: Inventory) -> bool:
 
 def _find_choice_errors(inventory: Inventory) -> Iterator[str]:
     profile, profiles = inventory.profile, inventory.profiles
-    known = inventory.merged.known_profiles
-    if profile is None:
+    known, own = inventory.merged.known_profiles, inventory.merged.added.get("serving_profiles", ())
+    if profile in (None, "") and len(own) > 1:
+        yield (
+            f"serving_profile: is not set, and the inventory adds several profiles; write {' or '.join(own)}, or one "
+            f"profile with several engines into serving_profiles_extra, such as all: {{engines: [{', '.join(own)}]}}."
+        )
+    elif profile in (None, ""):
         yield (
             "serving_profile: is not set, and nothing else says what the host serves; set it for the group gpu_hosts "
-            f"(in the group all of an inventory it has no effect); {nearest('', known)}"
+            f"(in the group all of an inventory it has no effect) to one of {', '.join(known)}."
         )
     elif not isinstance(profile, str):
-        yield f"serving_profile: {shown(profile)} is not a name; {nearest('', known)}"
-    elif profile not in known and isinstance(profiles, dict):
+        yield f"serving_profile: {shown(profile)} is not a name; write one of {', '.join(known)}."
+    elif profile not in known and isinstance(profiles, dict) and not any(inventory.merged.twice.values()):
         yield f"serving_profile: {shown(profile)} is not a key of serving_profiles; {nearest(profile, known)}"
 
 

@@ -4,6 +4,8 @@ an inventory. Arguments and limits are those of a host's engine, each with its r
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 import shlex
@@ -25,7 +27,14 @@ from ..engine.render import (
     list_limits,
     list_serve_arguments,
 )
-from ..inventory.engine_arguments import OURS, derive_key, find_recorded_release, find_release_errors, parse_arguments
+from ..inventory.engine_arguments import (
+    derive_key,
+    find_argument_errors,
+    find_recorded_release,
+    find_release_errors,
+    parse_arguments,
+)
+from ..inventory.risks import find_risks
 from ..text import WIDTH
 from .checkpoint.headers import INDEX
 from .checkpoint.inferred import is_approximate
@@ -36,6 +45,7 @@ from .render import describe_release, describe_together, wrap
 from .serve_options import Asked, list_words
 
 KEY_FILE = "/run/secrets/api-key"
+KEY_IN_PWD = f"--mount=type=bind,source=$PWD/api-key,target={KEY_FILE},readonly"
 OF_A_HOST = frozenset({"USER", "LOGNAME", "PYTHONPATH", "HF_HUB_OFFLINE", "VLLM_HOST_IP"})
 """Variables of engines on a host, whose user, network and files are others."""
 PARSER_KEYS = ("tool_call_parser", "reasoning_parser")
@@ -62,7 +72,7 @@ class Chosen:
     @property
     def key(self) -> str:
         name = self.model.facts.repo.rpartition("/")[2].lower()
-        return re.sub(r"[^a-z0-9]+", "-", name).strip("-")[:63].rstrip("-")
+        return re.sub(r"[^a-z0-9]+", "-", name).strip("-")[:63].rstrip("-") or "model"
 
     @property
     def directory(self) -> Path | None:
@@ -142,7 +152,12 @@ def _describe(chosen: Chosen) -> list[str]:
 
 
 def _quote(word: str) -> str:
-    return f'"{word}"' if "$PWD" in word else shlex.quote(word)
+    return f'"{word}"' if word == KEY_IN_PWD else shlex.quote(word)
+
+
+def _dump(text: Any) -> str:
+    """Return a value for Docker Compose, which replaces variables."""
+    return json.dumps(text, ensure_ascii=False).replace("$", "$$")
 
 
 def _write_array(name: str, groups: Groups) -> list[str]:
@@ -187,15 +202,21 @@ def _write_script(chosen: Chosen) -> list[str]:
     ]
 
 
+def _mount(source: str, target: str) -> str:
+    fields = io.StringIO()
+    csv.writer(fields).writerow(["type=bind", f"source={source}", f"target={target}", "readonly"])
+    return "--mount=" + fields.getvalue().removesuffix("\r\n")
+
+
 def _list_options(chosen: Chosen, here: str, gpus: Sequence[str]) -> Groups:
     """Return the options of `docker create`; `here` is the directory of the key."""
     ask = f"import sys, urllib.request as r; r.urlopen(sys.argv[1], timeout={HEALTH_TIMEOUT_S})"
-    secrets = {KEY_FILE: f"{here}/api-key"}
+    binds = {KEY_FILE: f"{here}/api-key"}
     if chosen.options.token_file:
-        secrets["/run/secrets/hf-token"] = str(Path(chosen.options.token_file).expanduser().absolute())
-    mounts = [f"--mount=type=bind,source={file},target={target},readonly" for target, file in secrets.items()]
+        binds["/run/secrets/hf-token"] = str(Path(chosen.options.token_file).expanduser().absolute())
     if chosen.directory:
-        mounts.append(f"--mount=type=bind,source={chosen.directory},target=/models/{chosen.key},readonly")
+        binds[f"/models/{chosen.key}"] = str(chosen.directory)
+    mounts = [_mount(source, target) for target, source in binds.items()]
     facts = {"bytes": checkpoint_bytes(chosen.model.facts)}
     environment = _build_environment(chosen, "/run/secrets/hf-token")
     return chosen.explain_options(
@@ -237,11 +258,11 @@ SCALARS = {"--memory": "mem_limit", "--memory-swap": "memswap_limit"}
 def _convert(word: str) -> tuple[str, str]:
     """Return an option of Docker as a key of a service, and what stands there: a value, or a line below the key."""
     option, _, value = word.partition("=")
-    text = json.dumps(value.replace("$", "$$"))
+    text = _dump(value)
     if option == "--mount":
-        parts = dict(part.split("=", 1) for part in value.split(",") if "=" in part)
+        parts = dict(part.split("=", 1) for part in next(csv.reader(io.StringIO(value, newline=""))) if "=" in part)
         bind = {"read_only": True, "bind": {"create_host_path": False}} if parts["type"] == "bind" else {}
-        return "volumes", f"- {json.dumps({**parts, **bind})}"
+        return "volumes", f"- {_dump({**parts, **bind})}"
     if option in LISTS:
         return LISTS[option], f"- {text}"
     if option == "--ulimit":
@@ -266,17 +287,17 @@ def _write_compose(chosen: Chosen) -> list[str]:
     for key, lines in entries.items():
         scalar = lines[-1].startswith(": ")
         service += [lines[0], key + lines[1]] if scalar else [f"{key}:", *(f"  {line}" for line in lines)]
-    start = json.dumps(START.format(KEY_FILE, "$@").replace("$", "$$"))
+    start = _dump(START.format(KEY_FILE, "$@"))
     command = [
         f"  {line}"
         for reason, words in _explain_serve_in_container(chosen)
-        for line in (f"# {reason}", *(f"- {json.dumps(word.replace('$', '$$'))}" for word in words))
+        for line in (f"# {reason}", *(f"- {_dump(word)}" for word in words))
     ]
     entry = [f"image: {chosen.settings.image}", f'entrypoint: ["/bin/sh", "-c", {start}, "vllm"]', "command:"]
     lines = [f"    {line}" for line in (*entry, *command, *service)]
     return [
         *_list_preparations(chosen),
-        *(f"name: {chosen.key}", "services:", "  vllm:"),
+        *(f"name: {_dump(chosen.key)}", "services:", "  vllm:"),
         *lines,
         *("volumes:", "  vllm-cache: {name: vllm-cache}"),
     ]
@@ -289,20 +310,26 @@ def _read_engine(chosen: Chosen) -> dict[str, Any]:
     for key, size in (("tensor_parallel_size", chosen.asked.size), ("pipeline_parallel_size", chosen.asked.stages)):
         if (size or 1) > 1:
             asked[key] = size
+    if chosen.asked.replicas > 1 and not chosen.model.experts:
+        asked["replicas"] = chosen.asked.replicas
     words = []
     for argument in parse_arguments([*chosen.asked.engine["extra_args"]])[0]:
         name = argument.option.name if argument.option else argument.name
         key = derive_key(argument.option) if argument.option and not argument.dotted else ""
-        if key in PASSED and argument.option:
-            value = "".join(argument.values)
+        value = "".join(argument.values)
+        if key == "chat_template":
+            asked[key] = Path(value).name  # beside the inventory, as the validation says
+        elif key in PASSED:
             asked[key] = json.loads(value) if value.startswith("{") else value
-        elif name in OURS and name != "--enable-auto-tool-choice":
-            raise ValueError(f"{name}: --output inventory cannot write it: {OURS[name]}.")
-        elif name not in OURS:
+        elif name != "--enable-auto-tool-choice" and not (name == "--data-parallel-size" and "replicas" in asked):
             words += list_words(argument)
     names = chosen.asked.server.get("--served-model-name")
     more = {"served_names": names, "extra_args": words, "extra_env": chosen.asked.engine.get("extra_env")}
-    return asked | {key: value for key, value in more.items() if value}
+    asked |= {key: value for key, value in more.items() if value}
+    for error in find_argument_errors("--output inventory", asked, {}):
+        raise ValueError(error)
+    risks = [*find_risks(asked, find_recorded_release(chosen.options.vllm))]
+    return asked | ({"accept_risk": risks} if risks else {})
 
 
 def _write_inventory(chosen: Chosen) -> list[str]:
