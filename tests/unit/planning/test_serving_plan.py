@@ -250,7 +250,8 @@ def test_site_refuses_a_profile_that_does_not_fit_before_a_host_is_asked(tmp_pat
     """In its first stage. No host exists, and nobody notices."""
     nobody = {"ansible_host": "192.0.2.1", "ansible_port": 22, "ansible_user": "a", "ansible_ssh_private_key_file": "a"}
     chosen = {**nobody, "serving_profile": "w4a16-tp2", "plan_margin_mib": 10900}
-    done = play(tmp_path, "validate", {"refused": chosen, "anyway": chosen | OVERRIDE})
+    bare = chosen | {"gpu_count": "{{ not_set }}"}  # planned when its driver answers
+    done = play(tmp_path, "validate", {"bare": bare, "refused": chosen, "anyway": chosen | OVERRIDE})
     failures = find_failures(done)
     assert done.returncode == 2 and failures.keys() == {"refused"}, done.stdout + done.stderr
     for words in (

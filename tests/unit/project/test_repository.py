@@ -22,7 +22,7 @@ LINES = {
     "meta": 470,
     "lab": 8_200,
     "tools": 1_760,
-    "tests": 42_750,
+    "tests": 42_800,
     "molecule": 4_600,
     "docs": 3_010,
 }
