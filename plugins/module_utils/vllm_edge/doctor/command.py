@@ -14,6 +14,7 @@ from ..facts.reader import Reader
 from ..facts.serving import ask_gpus, load_configs, read_deep, sum_budgets
 from ..paths import HostPaths
 from ..switch.command import refuse_without_write_access
+from ..system.files import name_errors
 from ..text import print_result
 from .publish import build
 from .registry import examine
@@ -69,5 +70,6 @@ def _write_figures(path: Path, reader: Reader) -> bool:
         print(f"Nothing was written into {path}: no engine of this host can be published.", file=sys.stderr)
         return False
     source = f"measured by vllm-edge {__version__} doctor --publish"
-    path.write_text(json.dumps({"source": source, "engines": engines}, indent=2) + "\n", encoding="utf-8")
+    with name_errors(path):
+        path.write_text(json.dumps({"source": source, "engines": engines}, indent=2) + "\n", encoding="utf-8")
     return True

@@ -107,7 +107,7 @@ def list_alike(name: str) -> list[str]:
     """Return the names that contain every word of what people write, or every word with a digit, else up to three that
     are spelt alike."""
     close = difflib.get_close_matches(_simplify(name), _NAMES, n=3, cutoff=0.5)
-    numbers = " ".join(re.findall(r"\S*\d\S*", name))
+    numbers = " ".join(word for word in name.split() if re.search(r"\d", word))
     return list_by_words(name) or list_by_words(numbers) or list(dict.fromkeys(_NAMES[alike] for alike in close))
 
 
