@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -177,7 +178,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         profile = self._profile or self._read("serving_profile")
         return profiles.Inventory(
             profile=profile,
-            merged=merge(given, extra, variables.read_shipped(PROJECT), [profile]),
+            merged=merge(given, extra, functools.partial(variables.read_shipped, PROJECT), [profile]),
             extra={f"{name}_extra": extra[kind] for kind, name in VARIABLES.items()},
             image=self._templar.template(self._variables.get("vllm_image_base")),
             **{key: self._read(key) for key in ("gpu_name", "gpu_uuids")},

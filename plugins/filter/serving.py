@@ -12,6 +12,7 @@ short_description: engines, models and GPUs in the form that a role or the repor
 extends_documentation_fragment: edge.vllm_edge.filters
 """
 
+import functools
 import inspect
 import json
 import re
@@ -53,7 +54,7 @@ def expand_inventory(
         completed: what the plan adds to engines.
         revisions: commits by model that replace those of the inventory.
     """
-    merged = merging.merge(given, extra, variables.read_shipped(PROJECT), [chosen, shown])
+    merged = merging.merge(given, extra, functools.partial(variables.read_shipped, PROJECT), [chosen, shown])
     pins = {name: {"revision": revision} for name, revision in revisions.items()}
     models = {
         name: {**model, **pins.get(name, {})} for name, model in engine_inputs.select_mappings(merged.models).items()

@@ -38,14 +38,14 @@ def test_what_a_host_has_to_do_with(
     given: Any, extra: Any, shown: str, profiles: Any, models: Any, roles: Any, incomplete: Any
 ) -> None:
     chosen = choose_profile(extra)
-    found = merge(PROJECT | given, extra, PROJECT, [chosen, shown])
+    found = merge(PROJECT | given, extra, lambda: PROJECT, [chosen, shown])
     assert (list(found.profiles), list(found.models), found.incomplete) == (profiles, models, incomplete)
     assert list_roles(found, chosen) == roles
     assert found.known_profiles[:1] == (next(iter({**PROJECT, **given}["profiles"])),)
 
 
 def test_a_model_needs_only_its_repository_and_an_inventory_of_two_profiles_a_choice() -> None:
-    found = merge(PROJECT, CHAT, PROJECT, [])
+    found = merge(PROJECT, CHAT, lambda: PROJECT, [])
     assert found.models["chat"] == {"repo": "a/b", "revision": "main", "dir": "b"}
     assert found.engines["chat"] == {"model": "chat", "served_names": ["chat"]}
     assert choose_profile({"models": CHAT["models"] | {"more": {"repo": "c/d"}}}) is None

@@ -437,7 +437,7 @@ def inventory(variables: dict[str, Any]) -> Inventory:
     secrets = {"good": "", "bad": "has 3 characters, at least 8 are expected"}
     added = {kind: variables[f"{kind}_extra"] for kind in VARIABLES}
     others = {key: value for key, value in variables.items() if not key.startswith((*VARIABLES, "roles"))}
-    others |= {"merged": merge(variables, added, SOUND, [variables["profile"]])}
+    others |= {"merged": merge(variables, added, lambda: SOUND, [variables["profile"]])}
     others |= {"extra": {f"{name}_extra": added[kind] for kind, name in VARIABLES.items()}}
     return Inventory(**{"secrets": secrets, **others, "names": frozenset(variables["names"])})
 

@@ -8,7 +8,7 @@ names gets a profile, each of the same name. What the engine's entry leaves to t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,14 +61,17 @@ def choose_profile(extra: Mapping[str, Any]) -> str | None:
 
 
 def merge(
-    given: Mapping[str, Any], extra: Mapping[str, Any], shipped: Mapping[str, Any], chosen: Sequence[Any]
+    given: Mapping[str, Any],
+    extra: Mapping[str, Any],
+    read_shipped: Callable[[], Mapping[str, Any]],
+    chosen: Sequence[Any],
 ) -> Merged:
     """Return the entries of an inventory and of the project that a host has to do with.
 
     Args:
         given: vllm_models, serving_engines, serving_profiles and serving_roles, by `models`, `engines`, ...
         extra: the additional entries of the inventory.
-        shipped: `given` as the project has it.
+        read_shipped: returns `given` as the project has it; called only where the inventory adds entries.
         chosen: names of profiles that are there in any case, if they exist.
     """
     added = derive_entries(extra, given)
@@ -81,7 +84,7 @@ def merge(
             every[kind], own[kind] = known, {}
             continue
         every[kind] = {**dict(known.items()), **entries}
-        own[kind] = every[kind] if entries and _plain(known) != shipped[kind] else entries
+        own[kind] = every[kind] if entries and _plain(known) != read_shipped()[kind] else entries
     kept: set[str] = set(own["profiles"]) | {name for name in chosen if isinstance(name, str)}
     profiles = _keep(every["profiles"], kept if own["profiles"] else None)
     kept = set(own["engines"]) | {
@@ -97,7 +100,7 @@ def merge(
         models=models,
         engines=engines,
         profiles=profiles,
-        roles=[] if added["profiles"] and _plain(roles) == shipped["roles"] else roles,
+        roles=[] if added["profiles"] and _plain(roles) == read_shipped()["roles"] else roles,
         known_profiles=tuple(select_mappings(every["profiles"])),
         incomplete=tuple(name for name, engine in added["engines"].items() if set(PLANNED) - engine.keys()),
         added={VARIABLES[kind]: list(entries) for kind, entries in added.items()},

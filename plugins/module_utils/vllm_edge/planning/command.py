@@ -177,6 +177,7 @@ def plan_layouts(
         if (shape := advice_model.Shape(size, asked.stages)).gpus * asked.replicas <= len(gpus)
     ]
     plans: Layouts = {}
+    make = functools.partial(planner.plan, margin_mib=margin_mib)
     for shape in shapes:
         engine: dict[str, Any] = {
             "name": str(shape),
@@ -188,7 +189,6 @@ def plan_layouts(
             **({"max_model_len": model.max_position_embeddings} if asked.longest else {}),
         }
         about = (engine["name"], [engine], {**(drafts or {}), "model": model}, gpus, release)
-        make = functools.partial(planner.plan, margin_mib=margin_mib)
         plan = make(*about, search=Search.NOWHERE)
         longest = plan.engines[0].max_context // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS
         too_long = plan.verdict in (Verdict.KV_BELOW_MAX_MODEL_LEN, Verdict.CANNOT_SAY) or (
@@ -294,31 +294,32 @@ def _write_output(
     """Print the best layout that fits as options.output has it; otherwise nothing but the refusals, as errors."""
     if options.format == "json" or options.details:
         raise ValueError(f"--output {options.output} takes neither --format json nor --details; leave them out.")
-    fitting = {
-        name: (plan.engines[0], engine) for name, (plan, engine, _) in layouts.items() if plan.verdict is Verdict.FITS
-    }
+    fitting = list_fitting(layouts)
     if not fitting:
         said = [line for plan, _, _ in layouts.values() for line in render.refusals(plan, render.spell_options)]
         print(spell("\n".join(said)), file=sys.stderr)
         return status
-    # A host plans an engine of which an inventory says nothing with few GPUs.
-    most = (
-        min(model.max_position_embeddings, advice_model.MIN_CONTEXT_TOKENS) if options.output == "inventory" else None
-    )
-    best = max(fitting, key=lambda name: _rate(*fitting[name], most))
-    planned, engine = fitting[best]
+    rate = rate_smallest(model) if options.output == "inventory" else _rate
+    planned, engine = max(fitting, key=lambda found: rate(*found))
     advice = [spell(sentence) for sentence in planned.advice]
     print(output.write(options.output, output.Chosen(model, asked, options, gpu, engine, planned, advice)))
     return FITS
 
 
-def _rate(planned: EnginePlan, engine: Mapping[str, Any], enough: int | None) -> tuple[float, ...]:
-    """Return what the best layout has most of, in the order of importance; of layouts with a context that is `enough`
-    the one with the fewest GPUs is best."""
-    gpus = len(engine["gpus"])
-    if enough:
-        return min(planned.max_model_len, enough), -gpus
-    return planned.max_model_len, planned.decode_tok_s.mid if planned.decode_tok_s else 0, -gpus
+def list_fitting(layouts: Layouts) -> list[tuple[EnginePlan, Mapping[str, Any]]]:
+    return [(plan.engines[0], engine) for plan, engine, _ in layouts.values() if plan.verdict is Verdict.FITS]
+
+
+def _rate(planned: EnginePlan, engine: Mapping[str, Any]) -> tuple[float, ...]:
+    """Return what the best layout has most of, in the order of importance."""
+    return planned.max_model_len, planned.decode_tok_s.mid if planned.decode_tok_s else 0, -len(engine["gpus"])
+
+
+def rate_smallest(model: Model) -> Callable[[EnginePlan, Mapping[str, Any]], tuple[float, ...]]:
+    """Return the same for an engine of which an inventory says nothing: the fewest GPUs with which
+    MIN_CONTEXT_TOKENS fit, or the longest context if they never do."""
+    enough = min(model.max_position_embeddings, advice_model.MIN_CONTEXT_TOKENS)
+    return lambda planned, engine: (min(planned.max_model_len, enough), -len(engine["gpus"]))
 
 
 def _print_json(document: dict[str, Any], options: Namespace) -> None:

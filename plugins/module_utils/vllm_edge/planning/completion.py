@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..inventory.replicas import count_replicas
-from .advice.model import MIN_CONTEXT_TOKENS
-from .command import plan_layouts
-from .contract import Gpu, Model, Verdict
+from .command import list_fitting, plan_layouts, rate_smallest
+from .contract import Gpu, Model
 from .parsers import find_parsers
 from .serve_options import Asked
 
@@ -34,21 +33,17 @@ def complete(
     arguments = {key: value for key, value in engine.items() if key not in ("name", "model", "gpus", "replicas")}
     asked = Asked("", "", arguments, False, "max_model_len" not in engine, size, stages, replicas, None)
     for margin_mib in margins_mib:
-        layouts = [*plan_layouts(model, gpus, asked, release, margin_mib=margin_mib).values()]
-        if fitting := [found for plan, found, _ in layouts if plan.verdict is Verdict.FITS]:
+        layouts = plan_layouts(model, gpus, asked, release, margin_mib=margin_mib)
+        if fitting := list_fitting(layouts):
             break
-    least = min(model.max_position_embeddings, MIN_CONTEXT_TOKENS)
-    enough = [found for found in fitting if not asked.longest or found["max_model_len"] >= least]
-    longest = sorted(fitting, key=lambda found: -found["max_model_len"]) if asked.longest else []
-    chosen = [*enough, *longest, layouts[-1][1]][0]
-    parsers = zip(
-        ("tool_call_parser", "reasoning_parser"), find_parsers(model.architecture, model.facts.repo), strict=True
-    )
+    _, largest, _ = [*layouts.values()][-1]
+    rate = rate_smallest(model)
+    chosen = max(fitting, key=lambda found: rate(*found))[1] if fitting else largest
     added = {
         "tensor_parallel_size": chosen["tensor_parallel_size"],
         "gpus": list(range(len(chosen["gpus"]) * replicas)),
         **({"max_model_len": chosen["max_model_len"]} if asked.longest else {}),
-        **{key: parser for key, parser in parsers if parser},
+        **find_parsers(model.architecture, model.facts.repo),
     }
     return {key: value for key, value in added.items() if key not in engine}
 

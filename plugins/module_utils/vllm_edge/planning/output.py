@@ -31,7 +31,6 @@ from ..inventory.engine_arguments import (
     derive_key,
     find_argument_errors,
     find_recorded_release,
-    find_release_errors,
     parse_arguments,
 )
 from ..inventory.risks import find_risks
@@ -48,7 +47,6 @@ KEY_FILE = "/run/secrets/api-key"
 KEY_IN_PWD = f"--mount=type=bind,source=$PWD/api-key,target={KEY_FILE},readonly"
 OF_A_HOST = frozenset({"USER", "LOGNAME", "PYTHONPATH", "HF_HUB_OFFLINE", "VLLM_HOST_IP"})
 """Variables of engines on a host, whose user, network and files are others."""
-PARSER_KEYS = ("tool_call_parser", "reasoning_parser")
 IMAGE = "docker.io/vllm/vllm-openai:v{}"
 Groups = Iterable[tuple[str, list[str]]]
 
@@ -92,13 +90,11 @@ class Chosen:
 
     @property
     def parsers(self) -> dict[str, str]:
-        """Those of the model that the release has, where none is asked for; a whole line has what it names."""
-        release = find_recorded_release(".".join(self.options.vllm.split(".")[:2]))
+        """Those of the model, where none is asked for; a whole line has what it names."""
         said = " ".join(self.engine["extra_args"]).replace("_", "-")
-        named = zip(PARSER_KEYS, find_parsers(self.model.architecture, self.model.facts.repo), strict=True)
-        found = {key: parser for key, parser in named if parser and f"--{key.replace('_', '-')}" not in said}
-        known = {key: found[key] for key in found if not [*find_release_errors("", {key: found[key]}, {}, release)]}
-        return {} if self.asked.whole else known
+        found = find_parsers(self.model.architecture, self.model.facts.repo)
+        named = {key: parser for key, parser in found.items() if f"--{key.replace('_', '-')}" not in said}
+        return {} if self.asked.whole else named
 
     @property
     def reasons(self) -> dict[str, str]:

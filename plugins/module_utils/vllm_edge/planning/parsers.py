@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+KEYS = ("tool_call_parser", "reasoning_parser")
 PARSERS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(
         ("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration", "Gemma4ForCausalLM"),
@@ -39,8 +40,9 @@ _BY_NAME: Mapping[str, tuple[str, str]] = {
 """The same where checkpoints of one architecture differ: a pattern of the architecture and the repository's name."""
 
 
-def find_parsers(architecture: str, repo: str) -> tuple[str, str]:
-    """Return `tool_call_parser` and `reasoning_parser` of a checkpoint; an empty one if none is known."""
+def find_parsers(architecture: str, repo: str) -> dict[str, str]:
+    """Return those of `tool_call_parser` and `reasoning_parser` that a checkpoint is known to need."""
     said = f"{architecture} {repo.rpartition('/')[2].lower()}"
     named = (pair for pattern, pair in _BY_NAME.items() if re.match(pattern, said))
-    return next(named, PARSERS.get(architecture, ("", "")))
+    pair = next(named, PARSERS.get(architecture, ("", "")))
+    return {key: parser for key, parser in zip(KEYS, pair, strict=True) if parser}

@@ -66,7 +66,7 @@ def test_what_is_advised_is_valid_and_fits(run_module: Run) -> None:
     (profile,) = profiles
     settings = {"gpu_count": 2, "gpu_memory_mib": 23034}
     given = {"profiles": profiles, "engines": engines, "models": models, "roles": OPTIONS["roles"]}
-    inventory = Inventory(profile, merge(given, {}, given, [profile]), settings=settings)
+    inventory = Inventory(profile, merge(given, {}, lambda: given, [profile]), settings=settings)
     assert find_mistakes(inventory, load(ROOT)) == []
     engines, profiles = expand(engines, profiles, models)
     planned = {"engines": [{"name": name, **engine} for name, engine in engines.items()]}

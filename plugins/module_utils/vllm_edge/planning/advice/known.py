@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from .. import render
+from .. import parsers, render
 from ..checkpoint import families, model_facts
 from ..contract import Model, Verdict
 from ..fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES
-from ..parsers import find_parsers
 from . import search
 from .model import MIN_CONTEXT_TOKENS, AdviceError, By, Engine, Fit, Host, NothingFits, Profile, Shape, Wish
 
@@ -66,8 +65,8 @@ class Known:
         return search.parameters(self.model) / 2.0 ** (max(RELEASED) - self.year)
 
     @property
-    def parsers(self) -> tuple[str, str]:
-        return find_parsers(self.model.architecture, self.model.facts.repo)
+    def parsers(self) -> dict[str, str]:
+        return parsers.find_parsers(self.model.architecture, self.model.facts.repo)
 
 
 def load() -> dict[str, Known]:
@@ -130,7 +129,7 @@ def rank(asked: Wish, host: Host, by: By | None, gpus: Sequence[str]) -> dict[st
         tokens, best = max(tokens, asked.min_context_tokens), []
         for names in search.group_kinds(host.models):
             able = [one for repo in names for one in serving[repo] if one.main.max_model_len >= tokens]
-            able = [one for one in able if use != TOOLS or known[one.main.fit.model].parsers[0]]
+            able = [one for one in able if use != TOOLS or known[one.main.fit.model].parsers.get("tool_call_parser")]
             best += sorted(able, key=order)[:1]
         best.sort(key=order if by else lambda one: -known[one.main.fit.model].size)
         rows = [_describe(one.main, known[one.main.fit.model], tokens, gpus) for one in best]
@@ -152,7 +151,8 @@ def _describe(engine: Engine, known: Known, tokens: int, gpus: Sequence[str]) ->
         "tok_s_estimate": asdict(speed) if speed else None,
         "context": context,
         "at_once": min(int(fit.at_once(tokens)), most),
-        **dict(zip(("tool_call_parser", "reasoning_parser"), known.parsers, strict=True)),
+        **dict.fromkeys(parsers.KEYS, ""),
+        **known.parsers,
         "next": shlex.join(["vllm-edge", "plan", "--model", fit.model, *gpus, *options]),
     }
 
