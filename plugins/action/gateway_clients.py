@@ -67,8 +67,6 @@ def quote_value(name: str, value: str) -> str:
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    TRANSFERS_FILES = False
-    _supports_check_mode = True
     _requires_connection = False
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -18,9 +18,6 @@ CHOSEN = {"-e": "with -e", "host": "on the host itself"}
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    TRANSFERS_FILES = False
-    _supports_check_mode = True
-
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return who chose the profile, or fail with the reason why this run must not replace the active one."""
         super().run(tmp, task_vars)

@@ -44,7 +44,6 @@ def list_rows(directory: Path, made_at: str, variables: Mapping[str, Any]) -> li
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    TRANSFERS_FILES = False
     _supports_check_mode = False
     _requires_connection = False
 
