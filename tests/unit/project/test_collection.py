@@ -156,17 +156,17 @@ def test_the_package_plans_as_its_page_says(release: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lint", [False, pytest.param(True, marks=pytest.mark.thorough)])
-def test_galaxy_imports_the_collection_without_errors(release: Path, lint: bool, tmp_path: Path) -> None:
-    """With ansible-lint in `make test-all` only: `make lint` runs it over the same files. What sanity tests ignore has
-    its reason in the file."""
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_galaxy_imports_the_collection_without_errors(release: Path, whole: bool, tmp_path: Path) -> None:
+    """With ansible-lint and ansible-doc in `make test-all` only: `make lint` and test_reference.py run them over the
+    same files. What sanity tests ignore has its reason in the file."""
     (archive,) = release.glob("edge-*")
-    settings = {"GALAXY_IMPORTER_RUN_ANSIBLE_LINT": str(lint), "HOME": str(tmp_path)}
+    settings = {f"GALAXY_IMPORTER_RUN_ANSIBLE_{part}": str(whole) for part in ("LINT", "DOC")} | {"HOME": str(tmp_path)}
     said = run(sys.executable, "-m", "galaxy_importer.main", archive, cwd=tmp_path, **settings)
     ignored = re.compile(r"WARNING: (tests/sanity/ignore-\S+ sanity\[cannot-ignore\]: |Ignore files skip ansible-test)")
     found = [line for line in said.splitlines() if line.startswith(("ERROR", "WARNING")) and not ignored.match(line)]
     assert found == [] and "Importer processing completed successfully" in said
-    assert ("ansible-lint run complete" in said) == lint
+    assert ("ansible-lint run complete" in said) == whole
     (ignores,) = ROOT.glob("tests/sanity/ignore-*.txt")
     assert [line for line in ignores.read_text().splitlines() if not line.partition(" # ")[2]] == []
 
