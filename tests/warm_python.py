@@ -7,11 +7,15 @@ the server; it writes the interpreter that hands its work to it.
 
 from __future__ import annotations
 
+import hashlib
+import marshal
 import os
 import select
 import signal
 import sys
+import zipimport
 from pathlib import Path
+from types import CodeType
 
 INTERNAL = "ansible.module_utils._internal"
 PRELOADED = (
@@ -35,6 +39,7 @@ def serve(address: str) -> None:
     # Everything else that a module imports is in its own archive, where new packages of these names are found.
     del sys.modules["ansible"], sys.modules["ansible.module_utils"]
     os.mkfifo(address)
+    keep_bytecode(Path(f"{address}.code"))
     interpreter = Path(address).with_name("python")
     interpreter.write_text(CLIENT.format(address))
     interpreter.chmod(0o755)
@@ -48,6 +53,23 @@ def serve(address: str) -> None:
                 clients.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 run_module(Path("/proc", client), Path(f"{address}.{client}"))
+
+
+def keep_bytecode(place: Path) -> None:
+    """Let modules, which come as archives of sources, read bytecode from this directory, or write it there."""
+    compile_source = zipimport._compile_source
+    place.mkdir()
+
+    def read_or_compile(path: str, source: bytes) -> CodeType:
+        kept = place / hashlib.sha256(source).hexdigest()
+        if kept.exists():
+            return marshal.loads(kept.read_bytes())
+        code: CodeType = compile_source(path, source)
+        (new := kept.with_suffix(f".{os.getpid()}")).write_bytes(marshal.dumps(code))
+        new.rename(kept)
+        return code
+
+    zipimport._compile_source = read_or_compile
 
 
 def reap() -> None:
