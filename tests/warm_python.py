@@ -7,6 +7,7 @@ the server; it writes the interpreter that hands its work to it.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import marshal
 import os
@@ -44,6 +45,7 @@ def serve(address: str) -> None:
     interpreter.write_text(CLIENT.format(address))
     interpreter.chmod(0o755)
     signal.signal(signal.SIGCHLD, lambda *_: reap())
+    gc.freeze()  # else each module, when it ends, looks through everything that it has from here
     # Also open for writing, so that it does not end with a client; one line is less than PIPE_BUF, hence whole.
     with open(address, "r+b", buffering=0) as clients:
         print("ready", flush=True)
