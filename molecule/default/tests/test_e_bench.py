@@ -15,10 +15,10 @@ OPTIONS = {
     "bench_engines": "e2b",
     "bench_cases": "protocol",
     "bench_input_tokens": "32",
-    "bench_output_tokens": "16,32",
+    "bench_output_tokens": "32",
     "bench_requests": "2",
-    # Calls are repeated for 24 s; what each needs before its first request is not among its seconds.
-    "bench_soak_minutes": "0.4",
+    # Calls are repeated for 12 s; what each needs before its first request is not among its seconds.
+    "bench_soak_minutes": "0.2",
     "bench_gate": "warn",
 }
 
@@ -33,12 +33,12 @@ def test_one_engine_is_measured_directly_and_through_the_gateway(machine: Machin
     run, *measured, end = [json.loads(line) for line in fetched.read_text().splitlines()]
     assert (run["kind"], run["profile"], list(run["engines"]), end["error"]) == ("run", PROFILE, ["e2b"], "")
     protocol = {(one["through"], one["output_tokens"]) for one in measured if one["case"] == "protocol"}
-    assert protocol == {(way, tokens) for way in ("engine", "gateway") for tokens in (16, 32)}
+    assert protocol == {("engine", 32), ("gateway", 32)}
     for one in measured:
         assert (one["failed"], one["error"]) == (0, "") and one["completed"] > 0 and one["tok_s"] > 0, one
         assert one["ttft_ms"]["p50"] > 0 and [gpu["slot"] for gpu in one["gpus"]] == [3]
     soak = [one for one in measured if one["case"] == "soak"]
-    assert sum(one["seconds"] for one in soak) >= 10 and {one["through"] for one in soak} == {"engine"}
+    assert sum(one["seconds"] for one in soak) >= 5 and {one["through"] for one in soak} == {"engine"}
     # Its client and its container were there for the run only.
     assert machine.host.run("grep -q ' bench ' /etc/vllm-edge/gateway/clients.map").rc != 0
     assert machine.host.run("ls /run/vllm-edge/clients.json").rc != 0
