@@ -60,6 +60,17 @@ CUT_RULES = (
     "POSTROUTING --table mangle --out-interface eth0 --match conntrack --ctstate NEW --jump DROP",
 )
 
+MACHINE_OPTIONS = (
+    "--cap-add=ALL",
+    "--security-opt=seccomp=unconfined",
+    "--security-opt=apparmor=unconfined",
+    "--security-opt=systempaths=unconfined",
+    "--tmpfs=/run",
+    "--tmpfs=/run/lock",
+)
+"""What systemd in a container needs of `docker create`."""
+# What lab-init does of it.
+BOOT = "[ ! -e /sys/fs/cgroup/cgroup.controllers ] || mount -o remount,rw /sys/fs/cgroup; exec /lib/systemd/systemd"
 # What a command in the host's network gets of this machine's environment.
 PASSED = re.compile(
     r"HOME|USER|LOGNAME|LANG|LC_[A-Z]+|TERM|COLUMNS|VIRTUAL_ENV|(ANSIBLE|MOLECULE|VLLM_EDGE|PYTHON)_?[A-Z_]+"
@@ -261,17 +272,10 @@ def create_host(server: Server, image: str, *options: str) -> None:
         f"--network={server.name}",
         f"--publish=127.0.0.1:{server.ssh_port}:22",
         f"--publish=127.0.0.1:{server.published_gateway_port}:{GATEWAY_PORT}",
-        "--cap-add=ALL",
-        *([] if can_raise_limits() else ["--cap-drop=SYS_RESOURCE"]),
-        "--security-opt=seccomp=unconfined",
-        "--security-opt=apparmor=unconfined",
-        "--security-opt=systempaths=unconfined",
+        *machine_options(),
         "--device-cgroup-rule=a *:* rwm",
-        "--tmpfs=/run",
-        "--tmpfs=/run/lock",
         "--tmpfs=/var/lib/lab-gpu:mode=0755",
         "--shm-size=1g",
-        *cgroup_arguments(),
         *([f"--env=VLLM_EDGE_LAB_CPU={server.cpu}"] if server.cpu else []),
         *([f"--env=VLLM_EDGE_LAB_SEED={server.seed}"] if server.seed else []),
         *([f"--env=VLLM_EDGE_LAB_GPUS={server.gpus}"] if server.gpus else []),
@@ -283,6 +287,26 @@ def create_host(server: Server, image: str, *options: str) -> None:
     )
     copy_in(server, server.generated / "ssh_host_ed25519_key", "/etc/ssh/ssh_host_ed25519_key", 0)
     copy_in(server, server.generated / "id_ed25519.pub", "/home/ops/.ssh/authorized_keys", 1000)
+
+
+def machine_options() -> list[str]:
+    return [*MACHINE_OPTIONS, *([] if can_raise_limits() else ["--cap-drop=SYS_RESOURCE"]), *cgroup_arguments()]
+
+
+def start_neighbour(server: Server) -> str:
+    """Boot another machine of the lab, Debian as it is installed; returns the name of its container.
+
+    The port of loopback by which this machine reaches the host's gateway leads there from it, too.
+    """
+    name, port = f"{server.name}-neighbour", read_gateway_port(server)
+    docker("rm", "--force", "--volumes", name, check=False)
+    words = [f"--name={name}", f"--label={LABEL}={server.name}", f"--network={server.name}", *machine_options()]
+    docker("run", "--detach", *words, "--entrypoint=sh", host_image(), "-c", BOOT)
+    booted = "until systemctl is-system-running --wait | grep -qE 'running|degraded'; do sleep 0.2; done"
+    docker("exec", name, "timeout", "60", "sh", "-c", booted)
+    way = ["systemd-socket-activate", f"--listen=127.0.0.1:{port}", "/usr/lib/systemd/systemd-socket-proxyd"]
+    docker("exec", name, "systemd-run", "--quiet", "--unit=way", *way, f"{server.host}:{GATEWAY_PORT}")
+    return name
 
 
 def copy_in(server: Server, source: Path, target: str, owner: int) -> None:

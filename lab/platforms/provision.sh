@@ -15,6 +15,8 @@ case $platform in
 esac
 # shellcheck disable=SC2086 # a list of names
 apt-get install -y -qq --no-install-recommends busybox-static iptables $packages
+# The rules for Prometheus are tested with the promtool of each Debian.
+if [ "$platform" != ubuntu2404 ]; then "$here/unpack-promtool" /usr/local/bin; fi
 rm -rf /var/lib/apt/lists/*
 
 if [ "$platform" = ubuntu2404 ]; then

@@ -86,7 +86,7 @@ static void cuda_version(char *out, size_t size) {
 /* ---- values of a query ----------------------------------------------------------------------------------------- */
 
 /* How a value is asked for. NUMBER, TYPED (of the Field's type) and PAIR are the arguments of its function. */
-typedef enum { TEXT, NUMBER, WHOLE, TYPED, PAIR, MEMORY, DRIVER, BUS, PID, PROCESS, USED, RECOVERY } Call;
+typedef enum { TEXT, NUMBER, WHOLE, TYPED, ECC, PAIR, MEMORY, DRIVER, BUS, PID, PROCESS, USED, RECOVERY } Call;
 /* format prints one or two numbers; the named ones have words of their own, WATTS is of mW; without one it is a text. */
 #define ENABLED "Enabled"
 #define WATTS "%u.%02u"
@@ -116,6 +116,12 @@ static const Field FIELDS[] = {
     {"gpu_recovery_action", NULL, ACTION, RECOVERY},
     {"clocks_event_reasons.active", NULL, "0x%016x", WHOLE, "nvmlDeviceGetCurrentClocksEventReasons"},
     {"ecc.mode.current", NULL, ENABLED, PAIR, "nvmlDeviceGetEccMode"},
+    /* twice nvmlMemoryErrorType_t, plus nvmlEccCounterType_t */
+    {"ecc.errors.corrected.volatile.total", NULL, "%u", ECC, NULL, 0},
+    {"ecc.errors.corrected.aggregate.total", NULL, "%u", ECC, NULL, 1},
+    {"ecc.errors.uncorrected.volatile.total", NULL, "%u", ECC, NULL, 2},
+    {"ecc.errors.uncorrected.aggregate.total", NULL, "%u", ECC, NULL, 3},
+    {"utilization.gpu", "%", "%u", WHOLE, "nvmlDeviceGetUtilizationRates"}, /* the first of two numbers */
     {"pstate", NULL, "P%u", NUMBER, "nvmlDeviceGetPerformanceState"},
     {"temperature.gpu", NULL, "%u", TYPED, "nvmlDeviceGetTemperature", 0},
     {"power.draw", "W", WATTS, NUMBER, "nvmlDeviceGetPowerUsage"},
@@ -156,6 +162,7 @@ static void value_of(const Field *field, Device device, const Process *process, 
     case WHOLE: result = nvml(field->function)(device, &whole); break;
     case RECOVERY: result = nvml("nvmlDeviceGetFieldValues")(device, 1, &recovery); break;
     case TYPED: result = nvml(field->function)(device, field->type, &first); break;
+    case ECC: result = nvml("nvmlDeviceGetTotalEccErrors")(device, field->type / 2, field->type % 2, &whole); break;
     case PAIR: result = nvml(field->function)(device, &first, &second); break;
     case MEMORY:
         result = memory_of(device, &memory);
@@ -171,7 +178,7 @@ static void value_of(const Field *field, Device device, const Process *process, 
         break;
     }
     const char *format = field->format;
-    if (field->call == WHOLE) first = (unsigned)whole;
+    if (field->call == WHOLE || field->call == ECC) first = (unsigned)whole;
     if (field->call == RECOVERY) first = recovery.number;
     if (result == NOT_SUPPORTED || result == FUNCTION_NOT_FOUND) snprintf(out, size, "[N/A]");
     else if (result != SUCCESS) snprintf(out, size, "[%s]", error_text(result));
@@ -312,7 +319,8 @@ static const char PROCESSES_HEAD[] = "\n" RULE
 
 static void table_of_gpu(unsigned index, Device device) {
     char name[128], bus[64], usage[64];
-    unsigned persistence = 0, temperature = 0, state = 0, draw = 0, limit = 0;
+    unsigned persistence = 0, temperature = 0, state = 0, draw = 0, limit = 0, rates[2] = {0, 0};
+    unsigned long long errors = 0;
     Memory memory;
     text_of("nvmlDeviceGetName", device, name, sizeof name);
     bus_id(device, bus, sizeof bus);
@@ -321,13 +329,15 @@ static void table_of_gpu(unsigned index, Device device) {
     nvml("nvmlDeviceGetPerformanceState")(device, &state);
     nvml("nvmlDeviceGetPowerUsage")(device, &draw);
     nvml("nvmlDeviceGetEnforcedPowerLimit")(device, &limit);
+    nvml("nvmlDeviceGetTotalEccErrors")(device, 1u, 0u, &errors);
+    nvml("nvmlDeviceGetUtilizationRates")(device, rates);
     Result result = memory_of(device, &memory);
     if (result == SUCCESS) snprintf(usage, sizeof usage, "%lluMiB / %6lluMiB", memory.used / MIB, memory.total / MIB);
     else snprintf(usage, sizeof usage, "%s", error_text(result));
-    printf("| %3u  %-26.26s  %5s  |   %-16s %3s |                    0 |\n", index, name, persistence ? "On" : "Off", bus,
-           "Off");
-    printf("| N/A  %3uC    P%-2u          %4uW / %4uW | %22s |      0%%      Default |\n", temperature, state, draw / 1000,
-           limit / 1000, usage);
+    printf("| %3u  %-26.26s  %5s  |   %-16s %3s | %20llu |\n", index, name, persistence ? "On" : "Off", bus, "Off",
+           errors);
+    printf("| N/A  %3uC    P%-2u          %4uW / %4uW | %22s |    %3u%%      Default |\n", temperature, state, draw / 1000,
+           limit / 1000, usage, rates[0]);
     printf("|                                         |                        |                  N/A |\n" COLUMNS_RULE);
 }
 

@@ -76,9 +76,15 @@ static nvmlReturn_t error_named(const char *name) {
 
 /* ---- entry checks --------------------------------------------------------------------------------------------- */
 
+/* The fault `hangs`: no call for that card returns before it is cleared. Unlike one that hangs in the kernel (state D), the
+ * caller can be killed. */
+static void wait_while_hanging(const Gpu *gpu) {
+    while (fault(gpu, "hangs", NULL, 0)) nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+}
 static nvmlReturn_t enter(const Gpu *gpu) {
     if (!refcount) return UNINITIALIZED;
     if (gpu < gpus || gpu >= gpus + gpu_count) return INVALID_ARGUMENT;
+    wait_while_hanging(gpu);
     return fault(gpu, "gpu-lost", NULL, 0) ? GPU_IS_LOST : SUCCESS;
 }
 #define ENTER(gpu, pointer)                                                                                            \
@@ -171,7 +177,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *out) {
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *out) {
     if (!refcount) return UNINITIALIZED;
     if (!out || index >= gpu_count) return INVALID_ARGUMENT;
-    if (fault(&gpus[index], "gpu-lost", NULL, 0)) return GPU_IS_LOST;
+    nvmlReturn_t entered = enter(&gpus[index]);
+    if (entered != SUCCESS) return entered;
     *out = &gpus[index];
     return SUCCESS;
 }
@@ -367,19 +374,26 @@ EXPORT nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t gpu, nvmlTemperature_
 static unsigned power_mw(const Gpu *gpu) { return busy(gpu) ? 29500 : 16200; }
 NUMBER_QUERY(nvmlDeviceGetPowerUsage, power_mw(gpu))
 
-/* Power times the time since the last query of this process; before the first one the card was idle since the boot. */
+/* Power times the time since the last query of anybody; before the first one the card was idle since the boot. The file
+ * has the time of that query in ms and the sum in uJ; who may not write it computes the same without keeping it. */
 EXPORT nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t gpu, unsigned long long *out) {
-    static struct { double at_s, mj; } counters[MAX_GPUS];
     ENTER(gpu, out);
+    char path[600], text[64] = "";
+    snprintf(path, sizeof path, "%s/energy", gpu->dir);
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644), writable = file >= 0;
+    if (!writable) file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file >= 0) flock(file, writable ? LOCK_EX : LOCK_SH);
     struct timespec time;
     clock_gettime(CLOCK_BOOTTIME, &time);
-    double now = (double)time.tv_sec + (double)time.tv_nsec / 1e9;
-    pthread_mutex_lock(&lock);
-    double before = counters[gpu - gpus].at_s;
-    counters[gpu - gpus].mj += before > 0 ? (now - before) * power_mw(gpu) : now * 16200;
-    counters[gpu - gpus].at_s = now;
-    *out = (unsigned long long)counters[gpu - gpus].mj;
-    pthread_mutex_unlock(&lock);
+    unsigned long long now_ms = (unsigned long long)time.tv_sec * 1000 + (unsigned long long)time.tv_nsec / 1000000;
+    unsigned long long before_ms, uj;
+    if (file < 0 || pread(file, text, sizeof text - 1, 0) <= 0 || sscanf(text, "%llu %llu", &before_ms, &uj) != 2 ||
+        before_ms > now_ms)
+        before_ms = now_ms, uj = now_ms * 16200;
+    uj += (now_ms - before_ms) * power_mw(gpu);
+    if (writable) pwrite(file, text, (size_t)snprintf(text, sizeof text, "%20llu %20llu", now_ms, uj), 0);
+    if (file >= 0) close(file);
+    *out = uj / 1000;
     return SUCCESS;
 }
 
@@ -404,6 +418,26 @@ NUMBER_QUERY(nvmlDeviceGetCurrPcieLinkGeneration, busy(gpu) ? 4 : 1)
 NUMBER_QUERY(nvmlDeviceGetMaxPcieLinkGeneration, 4)
 NUMBER_QUERY(nvmlDeviceGetCurrPcieLinkWidth, 16)
 NUMBER_QUERY(nvmlDeviceGetMaxPcieLinkWidth, 16)
+
+static unsigned long long count_of(const Gpu *gpu, const char *name) {
+    char value[64];
+    return fault(gpu, name, value, sizeof value) ? number(value) : 0;
+}
+NUMBER_QUERY(nvmlDeviceGetPcieReplayCounter, count_of(gpu, "pcie-replays"))
+/* Errors that were uncorrected (type 1) since the card was made are here since the driver was loaded, too. */
+EXPORT nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t gpu, unsigned type, unsigned counter, unsigned long long *out) {
+    ENTER(gpu, out);
+    if (type > 1 || counter > 1) return INVALID_ARGUMENT;
+    *out = type ? count_of(gpu, "ecc-error") : 0;
+    return SUCCESS;
+}
+/* Nothing computes on a card, as its power says. */
+typedef struct { unsigned gpu, memory; } nvmlUtilization_t;
+EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t gpu, nvmlUtilization_t *out) {
+    ENTER(gpu, out);
+    *out = (nvmlUtilization_t){0, 0};
+    return SUCCESS;
+}
 
 EXPORT nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t gpu, unsigned type, unsigned *out) {
     static const unsigned idle[] = {210, 210, 405, 1185}, active[] = {2040, 2040, 6251, 1770};

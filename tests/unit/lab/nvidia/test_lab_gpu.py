@@ -59,6 +59,11 @@ def test_refused_faults(lab_gpu: Run, arguments: tuple[str, ...], said: str) -> 
     assert said in result.stderr
 
 
+def test_xids_are_never_written_into_the_log_of_the_machine(lab_gpu: Run) -> None:
+    result = lab_gpu("xid", "--gpu", "1", "79")
+    assert (result.returncode, "has no kernel's log" in result.stderr) == (1, True)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts a process of another user")
 def test_an_orphan_is_a_process_of_the_engines_user(nvml: ModuleType, lab_gpu: Run, gpus: testing.LabRoot) -> None:
     # Another user reaches the boards, as it does on the host.

@@ -50,6 +50,26 @@ def test_slow_release_starts_anew_for_a_claim_made_again(nvml: ModuleType, gpus:
         assert used_mib() == 0
 
 
+@pytest.mark.slow
+def test_energy_goes_on_from_one_reader_to_the_next(gpus: testing.LabRoot, nvml_library: Path) -> None:
+    code = (
+        "import pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0);"
+        "print(n.nvmlDeviceGetTotalEnergyConsumption(h))"
+    )
+
+    def ask() -> int:
+        environment = gpus.environment(nvml_library)
+        return int(subprocess.check_output([sys.executable, "-c", code], env=environment, text=True))
+
+    with gpus.claim(0, 500):
+        first = ask()
+        time.sleep(1)
+        busy = ask()
+    assert 29_000 < busy - first < 290_000
+    assert busy <= ask() < busy + 290_000, "of an idle card from then on, and not since the boot"
+    assert (gpus.gpu(0) / "energy").stat().st_mode & 0o777 == 0o644
+
+
 def test_binaries_run_on_old_systems(nvml_library: Path, smi_program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(map(compiler.needed_glibc, (nvml_library, smi_program))) <= compiler.OLDEST_GLIBC
     monkeypatch.setattr(compiler, "OLDEST_GLIBC", (2, 3))
@@ -61,6 +81,8 @@ def test_binaries_run_on_old_systems(nvml_library: Path, smi_program: Path, monk
 
 MODES = "--query-gpu=compute_mode,mig.mode.current,gpu_recovery_action --format=csv,noheader -i 1"
 CLOCKS = "--query-gpu=clocks_event_reasons.active --format=csv,noheader -i 1"
+TOTALS = ",".join(f"ecc.errors.uncorrected.{since}.total" for since in ("volatile", "aggregate"))
+ERRORS = f"--query-gpu={TOTALS},utilization.gpu --format=csv,noheader -i 1"
 PEERS = " \tGPU0\tGPU1\tGPU2\tGPU3\t\n GPU0\tX\tOK\tOK\tOK\t\n GPU1\tOK\tX\tOK\tOK\t\n"
 LISTED = "".join(f"GPU {index}: NVIDIA L4 (UUID: {uuid})\n" for index, uuid in enumerate(testing.UUIDS))
 NO_DRIVER = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
@@ -90,6 +112,8 @@ LOST = (
         ((1, "mig"), MODES, "Default, Enabled, None\n", 0),
         ((1, "recovery-action", 4), MODES, "Default, [N/A], Drain and Reset\n", 0),
         ((1, "throttled"), CLOCKS, "0x0000000000000020\n", 0),
+        (None, ERRORS, "0, 0, 0 %\n", 0),
+        ((1, "ecc-error", 3), ERRORS, "3, 3, 0 %\n", 0),
         (None, "topo -p2p r", PEERS, 0),
         ((1, "no-peers"), "topo -p2p r", " GPU1\tCNS\tX\tCNS\tCNS\t\n GPU2\tOK\tCNS\tX\tOK\t\n", 0),
         (None, "topo", "Invalid combination of input arguments", 2),
