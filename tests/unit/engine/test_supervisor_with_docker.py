@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.engine import compile_cache, container, launch, watchers
 from ansible.module_utils.vllm_edge.engine.config import load_engine
-from ansible.module_utils.vllm_edge.engine.journal import Journal
+from ansible.module_utils.vllm_edge.engine.journal import Journal, Reporter
 from ansible.module_utils.vllm_edge.engine.loads import read_loads
 from ansible.module_utils.vllm_edge.engine.sd_notify import Notifier
 from ansible.module_utils.vllm_edge.engine.supervisor import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, Supervisor
@@ -502,6 +502,25 @@ def test_a_container_that_died_unwatched_is_explained(begin: Begin, docker: Fake
     failure = case.state()["last_failure"]
     assert failure["cause"] == "no_kv" and failure["time"] == "2026-11-21T03:00:09Z"
     assert "ended without a supervisor" in case.output.getvalue()
+
+
+def test_the_next_supervisor_counts_on(begin: Begin, docker: FakeDocker) -> None:
+    docker.run_container(LABELS)
+    leave_corpse(docker, exit_code=1)
+    case = begin(progress_timeout_s=0.5)
+    place = case.paths.engine_state("e2b")
+    place.parent.mkdir(parents=True)
+    # As an older program wrote it, and with what only a newer one knows.
+    place.write_text(
+        '{"engine": "e2b", "phase": "serving", "since": "", "starts": 4, "failures": {"hung": 2}, "new": 1}'
+    )
+    case.supervisor.reporter = Reporter(
+        case.supervisor.config, case.paths, case.supervisor.notifier, case.supervisor.journal
+    )
+    case.supervisor.ask = lambda *_, **__: Answer(200, b"vllm:num_requests_running 1\nvllm:generation_tokens_total 7\n")
+    case.start().until_ready().until(lambda: case.state()["standstills"] == 1)
+    assert case.state()["starts"] == 5 and case.state()["failures"]["hung"] == 2
+    assert sum(case.state()["failures"].values()) == 3
 
 
 def test_last_lines_that_come_late_explain_the_end(begin: Begin, docker: FakeDocker) -> None:

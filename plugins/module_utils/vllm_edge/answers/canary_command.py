@@ -162,10 +162,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Passed:
-    """Content of <engine>.canary.json: a run of the container, and the results of the canary that it passed."""
+    """Content of <engine>.canary.json: a run of the container, and the results of the last canary."""
 
     run: Run
     results: tuple[Result, ...]
+    """Empty if it failed."""
+    failed: tuple[Result, ...] = ()
+    """All results of one that failed, for the metrics; empty if it passed."""
 
 
 def find_run(config: EngineConfig, docker: DockerEngine) -> Run | None:
@@ -186,23 +189,32 @@ def full_canary(
     before = find_run(config, docker)
     results = canary(config, timeout_s, ask)
     if not all(result.ok for result in results):
-        return forget(config, paths, results)
+        return forget(config, paths, before, results)
     results = [replace(result, passed_at=stamp()) for result in results]
     if before is not None and before == find_run(config, docker):
-        record = json.dumps(asdict(Passed(before, tuple(results))), ensure_ascii=False)
-        # Errors are ignored (full disk, user other than root): without a record the next canary checks everything.
-        with contextlib.suppress(OSError):
-            write_durably(paths.engine_canary(config.engine), record + "\n", 0o640)
+        write_passed(config, paths, Passed(before, tuple(results)))
     return results
 
 
-def forget(config: EngineConfig, paths: HostPaths, failed: list[Result]) -> list[Result]:
-    """Remove the record that this run has passed, and return the results; if it stays, those that failed say so."""
+def write_passed(config: EngineConfig, paths: HostPaths, passed: Passed) -> None:
+    # Errors are ignored (full disk, user other than root): without a record the next canary checks everything.
+    with contextlib.suppress(OSError):
+        record = json.dumps(asdict(passed), ensure_ascii=False)
+        write_durably(paths.engine_canary(config.engine), record + "\n", 0o640)
+
+
+def forget(config: EngineConfig, paths: HostPaths, run: Run | None, failed: list[Result]) -> list[Result]:
+    """Replace the record that this run has passed by one of its failure, if Docker tells which run it is.
+
+    Returns the results; if the former record stays, those that failed say so.
+    """
     try:
         paths.engine_canary(config.engine).unlink(missing_ok=True)
     except OSError as error:
         why = f" Until it is removed, --unless-passed goes by an older result: {error}."
         return [one if one.ok else replace(one, error=f"{one.error}{why}") for one in failed]
+    if run is not None:
+        write_passed(config, paths, Passed(run, (), tuple(failed)))
     return failed
 
 
@@ -246,7 +258,8 @@ def canary_unless_passed(
     seconds, problem = request_one_token(config, ask)
     if problem is None:
         return [replace(result, token_s=seconds) for result in results]
-    return forget(config, paths, [build_failure(config, name, problem, seconds) for name in config.served_names])
+    failed = [build_failure(config, name, problem, seconds) for name in config.served_names]
+    return forget(config, paths, find_run(config, docker), failed)
 
 
 def render_result(result: Result) -> str:

@@ -61,19 +61,25 @@ class Reporter:
         self._failed = False
         self.previous = read_state(self._path)
         """State that this engine's previous supervisor has recorded."""
+        kept = self.previous or EngineState(config.engine, "", "")
         self.state = EngineState(
             engine=config.engine,
             phase=Phase.WAITING_FOR_DOCKER,
             since=stamp(),
             input_hash=config.input_hash,
             generation=config.generation,
-            last_failure=self.previous.last_failure if self.previous else None,
+            last_failure=kept.last_failure,
+            starts=kept.starts,
+            failures=kept.failures,
+            standstills=kept.standstills,
         )
 
     def record(self, phase: Phase | None = None, **changes: object) -> None:
         """Change the recorded state. Without a state file the engine goes on; the first error is logged."""
         if phase is not None:
             changes |= {"phase": phase, "since": stamp()}
+        if isinstance(failure := changes.get("last_failure"), Failure):
+            changes["failures"] = self.state.failures | {failure.cause: self.state.failures.get(failure.cause, 0) + 1}
         self.state = replace(self.state, **changes)  # type: ignore[arg-type]
         try:
             write_state(self._path, self.state)

@@ -36,7 +36,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class EngineState:
-    """Phase of the engine, its start times and its last failure. Times are as `stamp` formats them."""
+    """Phase of the engine, its start times, its last failure, and what was counted since the engine is on this host.
+    Times are as `stamp` formats them."""
 
     engine: str
     phase: str
@@ -56,6 +57,12 @@ class EngineState:
     start_warnings: list[str] = field(default_factory=list)
     """What vLLM warned of at this start, in sentences."""
     last_failure: Failure | None = None
+    starts: int = 0
+    """Containers that were started."""
+    failures: dict[str, int] = field(default_factory=dict)
+    """By cause."""
+    standstills: int = 0
+    """How often it answered /health while its requests made no progress."""
 
 
 def read_state(path: Path) -> EngineState | None:

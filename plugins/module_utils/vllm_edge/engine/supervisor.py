@@ -144,6 +144,7 @@ class Supervisor(Launcher):
         life.last_log = now
         self.reporter.record(
             life.phase,
+            starts=self.reporter.state.starts + (how is Existing.CREATE),
             container_id=container.id,
             started_at=container.started_at or stamp(),
             ready_at=known.ready_at if known else None,
@@ -175,7 +176,8 @@ class Supervisor(Launcher):
             Worker(self.discard_cache)
             self.journal.write(f"{self.config.unit}: {life.status_text(time.monotonic())}")
         elif reaction.phase_changed:
-            self.reporter.record(life.phase, log_facts=life.progress.facts)
+            standstills = self.reporter.state.standstills + bool(life.standstill)
+            self.reporter.record(life.phase, log_facts=life.progress.facts, standstills=standstills)
         elif reaction.late_facts:
             self.reporter.record(log_facts=life.progress.facts)
         if reaction.probe:
