@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import generations
 from ansible.module_utils.vllm_edge.doctor import registry
+from ansible.module_utils.vllm_edge.engine.api_socket import find_gateway_group
 from ansible.module_utils.vllm_edge.facts.model import TOOLKIT, Expectation
 from ansible.module_utils.vllm_edge.facts.reader import Reader
 from ansible.module_utils.vllm_edge.gateway.admin import GatewayDown, HAProxy, Server
@@ -194,6 +195,16 @@ class FakeHost:
         synchronize(paths, lambda paths: None, proxy=self.proxy(paths))
         self.certificate(timedelta(days=90))
 
+    def metrics(self) -> None:
+        for name in ("facts.service", "exporter.socket", "exporter.service"):
+            self.unit(f"vllm-edge-{name}")
+        self.write("etc/systemd/system/vllm-edge-facts.service")
+        self.write("run/vllm-edge-exporter/facts.json", "{}")
+        socket = self.root / "run/vllm-edge-exporter/exporter.sock"
+        os.mknod(socket, 0o140660)
+        socket.chmod(0o660)
+        os.chown(socket, 0, find_gateway_group())
+
     def certificate(self, ends: timedelta, begins: timedelta = -timedelta(days=1), key: str = "KEY") -> None:
         self.write("etc/vllm-edge/gateway/tls/server.pem")
         times = [f"{datetime.now(UTC) + after:%b %d %H:%M:%S %Y} GMT" for after in (begins, ends)]
@@ -294,11 +305,12 @@ class FakeHost:
 
     @property
     def reader(self) -> Reader:
-        places = ("etc/vllm-edge", "var/lib/vllm-edge", "etc/systemd/system", "run/vllm-edge", "run/vllm-edge-gateway")
+        places = ("etc/vllm-edge", "var/lib/vllm-edge", "etc/systemd/system", "run/vllm-edge")
+        of_services = ("run/vllm-edge-gateway", "run/vllm-edge-exporter")
         return Reader(
             self.root,
             self,
-            HostPaths(*(self.root / place for place in places)),
+            HostPaths(*(self.root / place for place in (*places, *of_services))),
             owners=lambda pids: {pid: self.owner for pid in pids},
             engine_uid=lambda: ENGINES,
             proxy=self.proxy,

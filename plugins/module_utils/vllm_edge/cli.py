@@ -115,6 +115,13 @@ def _run_doctor(options: Options, paths: HostPaths) -> int:
     )
 
 
+@command("metrics", "print what Prometheus gets of this host, read anew")
+def _run_metrics(options: Options, paths: HostPaths) -> int:
+    from .metrics.facts import run_metrics
+
+    return run_metrics(paths)
+
+
 @command("explain", "explain the last failure of an engine, with a remedy", ENGINE, FORMAT)
 def _explain(options: Options, paths: HostPaths) -> int:
     from .status.command import run_explain
@@ -459,6 +466,20 @@ def _run_engine(options: Options, paths: HostPaths) -> int:
     from .engine.supervisor import run_engine
 
     return run_engine(options.engine, paths, docker_wait_s=options.docker_wait)
+
+
+@command("run-facts", "read this host for its metrics, again and again (used by vllm-edge-facts.service)")
+def _run_facts(options: Options, paths: HostPaths) -> int:
+    from .metrics.facts import run_facts
+
+    return run_facts(paths)
+
+
+@command("run-exporter", "serve the metrics on a socket of systemd (used by vllm-edge-exporter.service)")
+def _run_exporter(options: Options, paths: HostPaths) -> int:
+    from .metrics.exporter import run_exporter
+
+    return run_exporter(paths)
 
 
 class _Version(argparse.Action):

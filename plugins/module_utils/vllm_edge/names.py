@@ -22,9 +22,14 @@ LABEL_SIDECAR = "vllm-edge.companion"
 """Container label: purpose of a container that runs beside an engine for a while (`trials.sidecar`)."""
 TEMPORARY_CLIENT = "bench"
 """Client of the gateway that exists while the benchmark runs; operators give no client this name."""
+EXPORTER_USER = "vllm-edge-exporter"
+"""User and group of the exporter of metrics, which reads nothing but what `run-facts` wrote for it."""
 TARGET = "vllm-edge.target"
 SWITCH_UNIT = "vllm-edge-switch.service"
 GATEWAY_UNIT = "vllm-edge-gateway.service"
+FACTS_UNIT = "vllm-edge-facts.service"
+EXPORTER_UNIT = "vllm-edge-exporter.service"
+EXPORTER_SOCKET = "vllm-edge-exporter.socket"
 
 
 def unit_name(engine: str) -> str:

@@ -15,6 +15,7 @@ STATE = "/var/lib/vllm-edge"
 UNITS = "/etc/systemd/system"
 RUN = "/run/vllm-edge"
 GATEWAY_RUN = "/run/vllm-edge-gateway"
+EXPORTER_RUN = "/run/vllm-edge-exporter"
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class HostPaths:
     """Sockets of the engines, and the links of the gateway to them; the host forgets it at a reboot."""
     gateway_run: Path = Path(GATEWAY_RUN)
     """Sockets of the gateway itself."""
+    exporter_run: Path = Path(EXPORTER_RUN)
+    """What the exporter of metrics reads, and its socket."""
 
     def engine_dir(self, engine: str) -> Path:
         """Return the directory of the engine's live files (`engine.json`, `docker-create`, ...)."""
@@ -51,6 +54,16 @@ class HostPaths:
     def engine_socket(self, engine: str) -> Path:
         """Return the socket on which the engine serves. Its directory is made anew for each container."""
         return self.run / "engines" / engine / "api.sock"
+
+    @property
+    def facts(self) -> Path:
+        """What `run-facts` has read of the host, from which `run-exporter` makes metrics."""
+        return self.exporter_run / "facts.json"
+
+    @property
+    def metrics_record(self) -> Path:
+        """What only `run-facts` counts, across restarts: Xids and switches."""
+        return self.state / "metrics.json"
 
     @property
     def gateway(self) -> Path:
@@ -124,6 +137,7 @@ def host_paths(etc: str | None = None, state: str | None = None) -> HostPaths:
         units=Path(os.environ.get("VLLM_EDGE_UNITS") or UNITS),
         run=Path(os.environ.get("VLLM_EDGE_RUN") or RUN),
         gateway_run=Path(os.environ.get("VLLM_EDGE_GATEWAY_RUN") or GATEWAY_RUN),
+        exporter_run=Path(os.environ.get("VLLM_EDGE_EXPORTER_RUN") or EXPORTER_RUN),
     )
 
 

@@ -51,6 +51,7 @@ def host(tmp_path: Path) -> FakeHost:
     }
     found.image(cuda="13.0.2", driver_branch="580")
     found.gateway()
+    found.metrics()
     found.engine()
     found.container("vllm-e2b", 4001)
     found.container("trainer", 4002)

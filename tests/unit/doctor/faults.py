@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -464,6 +465,16 @@ def replicate(host: FakeHost) -> None:
     host.gateway("e2b-1")
 
 
+def old_facts(host: FakeHost) -> None:
+    moment = time.time() - 90
+    os.utime(host.root / "run/vllm-edge-exporter/facts.json", (moment, moment))
+
+
+def open_to_others(host: FakeHost) -> None:
+    (host.root / "run/vllm-edge-exporter/exporter.sock").chmod(0o666)
+
+
+FACTS, METRICS = "vllm-edge-facts.service", "warn gateway.metrics"
 PROFILE = "var/lib/vllm-edge/active-profile.json"
 DEAF = "fail gateway.unit; unknown gateway.maps"
 CERTIFICATE, MAPS_WRONG = "fail gateway.certificate", "fail gateway.maps"
@@ -504,6 +515,16 @@ GATEWAY_FAULTS: tuple[tuple[Change, str, str, str], ...] = (
         "port 1 of 127.0.0.1 is taken: a process that is not visible",
         "another port",
     ),
+    (unit(FACTS, ActiveState="failed", Result="signal"), METRICS, "facts.service is failed (signal)", "metrics.yml"),
+    (
+        unit("vllm-edge-exporter.service", ActiveState="activating"),
+        METRICS,
+        "exporter.service is activating",
+        "journalctl",
+    ),
+    (old_facts, METRICS, "facts.json is 90 s old", "journalctl -u vllm-edge-facts"),
+    (open_to_others, METRICS, "exporter.sock is not as", "metrics.yml"),
+    (removed("run/vllm-edge-exporter/exporter.sock"), METRICS, "exporter.sock: No such file", "metrics.yml"),
     (replicate, "warn gateway.names serving.units", "fewer servers for sentry than there are engines", "gateway.yml"),
 )
 

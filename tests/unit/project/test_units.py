@@ -23,6 +23,8 @@ GATEWAY = ROOT / "roles/serving_gateway"
 GATEWAY_UNITS = ("vllm-edge-gateway.service", "vllm-edge-gateway-sync.service")
 LIMITS = {"vllm-edge-switch.service": 5.0, "vllm-edge-recover.service": 2.0, "vllm-e.service": 3.0}
 LIMITS |= {"vllm-edge-gateway.service": 4.0, "vllm-edge-gateway-sync.service": 2.0}
+METRICS = ROOT / "roles/serving_metrics"
+LIMITS |= {"vllm-edge-facts.service": 3.5, "vllm-edge-exporter.service": 0.5}
 """Exposure from 0 to 10 (`systemd-analyze security`); without a sandbox it is 9.6. Lower a limit when you can."""
 
 
@@ -45,8 +47,12 @@ def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ROLE / "templates/vllm-edge-recover.service.j2": "vllm-edge-recover.service",
         ROLE / "templates/vllm-engine.service.j2": "vllm-e.service",
         **{GATEWAY / f"templates/{name}.j2": name for name in GATEWAY_UNITS},
+        **{
+            METRICS / f"templates/vllm-edge-{name}.service.j2": f"vllm-edge-{name}.service"
+            for name in ("facts", "exporter")
+        },
     }
-    parts = [str(role / part) for role in (ROLE, GATEWAY) for part in ("defaults/main.yml", "vars/main.yml")]
+    parts = [str(role / part) for role in (ROLE, GATEWAY, METRICS) for part in ("defaults/main.yml", "vars/main.yml")]
     variables = {
         "__vllm_engine_item": {"name": "e", "model": "m", "gpus": [0], "served_names": ["one"]},
         "vllm_engine_models": {"m": {"path": "/data/m"}},

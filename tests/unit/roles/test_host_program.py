@@ -16,7 +16,7 @@ from ansible.module_utils.vllm_edge.releases import Releases
 from helpers import ROOT, write_program
 from role_cases import Cases, Run, Steps
 
-PACKAGES = ("docker", "huggingface_hub", "pynvml")
+PACKAGES = ("docker", "huggingface_hub", "prometheus_client", "pynvml")
 PIP = f"""
 import os, pathlib, sys, zipfile
 if os.path.exists(os.environ["STATE"] + "/pip-fails"):

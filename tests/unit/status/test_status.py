@@ -16,11 +16,11 @@ import pytest
 from ansible.module_utils.vllm_edge.answers.model import CaseResult
 from ansible.module_utils.vllm_edge.answers.quality import Options, build_record, write_record
 from ansible.module_utils.vllm_edge.cli import main
-from ansible.module_utils.vllm_edge.engine.config import parse_engine
+from ansible.module_utils.vllm_edge.engine.config import parse_engine, sum_budgets
 from ansible.module_utils.vllm_edge.engine.loads import Load, remember_load
 from ansible.module_utils.vllm_edge.engine.state import EngineState, Failure, read_state, stamp, write_state
 from ansible.module_utils.vllm_edge.facts import serving as serving_facts
-from ansible.module_utils.vllm_edge.facts.serving import collect, read_quality, sum_budgets
+from ansible.module_utils.vllm_edge.facts.serving import collect, read_quality
 from ansible.module_utils.vllm_edge.generation.model import FileChange
 from ansible.module_utils.vllm_edge.gpu.topology import Card, find_obstacles
 from ansible.module_utils.vllm_edge.paths import HostPaths

@@ -125,6 +125,19 @@ def test_directories_of_one_file_system_share_its_room(disk: Path, tmp_path: Pat
     assert state.paths == (str(tmp_path),) and state.mount != str(disk)
 
 
+@pytest.mark.parametrize(("on_host", "read_only"), [(0, False), (os.ST_RDONLY, True), (None, True)])
+def test_what_only_the_sandbox_of_a_service_closes_is_not_read_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_host: int | None, read_only: bool
+) -> None:
+    def statvfs(place: Path | str) -> Mock:
+        if (flags := on_host if str(place).startswith("/proc/1/root/") else os.ST_RDONLY) is None:
+            raise PermissionError
+        return Mock(f_files=0, f_bavail=1, f_frsize=1, f_flag=flags)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    assert [found.read_only for found in space.measure_step("run", {"state": tmp_path, "run": tmp_path})] == [read_only]
+
+
 @pytest.mark.parametrize(
     ("free_bytes", "inodes", "read_only", "words"),
     [

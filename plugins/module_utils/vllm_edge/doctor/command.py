@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from .. import __version__
+from ..engine.config import sum_budgets
 from ..facts.model import Expectation
 from ..facts.reader import Reader
-from ..facts.serving import ask_gpus, load_configs, read_deep, sum_budgets
+from ..facts.serving import ask_gpus, load_configs, read_deep
 from ..paths import HostPaths
 from ..switch.command import refuse_without_write_access
 from ..system.files import name_errors

@@ -237,6 +237,17 @@ def list_engine_names(paths: HostPaths) -> list[str]:
         return []
 
 
+def sum_budgets(configs: Sequence[EngineConfig]) -> dict[str, int | None]:
+    """Return the budget of each GPU in MiB: the sum over its engines, or None if one of them states none."""
+    budgets: dict[str, int | None] = {}
+    for config in configs:
+        for uuid in config.gpus:
+            before = budgets.get(uuid, 0)
+            unstated = before is None or config.vram_budget_mib is None
+            budgets[uuid] = None if unstated else (before or 0) + (config.vram_budget_mib or 0)
+    return budgets
+
+
 def list_passed(engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the keys of PASSED that an engine of the inventory states, each with its argument of `vllm serve`."""
     for name in PASSED:

@@ -148,6 +148,13 @@ class Serving:
 
 
 @dataclass(frozen=True)
+class Metrics:
+    units: tuple[Unit, ...]
+    fault: str
+    """Why the facts are not new, or the socket is not as it should be; empty if all is well."""
+
+
+@dataclass(frozen=True)
 class Gateway:
     unit: Unit | Unread
     answers: bool
@@ -164,6 +171,8 @@ class Gateway:
     with_tls: bool
     certificate: Certificate | Unread | None
     """None if there is no file."""
+    metrics: Metrics | Unread | None = None
+    """None if no metrics are served."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from ..gateway.admin import HAProxy
 from ..gateway.certificate import Certificate, read_certificate, server_pem
 from ..gateway.clients import GatewayError
 from ..gateway.command import synchronize
-from ..gateway.describe import list_addresses, list_places
+from ..gateway.describe import find_metrics_fault, list_addresses, list_places
 from ..gateway.names import name_link
 from ..gateway.sync import CONFIGURATION, Report, is_installed, open_proxy
 from ..generation.model import GenerationError
@@ -34,7 +34,7 @@ from ..gpu import slots, topology
 from ..gpu.access import CannotAsk, ask_docker, refuse_stopped_docker
 from ..gpu.owners import Owner, find_owners
 from ..gpu.topology import Card, Topology, Xid
-from ..names import GATEWAY_UNIT, GATEWAY_USER, LABEL_SIDECAR, TARGET
+from ..names import EXPORTER_SOCKET, EXPORTER_UNIT, FACTS_UNIT, GATEWAY_UNIT, GATEWAY_USER, LABEL_SIDECAR, TARGET
 from ..paths import HostPaths
 from ..switch.history import read_switch_progress, read_switches
 from ..switch.model import Result
@@ -640,4 +640,11 @@ class Reader(RuntimeReader):
             port_users=tuple(find_port_users([("127.0.0.1", 1)], GATEWAY_UNIT, self.at("proc"))),
             with_tls=not text or any(address.startswith("https:") for address in list_addresses(text)),
             certificate=certificate,
+            metrics=self._metrics(),
         )
+
+    def _metrics(self) -> model.Metrics | Unread | None:
+        if (fault := find_metrics_fault(self.paths)) is None:
+            return None
+        units = self.units(FACTS_UNIT, EXPORTER_SOCKET, EXPORTER_UNIT)
+        return units if isinstance(units, Unread) else model.Metrics((*units.values(),), fault)

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..answers.canary_command import full_canary
 from ..answers.model import read_suites
-from ..engine.config import EngineConfig, EngineConfigError, list_engine_names, load_config
+from ..engine.config import EngineConfig, EngineConfigError, list_engine_names, load_config, sum_budgets
 from ..engine.state import EngineState, read_state, stamp
 from ..gateway.describe import describe_gateway
 from ..generation.live import describe_file_change, live_changes
@@ -247,17 +247,6 @@ def read_peer_obstacles(config: EngineConfig, paths: HostPaths) -> list[str]:
     except OSError:
         return []
     return [line.removeprefix(NO_PEERS).rstrip(".") for line in lines if line.startswith(NO_PEERS)]
-
-
-def sum_budgets(configs: Sequence[EngineConfig]) -> dict[str, int | None]:
-    """Return the budget of each GPU in MiB: the sum over its engines, or None if one of them states none."""
-    budgets: dict[str, int | None] = {}
-    for config in configs:
-        for uuid in config.gpus:
-            before = budgets.get(uuid, 0)
-            unstated = before is None or config.vram_budget_mib is None
-            budgets[uuid] = None if unstated else (before or 0) + (config.vram_budget_mib or 0)
-    return budgets
 
 
 def read_quality(paths: HostPaths) -> Json | None:

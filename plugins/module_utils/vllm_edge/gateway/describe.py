@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import os
+import stat
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..engine.api_socket import find_gateway_group
 from ..engine.state import stamp
-from ..names import GATEWAY_UNIT
+from ..names import EXPORTER_SOCKET, FACTS_UNIT, GATEWAY_UNIT
 from ..paths import HostPaths
 from ..text import wrapped
 from .admin import GatewayDown, HAProxy, Server
@@ -16,6 +19,9 @@ from .certificate import read_certificate, server_pem
 from .names import SERVER, find_link, name_link
 from .sync import CONFIGURATION, is_installed, open_proxy, read_keys
 from .view import MODELS, parse_text
+
+FACTS_MAX_AGE_S = 60
+"""Of facts that the metrics are made of; six rounds of the service that reads them."""
 
 
 def list_addresses(configuration: str) -> list[str]:
@@ -37,6 +43,23 @@ def list_places(configuration: str) -> set[str]:
         if words[:1] in (["backend"], ["server"]) and len(words) > 1:
             found.add(find_link(backend, SERVER if words[0] == "backend" else words[1]))
     return {link for link in found if link is not None}
+
+
+def find_metrics_fault(paths: HostPaths) -> str | None:
+    """Return why Prometheus gets no figures of this host, or old ones; empty if it does, None if nothing serves any."""
+    if not paths.unit_file(FACTS_UNIT).exists():
+        return None
+    try:
+        age_s = time.time() - paths.facts.stat().st_mtime
+        found = (socket := paths.exporter_run / "exporter.sock").lstat()
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+    if age_s > FACTS_MAX_AGE_S:
+        return f"{paths.facts} is {age_s:.0f} s old, and {FACTS_UNIT} writes it every 10 s"
+    wanted = (stat.S_IFSOCK | 0o660, 0, find_gateway_group())
+    if os.geteuid() == 0 and (found.st_mode, found.st_uid, found.st_gid) != wanted:
+        return f"{socket} is not as {EXPORTER_SOCKET} makes it, with mode 0660 for root and the gateway"
+    return ""
 
 
 def describe_gateway(paths: HostPaths, unit: Mapping[str, str], proxy: HAProxy | None = None) -> dict[str, Any] | None:
@@ -65,7 +88,10 @@ def describe_gateway(paths: HostPaths, unit: Mapping[str, str], proxy: HAProxy |
         models = (paths.gateway / MODELS).read_text(encoding="utf-8", errors="replace")
         if server_pem(paths).exists():
             found["certificate_ends"] = stamp(read_certificate(server_pem(paths)).ends)
-        found["problem"] = " ".join(read_keys(paths, stamp())[2]).rstrip(".") or None
+        wrong = read_keys(paths, stamp())[2]
+        if fault := find_metrics_fault(paths):
+            wrong = [*wrong, f"Prometheus gets no figures of this host: {fault}"]
+        found["problem"] = " ".join(wrong).rstrip(".") or None
     except (OSError, ValueError) as error:
         return {**found, "problem": f"the gateway's files cannot be read: {error}: run playbooks/gateway.yml"}
     found["addresses"] = list_addresses(text)

@@ -24,7 +24,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 MIB = 1024 * 1024
@@ -37,12 +37,12 @@ def explain_reset(uuid: str = "<uuid>") -> str:
     """Return how to reset a GPU, as the end of a sentence.
 
     A reset is refused while anything has the GPU open, and nvidia-persistenced, which the role nvidia_driver enables,
-    has all of them open (NVIDIA/NVSentinel#1690, NVIDIA/gpu-operator#118).
+    has all of them open (NVIDIA/NVSentinel#1690, NVIDIA/gpu-operator#118); the reader of the metrics has now and then.
     """
     return (
         "stop the engines ('systemctl stop vllm-edge.target') and whatever else uses it, 'systemctl stop "
-        f"nvidia-persistenced', which keeps every GPU open, then 'nvidia-smi --gpu-reset -i {uuid}', or reboot. "
-        "'systemctl start nvidia-persistenced vllm-edge.target' starts both again"
+        f"nvidia-persistenced vllm-edge-facts', which open every GPU, then 'nvidia-smi --gpu-reset -i {uuid}', or "
+        "reboot. 'systemctl start nvidia-persistenced vllm-edge-facts vllm-edge.target' starts them again"
     )
 
 
@@ -223,8 +223,24 @@ class StateReading:
     """Counted since the driver was loaded."""
     sm_clock_mhz: int | None
     temperature_c: int | None
-    throttle: tuple[str, ...]
+    throttle: tuple[str, ...] | None
     """Why the clocks are lowered: values of THROTTLE."""
+
+
+@dataclass(frozen=True)
+class HealthReading:
+    """What a GPU counts since long before, and its link; a figure is None if NVML does not report it."""
+
+    ecc_corrected: int | None
+    """Over the life of the card, as the other count of ECC errors; None also where ECC is off."""
+    ecc_uncorrected: int | None
+    pcie_generation: int | None
+    """At the moment: an idle card lowers it."""
+    pcie_width: int | None
+    pcie_replays: int | None
+    """Since the driver was loaded, or the card was reset."""
+    utilization: float | None
+    """The part of the last sample period in which a kernel ran, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -323,14 +339,18 @@ def _text(value: str | bytes) -> str:
 
 
 class NvmlSession:
-    """An open NVML. GPU handles are taken once, so that a card that is lost between two samples can still be named."""
+    """An open NVML. GPU handles are taken once, so that a card that is lost between two samples can still be named.
 
-    def __init__(self, pynvml: Any) -> None:
+    With `identify` False none is taken, and its owner calls `identify` for each GPU.
+    """
+
+    def __init__(self, pynvml: Any, identify: bool = True) -> None:
         self._pynvml = pynvml
         self.driver_version = _text(self._ask(pynvml.nvmlSystemGetDriverVersion))
+        self.count: int = self._ask(pynvml.nvmlDeviceGetCount)
         self.lost: tuple[NvmlFailure, ...] = ()
         self._handles: dict[str, Any] = {}
-        self.identities: tuple[GpuIdentity, ...] = self._identify()
+        self.identities: tuple[GpuIdentity, ...] = self._identify_all() if identify else ()
 
     def _ask(
         self, call: Callable[..., T], *arguments: Any, gpu: GpuIdentity | None = None, index: int | None = None
@@ -341,24 +361,28 @@ class NvmlSession:
             code = find_code(self._pynvml, error)
             raise NvmlFailure(code, gpu.uuid if gpu else None, card=gpu.card if gpu else None, index=index) from error
 
-    def _identify(self) -> tuple[GpuIdentity, ...]:
-        """Return every GPU that answers. Failures of the others are kept in `lost`, for the caller to judge."""
+    def identify(self, index: int) -> GpuIdentity:
+        """Take the handle of the GPU at NVML's index, which is the one in the result, too. Raises NvmlFailure."""
         nvml = self._pynvml
+        handle = self._ask(nvml.nvmlDeviceGetHandleByIndex, index, index=index)
+        uuid = _text(self._ask(nvml.nvmlDeviceGetUUID, handle, index=index))
+        name = _text(self._ask(nvml.nvmlDeviceGetName, handle, index=index))
+        bus = _text(self._ask(nvml.nvmlDeviceGetPciInfo, handle, index=index).busId)
+        self._handles[uuid] = handle
+        return GpuIdentity(index, uuid, name, bus)
+
+    def _identify_all(self) -> tuple[GpuIdentity, ...]:
+        """Return every GPU that answers. Failures of the others are kept in `lost`, for the caller to judge."""
         lost: list[NvmlFailure] = []
-        found: list[tuple[tuple[int, ...], str, str, str]] = []
-        for index in range(self._ask(nvml.nvmlDeviceGetCount)):
+        found: list[GpuIdentity] = []
+        for index in range(self.count):
             try:
-                handle = self._ask(nvml.nvmlDeviceGetHandleByIndex, index, index=index)
-                uuid = _text(self._ask(nvml.nvmlDeviceGetUUID, handle, index=index))
-                name = _text(self._ask(nvml.nvmlDeviceGetName, handle, index=index))
-                bus = _text(self._ask(nvml.nvmlDeviceGetPciInfo, handle, index=index).busId)
+                found.append(self.identify(index))
             except NvmlFailure as failure:
                 lost.append(failure)
-                continue
-            self._handles[uuid] = handle
-            found.append((bus_order(bus), uuid, name, bus))
         self.lost = tuple(lost)
-        return tuple(GpuIdentity(at, uuid, name, bus) for at, (_, uuid, name, bus) in enumerate(sorted(found)))
+        found.sort(key=lambda gpu: bus_order(gpu.pci_bus_id))
+        return tuple(replace(gpu, index=at) for at, gpu in enumerate(found))
 
     def _memory(self, gpu: GpuIdentity) -> MemoryReading:
         nvml = self._pynvml
@@ -408,7 +432,7 @@ class NvmlSession:
         ask_reasons = getattr(
             nvml, "nvmlDeviceGetCurrentClocksEventReasons", nvml.nvmlDeviceGetCurrentClocksThrottleReasons
         )
-        reasons = self._ask_if_supported(ask_reasons, gpu) or 0
+        reasons = self._ask_if_supported(ask_reasons, gpu)
         return StateReading(
             power_w=None if power is None else power / 1000,
             energy_j=None if energy is None else energy / 1000,
@@ -416,7 +440,27 @@ class NvmlSession:
             temperature_c=self._ask_if_supported(
                 lambda h: nvml.nvmlDeviceGetTemperature(h, nvml.NVML_TEMPERATURE_GPU), gpu
             ),
-            throttle=tuple(name for bit, name in THROTTLE.items() if reasons & bit),
+            throttle=None if reasons is None else tuple(name for bit, name in THROTTLE.items() if reasons & bit),
+        )
+
+    def read_health(self, gpu: GpuIdentity) -> HealthReading:
+        """Return errors, PCIe link and utilization of a GPU. Raises NvmlFailure."""
+        nvml = self._pynvml
+        rates = self._ask_if_supported(nvml.nvmlDeviceGetUtilizationRates, gpu)
+
+        def count_errors(kind: int) -> int | None:
+            ask = functools.partial(
+                nvml.nvmlDeviceGetTotalEccErrors, errorType=kind, counterType=nvml.NVML_AGGREGATE_ECC
+            )
+            return self._ask_if_supported(ask, gpu)
+
+        return HealthReading(
+            count_errors(nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+            count_errors(nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+            self._ask_if_supported(nvml.nvmlDeviceGetCurrPcieLinkGeneration, gpu),
+            self._ask_if_supported(nvml.nvmlDeviceGetCurrPcieLinkWidth, gpu),
+            self._ask_if_supported(nvml.nvmlDeviceGetPcieReplayCounter, gpu),
+            None if rates is None else rates.gpu / 100,
         )
 
     def read_mode(self, gpu: GpuIdentity) -> ModeReading:
@@ -450,8 +494,8 @@ class NvmlSession:
 
 
 @contextmanager
-def open_nvml() -> Iterator[NvmlSession]:
-    """Open NVML for the duration of a with block.
+def open_nvml(identify: bool = True) -> Iterator[NvmlSession]:
+    """Open NVML for the duration of a with block, and take the handle of every GPU unless `identify` is False.
 
     Raises NvmlFailure: NVML could not be initialized; ImportError: nvidia-ml-py is not installed.
     """
@@ -461,7 +505,7 @@ def open_nvml() -> Iterator[NvmlSession]:
     except pynvml.NVMLError as error:
         raise NvmlFailure(find_code(pynvml, error)) from error
     try:
-        yield NvmlSession(pynvml)
+        yield NvmlSession(pynvml, identify)
     finally:
         pynvml.nvmlShutdown()
 

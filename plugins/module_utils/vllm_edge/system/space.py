@@ -144,7 +144,17 @@ def measure_step(
 def _read_free(place: Path) -> tuple[int, int | None, bool]:
     found = os.statvfs(place)
     inodes = found.f_favail if found.f_files else None
-    return found.f_bavail * found.f_frsize, inodes, bool(found.f_flag & os.ST_RDONLY)
+    return found.f_bavail * found.f_frsize, inodes, _is_read_only(place, found.f_flag)
+
+
+def _is_read_only(place: Path, flags: int) -> bool:
+    """Return whether the host has mounted it read-only; it may be so only for a service, by `ProtectSystem`."""
+    if not flags & os.ST_RDONLY:
+        return False
+    try:
+        return bool(os.statvfs(f"/proc/1/root{place}").f_flag & os.ST_RDONLY)
+    except OSError:
+        return True
 
 
 def find_shortage(space: Space) -> str:

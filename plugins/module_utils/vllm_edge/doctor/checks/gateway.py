@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from ...engine.state import stamp
 from ...facts.model import Facts, Gateway
-from ...names import GATEWAY_UNIT
+from ...names import EXPORTER_UNIT, GATEWAY_UNIT
 from ...system.host import Unread
 from ..contract import Verdict, decline_to_judge, fail, good, known, listed, warn
 
@@ -104,3 +104,18 @@ def check_port(facts: Facts) -> Verdict:
             "Stop that program, or let it listen on another port or address.",
         )
     return good("port 1 of loopback refuses, which lets requests wait")
+
+
+def check_metrics(facts: Facts) -> Verdict:
+    metrics = known(find_gateway(facts).metrics) or decline_to_judge("no metrics are served (serving_metrics)")
+    # The exporter is started by the first who asks.
+    down = [one for one in metrics.units if one.active_state != "active" and not (one.id == EXPORTER_UNIT and one.down)]
+    if wrong := [f"{one.id} is {one.active_state} ({one.result})" for one in down] + [metrics.fault] * bool(
+        metrics.fault
+    ):
+        return warn(
+            f"Prometheus gets no figures of this host, or old ones: {listed(wrong)}",
+            "'journalctl -u vllm-edge-facts -u vllm-edge-exporter' says why; 'ansible-playbook playbooks/metrics.yml' "
+            "installs and starts both services.",
+        )
+    return good("figures are read and served")

@@ -153,7 +153,7 @@ def summarize_gpu(uuid: str, slot: int | None, samples: Sequence[Sample], busy: 
         sm_clock_mhz_min=min(clocks, default=None),
         sm_clock_mhz_max=max(clocks, default=None),
         temperature_c_max=max(heat, default=None),
-        throttle=tuple(dict.fromkeys(name for state in while_busy for name in state.throttle)),
+        throttle=tuple(dict.fromkeys(name for state in while_busy for name in state.throttle or ())),
     )
 
 
