@@ -18,11 +18,11 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
 from ..module_utils.vllm_edge.engine.state import stamp
-from ..module_utils.vllm_edge.gateway.view import drop_ended, parse_text
+from ..module_utils.vllm_edge.gateway.view import METRICS, drop_ended, parse_text
 from ..module_utils.vllm_edge.system.files import sync, write_durably
 from ..module_utils.vllm_edge.text import nearest, shown
 
-SETTINGS: dict[str, Any] = {"served_names": [], "requests_per_minute": 600, "streams": 64}
+SETTINGS: dict[str, Any] = {"served_names": [], "requests_per_minute": 600, "streams": 64, "metrics": False}
 MARK_S = 300
 """A rotated key ends at a whole five minutes, when vllm-edge-gateway-sync.timer runs."""
 _KEY = re.compile(r"^OPENAI_API_KEY=(vllm-[A-Za-z0-9_-]{43})$", re.MULTILINE)
@@ -46,6 +46,10 @@ def recover_clients(keys: str, now: str) -> dict[str, Any]:
         entry |= {"requests_per_minute": int(requests), "streams": int(streams)}
         entry["keys"].append({"sha256": sha256, "added_at": now, "until": until[0] if until else None})
     return clients
+
+
+def uses_roles(entry: Mapping[str, Any]) -> bool:
+    return not entry.get("metrics") or entry["served_names"] not in ([], [METRICS])
 
 
 def find_address(text: str) -> str | None:
@@ -97,9 +101,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if options["settle"]:
             return {"changed": bool(self._changed), "written": self._changed}
         makes_default = missing and (not recovered or "default" in clients)
-        declared = options["declared"] or ({"default": {}} if makes_default else {})
+        declared = dict(options["declared"])
+        if makes_default and not any(uses_roles(SETTINGS | dict(settings)) for settings in declared.values()):
+            declared["default"] = {}
         known = set(clients)
         keys = self._decide(clients, declared, options, now)
+        asking = {name for name, entry in clients.items() if uses_roles(entry)}
         notes = [self._write(client, keys.get(client, ""), clients[client]) for client in sorted(clients)]
         if recovered:
             notes.append(f"clients.json of {self._host} was gone. It has the keys of the gateway's clients.map again.")
@@ -115,6 +122,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "changed": bool(self._changed),
             "content": json.dumps(clients, indent=2, sort_keys=True) + "\n",
             "files": {client: str(self._file(client)) for client in clients},
+            "asks": next((str(self._file(name)) for name in ("default", *sorted(clients)) if name in asking), ""),
             "made": sorted(keys),
             "written": self._changed,
             "notes": [note for note in notes if note],
@@ -187,6 +195,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         for name, settings in declared.items():
             entry = clients.setdefault(name, {"keys": []})
             entry.update({**SETTINGS, **dict(settings)})
+            if not uses_roles(entry):
+                # For a host that waits for site.yml: its program knows no `metrics`, and no names mean all to it.
+                entry["served_names"] = [METRICS]
         clients.pop(options["revoke"], None)  # who is not there was revoked by a run that did not reach all hosts
         for name, entry in clients.items():
             if entry["keys"] and name != options["rotate"]:

@@ -487,6 +487,8 @@ class Gateway:
             "serving_gateway_wait_s": 30,
             "serving_gateway_waiting": 4,
             "serving_gateway_replicas": {},
+            "serving_gateway_engines": [*ENGINES, "absent"],
+            "__serving_gateway_url": "https://[fd00::1]:8443",
             "serving_gateway_max_tokens": 32768,
             **variables,
         }
@@ -504,7 +506,8 @@ class Gateway:
         environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
         environment.filters["edge.vllm_edge.backend_name"] = name_backend
         text = environment.from_string(TEMPLATE.read_text()).render(self.variables)
-        for place, here in (("/etc/vllm-edge/gateway", self.etc), ("/run/vllm-edge-gateway", self.run)):
+        places = {"/etc/vllm-edge/gateway": self.etc, "/run/vllm-edge-gateway": self.run}
+        for place, here in (places | {"/run/vllm-edge-exporter": self.root / "exporter"}).items():
             text = text.replace(place, str(here))
         text = text.replace(*self.edit)
         return re.sub("^ +(user|group) .*\n", "", text.replace("/run/vllm-edge/", f"{self.vllm}/"), flags=re.M)

@@ -433,6 +433,16 @@ def test_clients_that_cannot_be_read_leave_their_maps_and_are_said(host: Host, v
     assert run_sync(host.paths, no_switch, check=True, output="json") == 1
 
 
+def test_figures_that_nobody_writes_any_more_are_a_problem_of_the_gateway(host: Host) -> None:
+    host.sync()
+    host.paths.units.mkdir(exist_ok=True)
+    host.paths.unit_file("vllm-edge-facts.service").touch()
+    told = describe_gateway(host.paths, {})
+    assert told and told["problem"].endswith(
+        "gets no figures of this host: " + f"{host.paths.facts}: No such file or directory"
+    )
+
+
 def test_keys_are_taken_from_the_running_gateway_where_their_files_are_lost(host: Host) -> None:
     for name in ("clients.json", "clients.map"):
         (host.paths.gateway / name).unlink(missing_ok=True)

@@ -75,12 +75,17 @@ SOUND: dict[str, Any] = {
             {"address": "::", "port": 443, "tls": True},
         ],
         **dict.fromkeys(("serving_gateway_certificate", "serving_gateway_private_key"), ""),
-        "serving_clients": {"ci": {"served_names": [], "requests_per_minute": 0, "streams": 4}, "ui": {}},
+        "serving_clients": {
+            "ci": {"served_names": [], "requests_per_minute": 0, "streams": 4},
+            "ui": {"metrics": True},
+        },
+        "serving_targets": {},
     },
     "names": ["serving_profile", "allow_reboot", "vllm_engine_shm_size", "somebody_elses_variable", "ansible_user"],
 }
 GATEWAY = SOUND["gateway"]
 LISTEN = GATEWAY["serving_gateway_listen"]
+METRICS = {"gateway.serving_clients": {"ci": {"metrics": True}}}
 Case = tuple[str, dict[str, Any], list[list[str]]]
 """Class of mistake, what is changed of SOUND (dotted, without `engines`), and words of each expected sentence."""
 
@@ -116,6 +121,10 @@ def listen(*entries: Any) -> dict[str, Any]:
 
 def client(mistake: Any, *words: str) -> Case:
     return one("client of the gateway", "gateway.serving_clients", mistake, "serving_clients", *words)
+
+
+def target(mistake: Any, *words: str) -> Case:
+    return one("target of a role", "gateway.serving_targets", mistake, "serving_targets", *words)
 
 
 def extra(mistake: str, items: list[Any], *words: str) -> Case:
@@ -394,6 +403,16 @@ CASES: list[Case] = [
     client({"ci": None}, "serving_clients.ci: null is not a mapping"),
     client({"ci": {"served_names": ["sentri"]}}, ".ci.served_names: no engine serves 'sentri'; did you mean sentry?"),
     client({"ci": {"streams": -1}}, ".ci.streams: -1 is too small, the least is 0"),
+    client({"ci": {"metrics": "yes"}}, ".ci.metrics: 'yes' is text, and any text", "write true without quotes"),
+    case(
+        *("client of the gateway", METRICS | {"gateway.serving_metrics": "false"}),
+        "serving_clients.ci.metrics: is true, and nothing serves metrics, as serving_metrics is false",
+    ),
+    target(["sentry"], "is not a mapping; write targets by role"),
+    target({"sentri": {}}, "no engine serves 'sentri'; did you mean sentry?"),
+    target({"sentry": 1.5}, ".sentry: 1.5 is not a mapping"),
+    target({"sentry": {"itl_p95_s": 0}}, ".sentry.itl_p95_s: 0 is too small, the least is 0.001"),
+    target({"sentry": {"ttft_p95": 1}}, ".sentry.ttft_p95: nothing reads this key; did you mean ttft_p95_s?"),
     small("stand-in", "stands_in_for", ["sentry"], "the engine serves 'sentry' itself"),
     small("stand-in", "stands_in_for", ["architekt"], "no other engine serves 'architekt'; did you mean architect?"),
     ("stand-in", {"small.stands_in_for": ["a b"]}, [["for[0]: 'a b' holds a space"], ["no other engine serves 'a b'"]]),
@@ -444,13 +463,14 @@ def inventory(variables: dict[str, Any]) -> Inventory:
 
 WITHOUT_PORTS = {"small.port": ABSENT, "large.port": ABSENT, "small.stands_in_for": ["architect"]}
 LARGE_TWICE = {"large.replicas": 2, "large.gpus": [0, 1, 2, 3], "large.port": ABSENT, "small.gpus": [0]}
+TARGETS = {"gateway.serving_targets": {"architect": {"ttft_p95_s": 1.5, "itl_p95_s": 0.08}, "sentry": {}}}
 LARGE_TWICE |= {"profiles.pair.engines": ["large"], "roles": ["architect"]}
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, WITHOUT_PORTS, REPLICATED | {"small.stands_in_for": ["architect"]}, LARGE_TWICE],
-    ids=["as it is", "without ports, with a stand-in", "replicas of small", "replicas of large count once"],
+    [{}, WITHOUT_PORTS, REPLICATED | {"small.stands_in_for": ["architect"]}, LARGE_TWICE, TARGETS],
+    ids=["as it is", "without ports, with a stand-in", "replicas of small", "replicas of large count once", "targets"],
 )
 def test_sound_variables_are_accepted(project: Project, changes: dict[str, Any]) -> None:
     assert find_mistakes(inventory(changed(changes)), project) == []

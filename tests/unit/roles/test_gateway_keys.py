@@ -19,6 +19,7 @@ from unittest.mock import MagicMock
 
 import pytest
 from ansible.errors import AnsibleActionFail
+from ansible.module_utils.vllm_edge.gateway.clients import Client
 from ansible.module_utils.vllm_edge.system import listeners
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -103,13 +104,25 @@ def test_the_file_of_a_client_is_read_by_a_shell(act: Act) -> None:
 
 
 def test_declared_clients_have_their_limits_and_default_comes_only_to_a_new_host(act: Act) -> None:
-    first = act(declared={"ci": {"served_names": ["sentry"], "streams": 2}})
+    first = act(declared={"ci": {"served_names": ["sentry"], "streams": 2, "metrics": True}})
     ((name, client),) = json.loads(first["content"]).items()
-    limits = (client["requests_per_minute"], client["streams"])
-    assert (name, client["served_names"], limits) == ("ci", ["sentry"], (600, 2))
+    limits = (client["requests_per_minute"], client["streams"], client["metrics"])
+    assert (name, client["served_names"], limits) == ("ci", ["sentry"], (600, 2, True))
     changed = act(first["content"], declared={"ci": {}})
     assert json.loads(changed["content"])["ci"]["served_names"] == [] and changed["made"] == []
     assert act("{}\n")["made"] == []
+
+
+def test_a_client_for_metrics_uses_no_role_whatever_the_program_of_the_host(act: Act) -> None:
+    """A program of before `metrics` reads the names alone, where none is all. Another client gets the models."""
+    first = act(declared={"prometheus": {"metrics": True}})
+    told = json.loads(first["content"])
+    assert not Client((), served_names=tuple(told["prometheus"]["served_names"])).may(("sentry",))
+    assert first["asks"] == first["files"]["default"]
+    declared = {"ci": {"metrics": True}, "ui": {"metrics": True, "served_names": ["sentry"]}}
+    second = act(declared=declared)
+    assert (second["made"], second["asks"]) == (["ci", "ui"], second["files"]["ui"])
+    assert act(second["content"], declared={"ci": {"metrics": True}})["made"] == []
 
 
 def test_a_rotated_key_stays_valid_until_a_mark_of_the_timer(act: Act) -> None:

@@ -47,12 +47,14 @@ class Client:
 
     keys: tuple[Key, ...]
     served_names: tuple[str, ...] = ()
-    """Names that it may use; none means all."""
+    """Names that it may use; none means all, or with `metrics` none."""
     requests_per_minute: int = 0
     streams: int = 0
+    metrics: bool = False
+    """Whether it may read the metrics of the host, the gateway and the engines."""
 
     def may(self, names: tuple[str, ...]) -> bool:
-        return not self.served_names or set(names) <= set(self.served_names)
+        return not (self.served_names or self.metrics) or set(names) <= set(self.served_names)
 
 
 def _find_errors(clients: Mapping[str, Client]) -> list[str]:

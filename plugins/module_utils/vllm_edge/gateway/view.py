@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..engine.config import EngineConfig
 from ..generation.model import Generation
 from ..names import TEMPORARY_CLIENT
 from .clients import Client
@@ -23,6 +24,8 @@ MODELS, CLIENTS, RIGHTS, LISTS, STATE, PORTS = (
 RETRY_S = 120
 """Seconds after which a client asks again where no load of the engine is recorded, and none is planned."""
 MOST_RETRY_S = 3600
+METRICS = "@metrics"
+"""After the name of a client, in rights.map: that it may read metrics. Names of clients have no such character."""
 Maps = dict[str, dict[str, str]]
 
 
@@ -57,6 +60,8 @@ class View:
     """Phase of the switch that runs."""
     roles: tuple[Role, ...] = ()
     ports: Mapping[int, str] = field(default_factory=dict)
+    engines: tuple[EngineConfig, ...] = ()
+    """The engines that serve now."""
 
     @property
     def links(self) -> dict[str, str]:
@@ -119,12 +124,13 @@ def build_view(
             for name in sorted(configs, key=lambda name: name in coming or name in keep)
             if (port := configs[name].port)
         },
+        tuple(configs[name] for name in sorted(keep)),
     )
 
 
 def _to_json(value: Any) -> str:
     # HAProxy's command line splits `set map` at blanks and has no quotes, so short values have none.
-    return json.dumps(value, separators=(",", ":"))
+    return json.dumps(value, separators=(",", ":")).replace(" ", "\\u0020")
 
 
 def render_models(view: View) -> Maps:
@@ -138,7 +144,18 @@ def render_models(view: View) -> Maps:
         models[role.name] = " ".join(words)
         # Its state, and the seconds until it is back, are for HAProxy to say: it knows which engines it reaches.
         state[f"role:{role.name}"] = _to_json({"engine": role.engines[0], "engines": role.engines})[1:-1]
+    state["targets"] = _to_json([_describe_target(engine, view.profile) for engine in view.engines])
     return {MODELS: models, STATE: state, PORTS: {str(port): engine for port, engine in view.ports.items()}}
+
+
+def _describe_target(engine: EngineConfig, profile: str | None) -> dict[str, Any]:
+    """Return an engine as a group of Prometheus' HTTP service discovery; HAProxy writes its address for the empty text.
+
+    https://prometheus.io/docs/prometheus/latest/http_sd/
+    """
+    labels = {"engine_name": engine.engine, "profile": profile, "roles": ",".join(engine.served_names)}
+    labels |= {"model": engine.model, "precision": engine.precision}
+    return {"targets": [""], "labels": {"__metrics_path__": f"/metrics/engine/{engine.engine}", **labels}}
 
 
 def _list_models(roles: Sequence[Role]) -> str:
@@ -190,7 +207,8 @@ def narrow_rights(rights: Mapping[str, str], clients: Mapping[str, Client]) -> d
     kept = {}
     for entry, value in rights.items():
         name, _, served = entry.partition(":")
-        if (client := clients.get(name)) and client.may((served,)):
+        client = clients.get(name.removesuffix(METRICS))
+        if client and (client.may((served,)) if served else client.metrics):
             kept[entry] = value
     return kept
 
@@ -205,7 +223,7 @@ def render_rights(view: View, clients: Mapping[str, Client]) -> Maps:
     lists = {f":{role.name}": _list_models([role]) for role in view.roles}
     for name, client in clients.items():
         roles = [role for role in view.roles if client.may((role.name,))]
-        rights |= {f"{name}:{role.name}": "1" for role in roles}
+        rights |= {f"{name}:{role.name}": "1" for role in roles} | ({f"{name}{METRICS}": "1"} if client.metrics else {})
         lists[name] = _list_models(roles)
         lists[f"{name}:"] = ", ".join(role.address for role in roles)
         for engine in view.ports.values():

@@ -10,10 +10,21 @@ from typing import Any
 
 from ..names import ENGINE_NAME, TEMPORARY_CLIENT
 from ..text import nearest, shown
-from .engine_inputs import Spec, find_key_errors, find_owners, find_unknown_keys, select_texts
+from .engine_inputs import (
+    Spec,
+    find_key_errors,
+    find_owners,
+    find_unknown_keys,
+    parse_text,
+    select_mappings,
+    select_texts,
+)
 
-VARIABLES = ("serving_gateway_listen", "serving_gateway_certificate", "serving_gateway_private_key", "serving_clients")
-"""Variables of the gateway that are no plain setting."""
+VARIABLES = (
+    *("serving_gateway_listen", "serving_gateway_certificate", "serving_gateway_private_key"),
+    *("serving_clients", "serving_metrics", "serving_targets"),
+)
+"""Variables of the gateway that are no plain setting, or that others of it need."""
 
 
 def find_stand_in_errors(engines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -56,9 +67,18 @@ def find_gateway_errors(
     if "serving_gateway_listen" in variables:
         yield from _find_listen_errors(variables["serving_gateway_listen"], engines, specs)
     yield from _find_certificate_errors(variables, certificate_fault)
+    known = {served for engine in engines.values() for served in select_texts(engine.get("served_names"))}
+    if "serving_targets" in variables:
+        yield from _find_target_errors(variables["serving_targets"], known, specs)
     if "serving_clients" in variables:
-        known = {served for engine in engines.values() for served in select_texts(engine.get("served_names"))}
         yield from _find_client_errors(variables["serving_clients"], known, specs)
+        if parse_text(variables.get("serving_metrics", True), {"type": "bool"}) is False:
+            for name, client in select_mappings(variables["serving_clients"]).items():
+                if client.get("metrics") is True:
+                    yield (
+                        f"serving_clients.{name}.metrics: is true, and nothing serves metrics, as serving_metrics is "
+                        "false; remove serving_metrics from the inventory, or metrics from this client."
+                    )
 
 
 def _find_keys(where: str, given: Mapping[str, Any], specs: Spec, variable: str) -> Iterator[str]:
@@ -142,3 +162,17 @@ def _find_client_errors(value: Any, served: set[str], specs: Spec) -> Iterator[s
             for wanted in select_texts(client.get("served_names")):
                 if wanted not in served:
                     yield f"{where}.{name}.served_names: no engine serves {shown(wanted)}; {nearest(wanted, served)}"
+
+
+def _find_target_errors(value: Any, served: set[str], specs: Spec) -> Iterator[str]:
+    where = "serving_targets"
+    if not isinstance(value, dict):
+        yield f"{where}: {shown(value)} is not a mapping; write targets by role: {{architect: {{ttft_p95_s: 1.5}}}}."
+        return
+    for role, target in value.items():
+        if role not in served:
+            yield f"{where}: no engine serves {shown(role)}; {nearest(str(role), served)}"
+        elif not isinstance(target, dict):
+            yield f"{where}.{role}: {shown(target)} is not a mapping; write {{ttft_p95_s: 1.5, itl_p95_s: 0.08}}."
+        else:
+            yield from _find_keys(f"{where}.{role}", target, specs, where)

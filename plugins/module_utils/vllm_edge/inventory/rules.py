@@ -75,6 +75,8 @@ RULES: dict[str, Rule] = {
     "serving_gateway_listen.port": _number("port", 8000, 1, 65535, "write a port, such as 8000 or 443"),
     "requests_per_minute": _number("requests", 600, 0, 1_000_000),
     "streams": _number("requests", 64, 0, 1_000_000),
+    "ttft_p95_s": _number("seconds", 1.5, 0.001, 3600),
+    "itl_p95_s": _number("seconds", 0.08, 0.001, 3600),
     "serving_gateway_wait_s": _number("seconds", 120, 0, 3600),
     "serving_gateway_waiting": _number("requests", 64, 0, 10_000),
     "serving_gateway_max_tokens": _number("tokens", 32768),
