@@ -43,6 +43,7 @@ from tools.vllm_source import NO_VALUE, Option, Sources
 CACHE = ROOT / ".cache/vllm"
 RECORD = ROOT / "plugins/module_utils/vllm_edge/inventory/vllm_arguments.py"
 CLASSES = ROOT / "plugins/module_utils/vllm_edge/planning/checkpoint/model_classes.py"
+MONITORING = ROOT / "roles/serving_metrics/files"
 VERSIONS = ROOT / "group_vars/all/versions.yml"
 LIMIT_BYTES = 400 * 2**20
 ALIKE = 0.75
@@ -143,7 +144,13 @@ def record(sources: Sources) -> dict[str, Any]:
 
 
 def is_read(name: str) -> bool:
-    """Return whether the project reads this metric; `name` is without `vllm:` and the suffix of counters."""
+    """Return whether the project, its rules for Prometheus or its dashboard read this metric.
+
+    `name` is without `vllm:` and the suffix of counters.
+    """
+    files = (path.read_text(encoding="utf-8") for path in MONITORING.glob("*.*"))
+    if re.search(rf"vllm:{name}(?:_total|_bucket|_sum|_count)?\b", "\n".join(files)):
+        return True
     text = "\n".join(f'vllm:{name}{suffix}{{num_gpu_blocks="1"}} 1' for suffix in ("", "_total", "_count"))
     read = metrics.read_totals, metrics.read_figures, metrics.kv_blocks
     return any(each(text) != each("") for each in read)

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 
 import pytest
-from conftest import DEBIAN_12, DEBIAN_13, MACHINES, UBUNTU, Machine, Run
+from conftest import DEBIAN_12, DEBIAN_13, MACHINES, ROOT, UBUNTU, Machine, Run
 
 NAMES = [machine.name for machine in MACHINES]
 EXPECTED = {
@@ -84,6 +85,18 @@ def test_the_gateway_runs_beside_it_and_asks_for_a_key(machine: Machine) -> None
     assert machine.run("systemctl is-active vllm-edge-gateway.service vllm-edge-gateway-sync.timer") == "active\nactive"
     ask = "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/v1/models')"
     assert "HTTP Error 401" in machine.ask(f'python3 -c "{ask}"').stderr
+
+
+@pytest.mark.parametrize("machine, version", [(DEBIAN_12, "2.42."), (DEBIAN_13, "2.53.")], ids=NAMES[:2])
+def test_rules_for_prometheus_pass_with_the_promtool_of_the_distribution(machine: Machine, version: str) -> None:
+    machine.run("mkdir -p /tmp/rules")
+    for name in ("rules.yml", "rules_test.yml"):
+        content = b64encode((ROOT / "roles/serving_metrics/files" / name).read_bytes()).decode()
+        machine.run(f"echo {content} | base64 --decode > /tmp/rules/{name}")
+    assert f"version {version}" in machine.run("promtool --version 2>&1")
+    machine.run(
+        "cd /tmp/rules && promtool check rules --lint=all --lint-fatal rules.yml && promtool test rules rules_test.yml"
+    )
 
 
 def test_package_that_somebody_released(driver_play: Run) -> None:

@@ -148,8 +148,9 @@ turboquant_k8v4 ultraquant_4bit
             "performance-mode": "balanced interactivity throughput",
         },
         "metrics": """
-cache_config_info generation_tokens iteration_tokens_total kv_cache_usage_perc num_preemptions num_requests_running
-num_requests_waiting prefix_cache_hits prefix_cache_queries prompt_tokens request_success
+cache_config_info e2e_request_latency_seconds generation_tokens inter_token_latency_seconds iteration_tokens_total
+kv_cache_usage_perc num_preemptions num_requests_running num_requests_waiting prefix_cache_hits prefix_cache_queries
+prompt_tokens request_queue_time_seconds request_success time_to_first_token_seconds
 """,
     },
     "0.33.0": {
