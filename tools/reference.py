@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write docs/reference/variables.md, from the roles' argument specs, meta/variables.yml, the rules and group_vars/all,
-and docs/measured.md.
+docs/measured.md, and the dashboard for Grafana.
 
 The same sources always give the same text: nothing in it depends on the time, the machine or the working directory.
 """
@@ -22,7 +22,7 @@ import jinja2
 import yaml
 
 from plugins.module_utils.vllm_edge.inventory import rules, variables
-from tools import measured
+from tools import dashboard, measured
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "variables.md"
@@ -257,6 +257,7 @@ def render() -> str:
 def main() -> None:
     PAGE.write_text(render(), encoding="utf-8")
     measured.PAGE.write_text(measured.render(), encoding="utf-8")
+    dashboard.FILE.write_text(dashboard.render(), encoding="utf-8")
 
 
 if __name__ == "__main__":

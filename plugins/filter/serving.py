@@ -23,12 +23,14 @@ from typing import Any
 
 from ansible.constants import INVENTORY_IGNORE_PATTERNS
 from ansible.errors import AnsibleFilterError
+from ansible.module_utils.parsing.convert_bool import boolean as _boolean
 
 from ..module_utils.vllm_edge import text
 from ..module_utils.vllm_edge.gateway.names import backend_name
 from ..module_utils.vllm_edge.gpu import models
 from ..module_utils.vllm_edge.inventory import engine_inputs, merging, profiles, replicas, reports, variables
 from ..module_utils.vllm_edge.inventory.merging import choose_profile  # noqa: F401 filters
+from ..module_utils.vllm_edge.inventory.monitoring import describe_host as _describe_host
 from ..module_utils.vllm_edge.inventory.replicas import count_places, expand_observations  # noqa: F401 filters
 from ..module_utils.vllm_edge.inventory.reports import locate_reports  # noqa: F401 filters
 from ..module_utils.vllm_edge.planning.checkpoint import recording
@@ -312,6 +314,13 @@ def find_reports_fault(
     """Return why this is no directory for reports, by the inventories of the run and Ansible's configuration, or ""."""
     hosts = reports.list_hosts(directory, groups, hostvars)
     return reports.find_fault(directory, sources, INVENTORY_IGNORE_PATTERNS, hosts)
+
+
+def describe_monitored(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what Prometheus needs to know of each host that has metrics."""
+    needed = ("serving_metrics", "serving_gateway")
+    wanted = [host for host in hosts if all(_boolean(hostvars[host].get(name, True)) for name in needed)]
+    return [_describe_host(host, hostvars[host]) for host in wanted]
 
 
 NEWEST_RECORDS = 20
