@@ -12,7 +12,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests" / "tools"))
 
 import role_client
+
+from lab.docker import docker_command
+from lab.server import Server, start_neighbour
 
 INVENTORY = ROOT / "inventories" / "lab"
 INVENTORY_HOST = "xr7620-lab"
@@ -378,3 +382,95 @@ def no_gap_beyond(
             total = sum((gap.answered_from_s or 0.0) - gap.from_s for gap in during)
             assert abs(total - told) <= 2 * AGREE_S, (journal["profile"], role, during, told)
     assert [gap for gaps in found.values() for gap in gaps if gap not in inside] == []
+
+
+# ---- the operator's Prometheus ----------------------------------------------------------------------------------
+
+MONITORING = ROOT / "lab" / "generated" / LAB / "monitoring"
+"""What `playbooks/monitoring.yml` writes; it goes with the lab."""
+TARGETS = {"serving_targets": {"sentry": {"ttft_p95_s": 0.001, "itl_p95_s": 0.001}}}
+"""Of the operator. Nothing answers so fast: whoever asks for this role finds it slow."""
+# On the other machine: what Prometheus says to each path of its API, in a list as they came; an error is a text.
+ASK_API = """
+import json, sys, urllib.error, urllib.request
+said = []
+for path in json.load(sys.stdin):
+    try:
+        said.append(json.load(urllib.request.urlopen("http://127.0.0.1:9090/api/v1/" + path, timeout=60))["data"])
+    except urllib.error.HTTPError as error:
+        said.append(error.read().decode())
+print(json.dumps(said))
+"""
+
+
+class Prometheus:
+    """Prometheus of the distribution on a machine of its own, installed by the lines that were written for that."""
+
+    def __init__(self, container: str) -> None:
+        self.container = container
+
+    def run(self, *words: str, text: str | None = None) -> str:
+        command = [*docker_command(), "exec", "--interactive", self.container, *words]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+        return done.stdout
+
+    def ask(self, *paths: str) -> list[Any]:
+        return list(json.loads(self.run("python3", "-c", ASK_API, text=json.dumps(paths))))
+
+    def query(self, *expressions: str, path: str = "query", **options: float) -> list[Any]:
+        """What each expression finds; in place of what Prometheus refuses, its reason."""
+        said = self.ask(*(f"{path}?" + urllib.parse.urlencode({"query": one, **options}) for one in expressions))
+        return [one if isinstance(one, str) else one["result"] for one in said]
+
+    def series(self, expression: str, **options: float) -> list[dict[str, Any]]:
+        """Now, or as it was at `time`."""
+        (found,) = self.query(expression, **options)
+        assert isinstance(found, list), found
+        return found
+
+    def wait_until_up(self, engines: Iterable[str], seconds: float = 60) -> None:
+        """Until these engines, the host and its gateway are all targets, and each answered the last scrape."""
+        instances = [f"vllm-edge-{job} {INVENTORY_HOST}" for job in ("host", "gateway")]
+        instances += [f"vllm-edge-engine {INVENTORY_HOST}/{engine}" for engine in engines]
+        health, until = dict[str, str](), time.monotonic() + seconds
+        while health != dict.fromkeys(instances, "up"):
+            assert time.monotonic() < until, health
+            (said,) = self.ask("targets?state=active")
+            found = said["activeTargets"]
+            health = {f"{one['labels']['job']} {one['labels']['instance']}": one["health"] for one in found}
+            time.sleep(1)
+
+
+@pytest.fixture(scope="session")
+def prometheus(controller: Controller) -> Prometheus:
+    play = controller.play(
+        "playbooks/monitoring.yml",
+        f"--extra-vars={json.dumps({'serving_monitoring_directory': str(MONITORING), **TARGETS})}",
+    )
+    assert play.rc == 0, play.output[-4000:]
+    (lines,) = re.findall(r"^```sh\n(.*?)^```$", (MONITORING / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    prometheus = Prometheus(start_neighbour(Server(LAB, 0)))
+    subprocess.run([*docker_command(), "cp", str(MONITORING), f"{prometheus.container}:/root/monitoring"], check=True)
+    prometheus.run("bash", "-euc", f"cd /root/monitoring\n{lines}")
+    return prometheus
+
+
+@dataclass(frozen=True)
+class Provoked:
+    """Faults of the GPU and the engine that the tests meanwhile leave alone, and since when."""
+
+    since: float
+    alerts: tuple[str, ...] = ("VllmEdgeGpuForeignProcess", "VllmEdgeGpuOverBudget", "VllmEdgeCanaryFailed")
+
+
+@pytest.fixture(scope="session")
+def provoked(machine: Machine, prometheus: Prometheus) -> Provoked:
+    """Each is an alert once it has been there for some minutes, which pass beside other tests."""
+    spared = next(engine for engine in ENGINES if engine.slots == [2])
+    machine.run("lab-gpu", "foreign", "start", "--gpu=2", "--mib=200")
+    machine.run("lab-gpu", "fault", "set", "--gpu=2", "orphan=2048")
+    machine.run("lab-gpu", "fault", "set", "--gpu=2", "engine-nan-logits")
+    assert machine.host.run(f"vllm-edge canary {spared.name}").rc != 0
+    machine.run("lab-gpu", "fault", "clear", "--gpu=2", "engine-nan-logits")
+    return Provoked(time.time())

@@ -4,15 +4,33 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import threading
 import time
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import openai
 import pytest
 import role_client
-from conftest import BYSTANDER, PROFILE, ROLES, Clients, Controller, Life, Machine, life, no_gap_beyond, play_result
+from conftest import (
+    BYSTANDER,
+    INVENTORY_HOST,
+    MONITORING,
+    PROFILE,
+    ROLES,
+    Clients,
+    Controller,
+    Life,
+    Machine,
+    Prometheus,
+    Provoked,
+    life,
+    no_gap_beyond,
+    play_result,
+)
 from test_a_gateway import connect, read_environment
 
 ENGINE = "31b-nvfp4-tp2"
@@ -80,7 +98,11 @@ def bring(machine: Machine, controller: Controller, playbook: str, profile: str)
 
 @pytest.fixture(scope="module")
 def mission(
-    machine: Machine, controller: Controller, bystander: Life, tmp_path_factory: pytest.TempPathFactory
+    machine: Machine,
+    controller: Controller,
+    bystander: Life,
+    prometheus: Prometheus,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Mission:
     clients = Clients(machine)
     clients.start("--interval", "2")
@@ -132,3 +154,50 @@ def test_an_fp8_cache_on_a_cpu_without_avx512(machine: Machine, mission: Mission
     rows = {row["component"]: row for row in mission.back["drift"] if row["what"] == ENGINE}
     for counted in ("kv_cache_tokens", "kv_blocks"):
         assert rows[counted]["measured"] == rows[counted]["planned"] > 0, rows
+
+
+# ---- as the operator's Prometheus saw it -------------------------------------------------------------------------
+
+ENGINE_UP = f'up{{job="vllm-edge-engine",instance="{INVENTORY_HOST}/%s"}}'
+NO_DATA = {
+    "vllm_edge_gpu_xid_errors_total": "no kernel writes a log of the lab's host",
+}
+"""In an expression that finds nothing in the lab, and why."""
+
+
+def tell(journal: dict[str, Any], moment: str) -> float:
+    return datetime.fromisoformat(journal[moment]).timestamp()
+
+
+def test_prometheus_follows_the_switch(mission: Mission, prometheus: Prometheus) -> None:
+    """Engines that a switch stopped are no targets any more, and those that it started are."""
+    lived_from, lived_until = tell(mission.there, "ended_at"), tell(mission.back, "started_at")
+    lived = f"max_over_time({ENGINE_UP % ALL_FOUR}[{lived_until - lived_from:.0f}s])"
+    assert [one["value"][1] for one in prometheus.series(lived, time=lived_until)] == ["1"]
+    for engine in THREE:
+        assert prometheus.series(ENGINE_UP % engine, time=lived_until) == []
+    prometheus.wait_until_up(THREE)
+
+
+def test_no_alert_but_those_of_faults(mission: Mission, prometheus: Prometheus, provoked: Provoked) -> None:
+    """Those that were provoked ended with their faults, before the switch, and the switch itself is none."""
+    seconds = time.time() - tell(mission.there, "started_at")
+    fired = prometheus.series(f'max_over_time(ALERTS{{alertstate="firing"}}[{seconds:.0f}s])')
+    targets = {"VllmEdgeFirstTokenSlow", "VllmEdgeTokensSlow"}
+    assert {one["metric"]["alertname"] for one in fired} <= targets, fired
+
+
+def test_every_rule_and_every_panel_has_data(mission: Mission, prometheus: Prometheus, provoked: Provoked) -> None:
+    """At some time since Prometheus is there: the requests of the bench run for so long that a scrape sees them."""
+    dashboard = (MONITORING / "grafana" / "dashboard.json").read_text()
+    panels = [json.loads(text) for text in re.findall(r'"expr": ("(?:[^"\\]|\\.)*")', dashboard)]
+    records = re.findall(r"record: (\S+)", (MONITORING / "rules.yml").read_text())
+    assert len(panels) > 20 and len(records) > 10
+    asked = [expression.replace("$host", ".+") for expression in [*panels, *records]]
+    span = {"start": provoked.since, "end": time.time(), "step": 15}
+    empty = {}
+    for expression, found in zip(asked, prometheus.query(*asked, path="query_range", **span), strict=True):
+        values = [] if isinstance(found, str) else [float(value) for one in found for _, value in one["values"]]
+        if all(map(math.isnan, values)):
+            empty[expression] = found
+    assert [one for one in empty if not any(name in one for name in NO_DATA)] == [], empty

@@ -210,6 +210,9 @@ def test_check_mode_lists_what_would_go(foreseen: list[str], before: dict[str, A
     assert {
         "/etc/tmpfiles.d/vllm-edge.conf",
         "/run/vllm-edge/",
+        "/run/vllm-edge-exporter/",
+        "/var/lib/vllm-edge/metrics.json",
+        "user vllm-edge-exporter",
         "user vllm-edge-gateway",
         "/opt/vllm-edge/",
         "/usr/local/bin/vllm-edge",
