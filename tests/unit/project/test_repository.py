@@ -15,20 +15,22 @@ import yaml
 from helpers import ROOT, list_files
 
 LINES = {
-    "plugins": 49_250,
-    "roles": 8_350,
-    "playbooks": 2_320,
-    "group_vars": 710,
-    "meta": 470,
-    "lab": 8_200,
-    "tools": 1_760,
-    "tests": 42_800,
-    "molecule": 4_600,
-    "docs": 3_010,
+    "plugins": 50_300,
+    "roles": 8_860,
+    "playbooks": 2_390,
+    "group_vars": 715,
+    "meta": 500,
+    "lab": 8_320,
+    "tools": 1_890,
+    "tests": 45_000,
+    "molecule": 5_040,
+    "docs": 3_140,
 }
 """The most lines of each folder, a little above what is there. It is a reminder to take away what a change replaces; a
 commit that raises a number says why."""
-NOT_COUNTED = re.compile("requirements|(recorded|published)_facts|fixtures/explain/|docs/(reference|evidence|measured)")
+NOT_COUNTED = re.compile(
+    "requirements|(recorded|published)_facts|fixtures/explain/|docs/(reference|evidence|measured)|serving_metrics/files/"
+)
 PLAYBOOKS = sorted((ROOT / "playbooks").glob("*.yml"))
 LOWEST = {"names", "paths", "text", "version", "system", "gpu", "weights"}
 OF_A_BARE_HOST = {"facts.dpkg", "facts.driver", "facts.driver_state", "facts.docker_daemon", "facts.runtime"}
@@ -54,7 +56,7 @@ def load(path: Path) -> Any:
 
 
 def test_no_folder_outgrows_its_limit() -> None:
-    """Locked packages, recorded data, the generated reference and evidence do not count."""
+    """Locked packages, recorded data, the generated reference, rules, dashboard and evidence do not count."""
     found = dict.fromkeys(LINES, 0)
     for path in list_files(*LINES):
         name = str(path.relative_to(ROOT))
