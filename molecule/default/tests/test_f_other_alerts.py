@@ -86,13 +86,12 @@ TOGETHER = [
     Cause("CheckMissing", f"touch --date='4 days ago' {STATE}/31b-nvfp4-tp2.canary.json"),
 ]
 BLIND = [
-    # An answer with log probabilities of NaN is an error.
-    Cause("GatewayErrors", "lab-gpu fault set --gpu 2 engine-nan-logits", ask=("auditor", 2, 12)),
     Cause("DriverMismatch", "lab-gpu fault set library-mismatch; sleep 20"),
     Cause("FactsStale", "systemctl stop vllm-edge-facts", "systemctl start vllm-edge-facts"),
 ]
 SILENT = [Cause("HostSilent", "systemctl stop vllm-edge-gateway", "systemctl start vllm-edge-gateway")]
 NEVER = {
+    "GatewayErrors": "an engine of the lab answers 4xx, or is down, which is another alert",
     "GatewayFull": "some 3,300 connections at once, for five minutes",
     "RequestsWaitNoneRuns": "an engine of the lab runs whatever waits",
     "KvCacheFullAndPreempting": "its KV cache is as large as the real one, which a CPU would fill in hours",
