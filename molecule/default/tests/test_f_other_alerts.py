@@ -53,7 +53,8 @@ TOGETHER = [
         f"lab-gpu fault set --gpu 0 orphan=4096; chmod 0777 {ETC}/31b-nvfp4-tp2/docker-create; vllm-edge switch 1; "
         "lab-gpu fault clear --gpu 0",
     ),
-    Cause("FirstTokenSlow", ask=("sentry", 1, 2)),
+    # For as long as both have to be seen.
+    Cause("FirstTokenSlow", ask=("sentry", 1, 14)),
     Cause("TokensSlow"),
     Cause("EngineDown", "systemctl stop vllm-e4b", "systemctl start --no-block vllm-e4b"),
     Cause("GpuLost", "lab-gpu fault set --gpu 2 gpu-lost"),
