@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import IO
 
+from ..doctor.contract import STATES
 from ..engine.sd_notify import Notifier
 from ..names import EXPORTER_USER
 from ..paths import HostPaths, find_interpreter
@@ -27,7 +28,6 @@ LOOK_S = 1.0
 CHILD_S = 120.0
 """Seconds after which a child is killed: the doctor asks programs that may hang."""
 COMMANDS = ("doctor", "status")
-STATES = ("ok", "warn", "fail", "unknown")
 
 
 def list_figures(name: str, output: IO[bytes]) -> list[Series]:

@@ -44,7 +44,7 @@ def to_json(journal: Journal) -> dict[str, Any]:
     return asdict(journal)
 
 
-def load_journal(path: Path) -> Journal:
+def _read(path: Path) -> Journal:
     """Read a journal that this or another version of the program wrote. Raises OSError, ValueError if it is none."""
     text = path.read_text(encoding="utf-8")
     try:
@@ -75,7 +75,7 @@ def read_journal(paths: HostPaths) -> Journal | None:
     """Return the journal of the running or last switch; with the id DAMAGED and no result if it cannot be read."""
     path = paths.switch_journal
     try:
-        return load_journal(path)
+        return _read(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -97,7 +97,7 @@ def history(paths: HostPaths, limit: int | None = None) -> list[Journal]:
         if limit is not None and len(found) >= limit:
             break
         try:
-            found.append(load_journal(path))
+            found.append(_read(path))
         except (OSError, ValueError):
             continue
     return found

@@ -110,9 +110,10 @@ def check_metrics(facts: Facts) -> Verdict:
     metrics = known(find_gateway(facts).metrics) or decline_to_judge("no metrics are served (serving_metrics)")
     # The exporter is started by the first who asks.
     down = [one for one in metrics.units if one.active_state != "active" and not (one.id == EXPORTER_UNIT and one.down)]
-    if wrong := [f"{one.id} is {one.active_state} ({one.result})" for one in down] + [metrics.fault] * bool(
-        metrics.fault
-    ):
+    wrong = [f"{one.id} is {one.active_state} ({one.result})" for one in down]
+    if metrics.fault:
+        wrong.append(metrics.fault)
+    if wrong:
         return warn(
             f"Prometheus gets no figures of this host, or old ones: {listed(wrong)}",
             "'journalctl -u vllm-edge-facts -u vllm-edge-exporter' says why; 'ansible-playbook playbooks/metrics.yml' "
