@@ -118,8 +118,13 @@ class Engine:
         self.server = asyncio.run_coroutine_threadsafe(starting, self.loop).result(5)
 
     def stop(self) -> None:
+        """Stop listening; after this, the kernel refuses a connection."""
+
+        async def close(server: asyncio.Server) -> None:
+            server.close()
+
         if self.server:
-            self.loop.call_soon_threadsafe(self.server.close)
+            asyncio.run_coroutine_threadsafe(close(self.server), self.loop).result(5)
             self.server = None
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
