@@ -3,8 +3,8 @@
 
 In all functions, `timeout_s` is how many seconds a request may take, and `ask` sends a request.
 
-/health shows that an engine's processes are alive; only answers show that it serves. Every served name gets all checks,
-the names of one engine in parallel: they share a model, but clients rely on every name.
+/health shows that an engine's processes are alive; only answers show that it serves. Every served name is asked for a
+completion, and the first one of an engine gets the other checks.
 
 If a run of the engine's container has passed, that is recorded in /var/lib/vllm-edge/engines/<engine>.canary.json.
 While that run lasts, `--unless-passed` requests only one token and returns the recorded results.
@@ -99,26 +99,30 @@ def explain_silence(config: EngineConfig, timeout_s: float, ask: Ask) -> str:
     return f"/health {how}: the engine died in the middle of the canary. {name_next_step(config)}"
 
 
-def build_result(config: EngineConfig, name: str, checks: Sequence[Check], reply: Reply | None = None) -> Result:
+def list_due(config: EngineConfig, name: str) -> tuple[str, ...]:
+    """Return the checks of a served name: all of them for the first one of an engine, `completion` for the others."""
+    return NAMES if name == config.served_names[0] else NAMES[:1]
+
+
+def build_result(
+    config: EngineConfig, name: str, checks: Sequence[Check], seconds: float, reply: Reply | None = None
+) -> Result:
     """Return the result of a served name. Checks that did not run are added as skipped; `reply` answered the first."""
-    missing = [
-        Check(check, Outcome.SKIPPED, 0.0, "not asked: see the failure before it") for check in NAMES[len(checks) :]
-    ]
+    ran = {check.check: check for check in checks}
+    skipped = {
+        check: Check(check, Outcome.SKIPPED, 0.0, "not asked: see the failure") for check in list_due(config, name)
+    }
     error = next((check.detail for check in checks if check.outcome is Outcome.FAILED), None)
-    seconds = round(sum(check.seconds for check in checks), 3)
     text, tokens = (reply.text, reply.tokens) if reply is not None else ("", None)
-    return Result(config.engine, name, error is None, seconds, text, tokens, error, tuple([*checks, *missing]))
+    return Result(config.engine, name, error is None, seconds, text, tokens, error, tuple({**skipped, **ran}.values()))
 
 
 def build_failure(config: EngineConfig, name: str, detail: str, seconds: float = 0.0) -> Result:
-    return build_result(config, name, [Check(NAMES[0], Outcome.FAILED, seconds, detail)])
+    return build_result(config, name, [Check(NAMES[0], Outcome.FAILED, seconds, detail)], seconds)
 
 
 def canary(config: EngineConfig, timeout_s: float, ask: Ask = request) -> list[Result]:
-    """Check all served names of an engine and return their results in the order of the configuration.
-
-    Once the engine does not respond at all, nothing more is requested.
-    """
+    """Check the served names of an engine, as `run_checks`; return their results in the order of the configuration."""
     listed, problem = ask_models(config, timeout_s, ask)
     if problem is not None:
         return [build_failure(config, name, problem) for name in config.served_names]
@@ -130,7 +134,7 @@ def canary(config: EngineConfig, timeout_s: float, ask: Ask = request) -> list[R
         "with an older configuration"
     )
     return [
-        build_result(config, name, checked[name].checks, checked[name].completion)
+        build_result(config, name, checked[name].checks, checked[name].seconds, checked[name].completion)
         if name in checked
         else build_failure(config, name, f"/v1/models does not list {name!r}, {unlisted}")
         for name in config.served_names
@@ -138,19 +142,15 @@ def canary(config: EngineConfig, timeout_s: float, ask: Ask = request) -> list[R
 
 
 def explain_stop(config: EngineConfig, timeout_s: float, ask: Ask, names: Sequence[Checked]) -> None:
-    """Add to the checks of all names why they ended, if the engine stopped answering during a check."""
-    silent = [name for name in names if name.silent]
-    if not silent:
+    """Add to the checks that got no response why the engine may have stopped answering."""
+    if not any(name.silent for name in names):
         return
     meaning = explain_silence(config, timeout_s, ask)
-    first = f"{silent[0].client.name!r}, check {silent[0].checks[-1].check}"
     for name in names:
-        checks = name.checks
-        if name.silent:
-            checks[-1] = replace(checks[-1], detail=f"{checks[-1].detail}. {meaning}")
-        elif len(checks) < len(NAMES):
-            why = f"not asked, because the engine stopped answering at {first}"
-            checks.append(Check(NAMES[len(checks)], Outcome.FAILED, 0.0, why))
+        name.checks = [
+            replace(check, detail=f"{check.detail}. {meaning}") if check.check in name.silent else check
+            for check in name.checks
+        ]
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,9 @@ def find_recorded(config: EngineConfig, paths: HostPaths, docker: DockerEngine) 
     except (OSError, ValueError):
         return []
     asked = [(result.served_name, tuple(check.check for check in result.checks)) for result in passed.results]
-    if asked != [(name, NAMES) for name in config.served_names] or passed.run != find_run(config, docker):
+    if asked != [(name, list_due(config, name)) for name in config.served_names] or passed.run != find_run(
+        config, docker
+    ):
         return []
     return list(passed.results)
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 from itertools import zip_longest
 from typing import Any, TypeVar
 
@@ -409,8 +408,8 @@ def _find_call_problem(reply: Reply) -> str | None:
 def check_tool_call(client: Client) -> Verdict:
     """Check that the tool call parser converts the model's output to calls with valid JSON.
 
-    First the engine enforces the call, which works with any model: by a named tool_choice or, for parsers that do not
-    support it, by structured output in the parser's own syntax. Then tool_choice is auto and the model itself has to
+    One call is enforced, which works with any model: by a named tool_choice or, for parsers that do not support it, by
+    structured output in the parser's own syntax. In the other one tool_choice is auto, and the model itself has to
     choose the call. A random model never does that, and the outcome is then `not_shown`.
     """
     parser = client.config.tool_call_parser
@@ -420,13 +419,17 @@ def check_tool_call(client: Client) -> Verdict:
     if parser in NATIVE_CALLS:
         forced = {"tool_choice": "auto", "structured_outputs": {"choice": [NATIVE_CALLS[parser]]}}
 
-    def ask(what: str, **payload: Any) -> Reply:
-        return client.chat_patiently(what, USE_TOOL, STRUCTURED_TOKENS, tools=[TOOL], **payload)
+    def ask(kind: str) -> Reply:
+        choice = forced if kind == "enforced" else {"tool_choice": "auto"}
+        reply = client.chat_patiently(f"the {kind} tool call", USE_TOOL, STRUCTURED_TOKENS, tools=[TOOL], **choice)
+        if kind == "enforced" and (problem := _find_call_problem(reply)) is not None:
+            raise CheckFailedError(
+                f"an enforced tool call of {client.name!r} gave {problem}; tool_call_parser is {parser}"
+            )
+        return reply
 
-    problem = _find_call_problem(ask("the enforced tool call", **forced))
-    if problem is not None:
-        raise CheckFailedError(f"an enforced tool call of {client.name!r} gave {problem}; tool_call_parser is {parser}")
-    free = ask("the free tool call", tool_choice="auto")
+    # Of both, what is wrong with the enforced one is raised.
+    _, free = call_in_parallel(ask, ("enforced", "free"))
     problem = _find_call_problem(free)
     if problem is None:
         return Outcome.PASSED, f"{TOOL_NAME}({free.calls[0][1]}), called freely"
@@ -447,7 +450,7 @@ CHECKS: Mapping[str, Callable[[Client], Verdict]] = {
 """The checks after `completion`, by name."""
 NAMES = ("completion", *CHECKS)
 ALONE = "deterministic"
-"""This check runs for one name at a time: other requests in a batch may change the answers to two equal requests."""
+"""This check runs after the others: other requests in a batch may change the answers to two equal requests."""
 
 
 @dataclass
@@ -457,16 +460,20 @@ class Checked:
     client: Client
     checks: list[Check] = field(default_factory=list)
     completion: Reply | None = None
-    silent: bool = False
-    """Whether the last check got no response."""
+    silent: list[str] = field(default_factory=list)
+    """Checks that got no response."""
+    seconds: float = 0.0
+    """From the first question to the last answer; checks run side by side."""
 
 
 def run_checks(clients: Sequence[Client]) -> list[Checked]:
-    """Run all checks for the served names of one engine, until one gets no response.
+    """Run the checks for the served names of one engine, side by side but for ALONE, which follows them.
 
-    The names are checked in parallel, as clients would use them, which takes little longer than checking one.
+    Every name is asked for a completion, and the first one for the rest: vLLM compares a name with its list, and has
+    one model and one chat template for all of them. Once the engine is silent, nothing more is requested.
     """
     names = [Checked(client) for client in clients]
+    began = time.monotonic()
 
     def ask(name: Checked, check: str) -> None:
         begin = time.monotonic()
@@ -480,12 +487,14 @@ def run_checks(clients: Sequence[Client]) -> list[Checked]:
         except StillThinkingError as error:
             outcome, detail = Outcome.NOT_SHOWN, str(error)
         except (CheckFailedError, EngineSilentError) as error:
-            outcome, detail, name.silent = Outcome.FAILED, str(error), isinstance(error, EngineSilentError)
-        name.checks.append(Check(check, outcome, round(time.monotonic() - begin, 3), detail))
+            outcome, detail = Outcome.FAILED, str(error)
+            name.silent += [check] if isinstance(error, EngineSilentError) else []
+        now = time.monotonic()
+        name.checks.append(Check(check, outcome, round(now - begin, 3), detail))
+        name.seconds = round(now - began, 3)
 
-    for check in NAMES:
-        for beside in [[name] for name in names] if check == ALONE else [names]:
-            call_in_parallel(partial(ask, check=check), beside)
-            if any(name.silent for name in beside):
-                return names
+    beside = [(name, NAMES[0]) for name in names] + [(name, check) for name in names[:1] for check in CHECKS]
+    call_in_parallel(lambda one: ask(*one), [one for one in beside if one[1] != ALONE])
+    if names and not any(name.silent for name in names):
+        ask(names[0], ALONE)
     return names
