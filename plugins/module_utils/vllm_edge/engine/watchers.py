@@ -221,7 +221,7 @@ class Watchers:
             if answer.ok:
                 self.served.set()
             # Ask often while loading, so that READY is not late, and after a bad answer, to make up for a lost one.
-            pause = interval if answer.ok else min(1.0, interval)
+            pause = interval if answer.ok else min(0.25, interval)
             self.closing.wait(max(0.05, pause - (time.monotonic() - begin)))
 
     def _ask_metrics(self) -> str:
