@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,6 +193,7 @@ class FakeMachine:
 
     @action
     def drain(self, state: State, moves: Moves, limits: Limits) -> Done:
+        state["log"][-1] += f" {' '.join(sorted(moves.stop))}".rstrip()
         return Done("nothing runs")
 
     @action
@@ -278,7 +279,16 @@ class FakeMachine:
         return ""
 
     @action
-    def healthy(self, state: State, wanted: Generation, moves: Moves, *, all_of_them: bool) -> Done:
+    def healthy(
+        self,
+        state: State,
+        wanted: Generation,
+        moves: Moves,
+        *,
+        all_of_them: bool,
+        tell: Callable[[str], None] | None = None,
+    ) -> Done:
+        """The engines load one after the other; clients may reach a sound one before the next has loaded."""
         state["now"] += 20
         wrong = {}
         for name in [*moves.start, *moves.wait]:
@@ -287,9 +297,31 @@ class FakeMachine:
                 wrong[name] = text
                 if not all_of_them:
                     break
+            elif tell is not None and not self.quirk(state, name):
+                self.save(state)
+                try:
+                    tell(name)
+                finally:
+                    state.update(self.load())
         if wrong:
             raise PhaseFailed(". ".join(wrong.values()), engines=wrong)
         return Done("healthy")
+
+    def has_gateway(self) -> bool:
+        return True
+
+    def return_early(
+        self, wanted: Generation, serving: Generation, moves: Moves, engines: Collection[str], phase: Phase | None
+    ) -> Done:
+        assert phase is not None
+        self.before("return_early", wanted.number)
+        state = self.load()
+        there = {role for name in engines for role in wanted.engines[name].config.served_names}
+        state["away"] = [role for role in state["away"] if role not in there]
+        state["log"].append(f"return {' '.join(engines)}@{wanted.number}")
+        self.save(state)
+        self.after("return_early", wanted.number)
+        return Done("requests go on")
 
     @action
     def warm_up(self, state: State, wanted: Generation, moves: Moves) -> Done:

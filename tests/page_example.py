@@ -11,7 +11,7 @@ NOTE = "Simulated GPUs: speeds mean nothing"
 PHASES = [
     ("preflight", 0.167, 0.067, "image, weights, GPUs and disk as they should be; 0.1 s"),
     ("healthy", 0.589, 47.258, "31b-nvfp4-tp2, e4b, e2b serve after 47.3 s, 31b-nvfp4-tp2 last"),
-    ("canary", 55.985, 11.065, "4 served names answer; 11.1 s"),
+    ("canary", 55.985, 11.065, "e4b: auditor in 2.1 s; 31b-nvfp4-tp2: architect, worker in 11.1 s"),
     ("commit", 68.085, 0.003, "generation 1 (nvfp4-tp2) is committed"),
 ]
 NVFP4 = {"slots": [0, 1], "served_names": ["architect", "worker"], "tok_s": (13.0, 14.9, 16.8), "total": 22051}

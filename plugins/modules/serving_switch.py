@@ -85,6 +85,11 @@ options:
       calibration: It is started, verified and measured, and the host's program goes back to the committed generation by
         itself, whether Ansible is there or not. RV(journal) has what was measured.
     default: serving
+  early:
+    description: Whether clients of the gateway reach each engine as soon as the switch has verified it, and not after
+      the commit. They never do with O(quality), with O(purpose=calibration), and in the first switch of a host.
+    type: bool
+    default: true
   origin:
     description: Where the profile was chosen.
     type: str
@@ -211,6 +216,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "limits": {"type": "dict", "default": {}},
     "quality": {"type": "dict"},
     "purpose": {"type": "str", "choices": ["serving", "calibration"], "default": "serving"},
+    "early": {"type": "bool", "default": True},
     "origin": {"type": "str", "choices": ["inventory", "-e", "host"], "default": "inventory"},
     "inventory_profile": {"type": "str"},
     "asked_by": {"type": "str", "default": "Ansible"},

@@ -92,9 +92,12 @@ def test_ready_is_true_while_the_role_is_served(gateway: Gateway) -> None:
     gateway.states["sentry"] = "away"
     gateway.commit("models")
     assert ask("sentry") == (503, 503, b"")
-    gateway.states["sentry"] = "stand-in"
-    gateway.commit("models")
-    assert ask("sentry") == (200, 200, b"")
+    for state in ("stand-in", "provisional"):
+        gateway.states["sentry"] = state
+        gateway.commit("models")
+        assert ask("sentry") == (200, 200, b"")
+    role = gateway.ask(write_request(path="/status", key="part")).json["roles"]["sentry"]
+    assert (role["state"], role["back_in_s"]) == ("provisional", None)
     gateway.states["sentry"] = "up"
     gateway.commit("models")
     assert ask_probe(gateway, PATHS[0]) == ask_probe(gateway, "/status") == 404

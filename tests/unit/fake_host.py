@@ -240,6 +240,16 @@ class Bench:
     def ours(self, pid: int, name: str = "e2b") -> None:
         self.kinds[pid] = Owner("ours", f"vllm-{name}", f"vllm-{name}.service")
 
+    def let_pass(self, *steps: str) -> None:
+        """Every engine that serves passes these of its steps."""
+        for step in steps:
+            setattr(self.machine, step, lambda *_, **__: Done(data={"canary": ()}))
+
+    def sleep_slowly(self, seconds: float) -> None:
+        """Let threads of the program keep up with the clock."""
+        time.sleep(0.02)
+        self.clock.sleep(seconds)
+
     def stored(self, *engines: Any, **more: Any) -> Generation:
         return store.load(self.paths, put(self.paths, rendered(*engines, **more)))
 

@@ -23,6 +23,7 @@ RUNNING = Journal(
     keep=("e4b",),
     stop=("31b-nvfp4-tp2",),
     start=("31b-bf16-tp4",),
+    provisional={"e2b": 31.0},
     phases=(
         PhaseRecord(Phase.PREFLIGHT, "forward", "2026-11-21T16:40:00Z", 0.0, 0.8, "done", "nothing is in the way"),
         PhaseRecord(Phase.STOP, "forward", "2026-11-21T16:40:01Z", 0.8, 4.1, "done", "31b-nvfp4-tp2 stopped"),

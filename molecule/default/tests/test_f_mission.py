@@ -16,6 +16,7 @@ import openai
 import pytest
 import role_client
 from conftest import (
+    AGREE_S,
     BYSTANDER,
     INVENTORY_HOST,
     MONITORING,
@@ -128,6 +129,14 @@ def test_the_switch_of_the_mission(machine: Machine, mission: Mission, bystander
     for journal in (there, back):
         assert {row["served_name"] for row in journal["canary"]} == set(ROLES)
     assert all(gpu["engine_mib"] > 20_000 for gpu in there["gpus"]), "all four GPUs are the 31B's"
+    for journal in (there, back):
+        (committing,) = (row["began_s"] for row in journal["phases"] if row["phase"] == "commit")
+        assert sorted(journal["provisional"]) == sorted(journal["start"])
+        assert max(journal["provisional"].values()) < committing
+        for role, down in journal["downtime"].items():
+            engine = next(row["engine"] for row in journal["canary"] if row["served_name"] == role)
+            (gap,) = down["gaps"]
+            assert -0.5 < gap["to_s"] - journal["provisional"][engine] < AGREE_S, (role, gap)
     assert life(machine, BYSTANDER) == bystander, "somebody else's container was disturbed"
 
 

@@ -236,7 +236,7 @@ def pooled(host: Host) -> Host:
     return host
 
 
-UP = "auditor e4b-0,e4b-1 up - 31 -"
+UP = "auditor e4b-0,e4b-1 up - 20 -"
 
 
 @pytest.mark.parametrize(
@@ -548,6 +548,29 @@ def test_the_status_of_a_gateway(host: Host, capsys: pytest.CaptureFixture[str])
     assert ["architect", "e4b", "unknown"] in [line.split() for line in capsys.readouterr().out.splitlines()]
     (host.paths.gateway / "haproxy.cfg").unlink()
     assert describe_gateway(host.paths, {}) is None and run_status(host.paths, output="json") == 1
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_an_engine_that_is_back_before_the_commit_is_provisional(host: Host, early: bool) -> None:
+    """Its names lead to it, and those that it stands in for; Prometheus finds it with its own profile."""
+    coming = replace(host.coming, early=early)
+    loads = {"31b-w4a16": 54.2, "e4b": 20.0}
+    progress = functools.partial(SwitchProgress, "healthy", (), coming)
+    away, back = (build_view("edge", host.live, progress(engines), loads.get) for engines in ((), ("e4b",)))
+    states = {role.name: (role.state, role.engines, role.retry_after_s) for role in back.roles}
+    assert {role.name: role.retry_after_s for role in away.roles}["auditor"] == (20 if early else 55)
+    assert states["auditor"][:2] == ("provisional", ("e4b",)) and states["worker"] == ("away", ("31b-w4a16",), 55)
+    assert states["architect"][0] == "stand-in"
+    assert back.links.keys() == {"auditor.sock", "architect.sock"} and away.links == {}
+    assert [(config.engine, profile) for config, profile in back.engines] == [("e4b", coming.profile)]
+    again = build_view("edge", coming, progress(("e4b",)), loads.get)
+    assert {role.name: role.state for role in again.roles}["auditor"] == "up", "a repair has nothing to roll back"
+    fewer = engine("e4b", 8060, served_names=["other"], gpus=GPUS[2:3])
+    less = store.load(host.paths, put(host.paths, rendered(SMALL, fewer, profile="less")))
+    former = build_view("edge", host.live, SwitchProgress("healthy", (), less, ("e4b",)), loads.get)
+    assert {role.name: role.state for role in former.roles}["auditor"] == "away", (
+        "the new engine does not know the name"
+    )
 
 
 def test_views_are_pure(host: Host) -> None:

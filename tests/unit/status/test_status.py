@@ -373,16 +373,19 @@ def test_the_running_switch(switching: Host) -> None:
     assert status["switch"] == {
         **{"generation": 4, "profile": "bf16-tp4", "phase": "healthy", "direction": "forward"},
         **{"purpose": "serving", "asked_by": "site.yml by alice", "started_at": "2026-11-21T16:40:00Z"},
+        **{"provisional": {"e2b": 31.0}, "restored": {}},
     }
     assert status["unfinished_switch"] is None
     status["switch"]["seconds"] = 12.3
     lines = render_status(status)
     assert lines[2].startswith("switching to generation 4 (bf16-tp4) for 12 s, phase healthy, asked by site.yml by ali")
     assert max(map(len, lines)) <= WIDTH
+    assert "clients reach e2b again, provisional until the commit;" in " ".join(" ".join(lines[2:5]).split())
     json.dumps(status)
-    status["switch"]["purpose"] = "calibration"
+    status["switch"] |= {"purpose": "calibration", "phase": "clean_up"}
     told = " ".join(" ".join(render_status(status)[2:5]).split())
     assert told.startswith("calibration of generation 4") and "goes back to the committed generation by itself" in told
+    assert "provisional" not in told
 
 
 def test_a_switch_that_was_killed(serving: Host) -> None:

@@ -431,11 +431,14 @@ def test_history_is_newest_first_and_says_why(paths: HostPaths, capsys: pytest.C
     assert [read_record(Journal, row) for row in json.loads(capsys.readouterr().out)] == [FAILED, FIRST]
 
 
+REACHED = "clients reach e2b again, provisional until the commit"
+
+
 @pytest.mark.parametrize(
     ("direction", "loads", "others", "told"),
     [
-        ("forward", "31b-bf16-tp4", "", ["healthy", "31b-bf16-tp4: loading weights, 40 %"]),
-        ("forward", "none", "active", ["healthy"]),
+        ("forward", "31b-bf16-tp4", "", ["healthy", REACHED, "31b-bf16-tp4: loading weights, 40 %"]),
+        ("forward", "none", "active", ["healthy", REACHED]),
         ("back", "31b-nvfp4-tp2", "inactive", ["going back, healthy", "31b-nvfp4-tp2: loading weights, 40 %"]),
     ],
 )
@@ -456,7 +459,7 @@ def test_progress_of_the_running_switch(
     assert first.startswith(f"generation 4 (bf16-tp4): {told[0]} for ") and first.endswith(" s")
     assert engines == told[1:]
     if direction == "forward" and others:
-        begun = replace(RUNNING, phase=Phase.DRAIN, restarts=("e2b: restart because of --memory",))
+        begun = replace(RUNNING, phase=Phase.DRAIN, provisional={}, restarts=("e2b: restart because of --memory",))
         command.paths.switch_journal.write_text(json.dumps(to_json(begun)))
         with take_lock(command.paths):
             assert command.end(run(command.paths, "progress")) == 0

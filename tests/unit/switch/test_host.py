@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from ansible.module_utils.vllm_edge.generation import model, store
 from ansible.module_utils.vllm_edge.generation.model import Limits, SeenEngine
 from ansible.module_utils.vllm_edge.names import LABEL_SIDECAR, TARGET
 from ansible.module_utils.vllm_edge.switch import view
-from ansible.module_utils.vllm_edge.switch.model import Done, Moves, Phase, decide_moves
+from ansible.module_utils.vllm_edge.switch.model import Done, Moves, Phase, PhaseFailed, decide_moves
 from ansible.module_utils.vllm_edge.switch.steps import requests
 from ansible.module_utils.vllm_edge.switch.stop import stop_engines
 from ansible.module_utils.vllm_edge.system.docker import Container
@@ -235,6 +236,9 @@ def test_names_go_away_and_come_back(host: ServingHost, tmp_path: Path, monkeypa
         "requests for e2b wait"
     )
     assert not link.is_symlink()
+    host.machine.return_early(host.generation, host.generation, Moves(), ["e2b"], Phase.HEALTHY)
+    assert link.is_symlink()
+    host.machine.away(host.generation, host.generation, Moves(stop=("e2b",)))
     write(paths.gateway / "clients.json", "[]")
     assert "clients.json" in host.machine.back(host.generation).warnings[0] and link.is_symlink()
     (paths.gateway / "models.map").unlink()
@@ -373,6 +377,7 @@ def wait_healthy(
     moves = Moves(wait=names) if wait else Moves(start=names)
     if not wait:
         host.machine.start(moves)
+    host.let_pass("warm_up_engine", "check_engine")
     return host.machine.healthy(wanted, moves, all_of_them=all_of_them)
 
 
@@ -475,6 +480,47 @@ def test_the_way_back_waits_for_all_and_gives_each_some_more_tries(host: Serving
     host.clock.at(3, lambda: host.failed("b"))
     failed = failure(lambda: wait_healthy(host, "a", "b", all_of_them=True))
     assert failed.engines == ("b",) and host.clock.now == 1020
+
+
+def test_an_engine_that_ends_after_it_has_served_is_asked_anew_on_the_way_back(host: ServingHost) -> None:
+    """What it had passed, or failed because it ended, says nothing of its next run."""
+    asked: list[float] = []
+    ended = threading.Event()
+
+    def warm_up(*_: object) -> Done:
+        asked.append(host.clock.now)
+        if len(asked) == 1:
+            assert ended.wait(60)
+            raise PhaseFailed("connection refused")
+        return Done()
+
+    again = {"NRestarts": 1, "InvocationID": "e2b-3"}
+    host.machine.sleep = host.sleep_slowly
+    host.loads("e2b", (2, UP), (5, WAITS), (9, {**again, **UP}))
+    host.loads("b", (20, UP))
+    host.clock.at(5, ended.set)
+    wanted = host.generation_with("e2b", "b")
+    moves = Moves(start=("e2b", "b"))
+    host.machine.start(moves)
+    host.let_pass("check_engine")
+    host.machine.warm_up_engine = warm_up
+    host.machine.healthy(wanted, moves, all_of_them=True)
+    assert host.machine.warm_up(wanted, moves).detail == "; " and asked[0] < 1005 < asked[1]
+
+
+def test_an_engine_that_came_back_long_ago_has_to_be_alive_before_the_commit(host: ServingHost) -> None:
+    """It hangs, or has ended, after it was verified; an engine that stays is asked as well, and not told of."""
+    host.let_pass("warm_up_engine", "check_engine", "measure_engine")
+    wanted, moves, told = host.generation_with("a", "b"), Moves(keep=("e2b",), start=("a", "b")), list[str]()
+    host.machine.sleep = host.sleep_slowly
+    host.loads("a", (1, UP))
+    host.loads("b", (20, UP))
+    host.machine.healthy(wanted, moves, all_of_them=False, tell=told.append)
+    assert told == ["a"] or told == ["a", "b"]
+    for act in (host.machine.warm_up, lambda wanted, moves: host.machine.canary(wanted)):
+        act(wanted, moves)
+    host.machine.check_engine = Mock(side_effect=PhaseFailed("a does not answer"))  # type: ignore[method-assign]
+    assert failure(lambda: host.machine.canary(wanted)).text == "a does not answer"
 
 
 def test_the_way_back_does_not_try_for_ever(host: ServingHost) -> None:

@@ -21,7 +21,7 @@ from ansible.module_utils.vllm_edge.switch.model import (
     PhaseFailed,
     Result,
 )
-from fake_machine import BIG, E2B, GPUS, KEPT, NEW, OLD, SMALL, host, new_host, serve, unlike
+from fake_machine import BIG, E2B, E2B_CHANGED, GPUS, KEPT, NEW, OLD, SMALL, host, new_host, serve, unlike
 from generations import engine, put, rendered
 from switch_host import SwitchHost
 
@@ -212,7 +212,7 @@ def test_a_way_back_that_fails_brings_back_what_it_can(bench: SwitchHost, phase:
     old = bench.old
     bench.fail("canary", "wrong answer")
     bench.fail(phase, "this, too", old)
-    partly = phase in (Phase.AWAY, Phase.FREE, Phase.WARM_UP)
+    partly = phase in (Phase.AWAY, Phase.DRAIN, Phase.FREE, Phase.WARM_UP)
     journal = bench.ends(Result.ROLLED_BACK if partly else Result.FAILED)
     assert "wrong answer" in journal.message
     back_phases = [record.phase for record in journal.phases if record.direction == "back"]
@@ -458,11 +458,47 @@ def test_serving_generations_are_what_the_helper_says(tmp_path: Path) -> None:
     assert unlike(other, None) != []
 
 
-def test_names_are_away_before_requests_are_waited_for_and_back_after_the_commit(bench: SwitchHost) -> None:
+LATE = {
+    "serving_switch_early": {"early": False},
+    "a suite": {"quality": {"gate": "warn", "cases": [], "repeats": 1, "timeout_s": 1}},
+}
+
+
+@pytest.mark.parametrize("why", [None, *LATE])
+def test_names_are_away_from_the_drain_until_their_engine_is_verified_or_all_are(
+    bench: SwitchHost, why: str | None
+) -> None:
+    if why:
+        bench.new = store.load(bench.paths, put(bench.paths, replace(NEW, **LATE[why])))
     away: dict[str, list[str]] = {}
-    for action in ("away", "drain", "commit", "back", "clean_up"):
+    for action in ("away", "drain", "return_early", "commit", "back", "clean_up"):
         bench.at(action, lambda action=action: away.update({action: bench.machine.load()["away"]}))  # type: ignore[misc]
-    bench.ends(Result.COMMITTED)
+    journal = bench.ends(Result.COMMITTED)
     gone = ["architect", "worker", "sentry"]
-    assert away == {"away": [], "drain": gone, "commit": gone, "back": gone, "clean_up": []}, "auditor's engine stays"
+    late = {"commit": gone, "back": gone} if why else {"return_early": ["sentry"], "commit": [], "back": []}
+    assert away == {"away": [], "drain": gone, "clean_up": []} | late, "auditor's engine stays"
+    assert [*journal.provisional] == ([] if why else ["31b-w4a16", "e2b"]) and journal.restored == {}
     assert [*bench.machine.published] == [*(phase for phase in PHASES), None]
+
+
+def test_a_role_that_came_back_goes_away_again_with_a_later_engine_that_fails(bench: SwitchHost) -> None:
+    away: list[list[str]] = []
+    bench.machine.change(quirks={f"e2b@{E2B_CHANGED.input_hash}": "crashes while loading"})
+    for moment, action, towards in (("after", "return_early", bench.new), ("after", "away", bench.old)):
+        bench.at(action, lambda: away.append(bench.machine.load()["away"]), towards, moment=moment)
+    journal = bench.ends(Result.ROLLED_BACK)
+    assert away == [["sentry"], ["architect", "worker", "sentry"]]
+    assert "drain@1 31b-w4a16" in bench.log, "its requests are waited for, as those of any engine that goes"
+    assert [*journal.provisional] == ["31b-w4a16"] and {*journal.restored} == {"31b-nvfp4", "e2b"}
+    assert "Clients could already reach 31b-w4a16 (from " in journal.message
+    assert bench.log.index("return 31b-nvfp4@1") < bench.log.index("canary@1"), "on the way back each returns by itself"
+
+
+def test_an_engine_of_which_the_gateway_cannot_be_told_comes_back_with_the_others(bench: SwitchHost) -> None:
+    bench.fail("return_early", "/run is full.")
+    journal = bench.ends(Result.COMMITTED)
+    assert "31b-w4a16 comes back with the others: /run is full." in journal.warnings and journal.provisional == {}
+
+
+def test_nothing_returns_early_of_a_first_switch(first: SwitchHost) -> None:
+    assert first.ends(Result.COMMITTED).provisional == {} and not any(entry.startswith("return") for entry in first.log)

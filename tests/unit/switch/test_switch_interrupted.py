@@ -15,8 +15,10 @@ from unittest.mock import Mock
 
 import pytest
 from ansible.module_utils.vllm_edge.gateway.view import build_view
-from ansible.module_utils.vllm_edge.generation import live, store
+from ansible.module_utils.vllm_edge.generation import committed, live, store
+from ansible.module_utils.vllm_edge.generation.model import Committed, GenerationError
 from ansible.module_utils.vllm_edge.names import TARGET
+from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch import journal as journal_module
 from ansible.module_utils.vllm_edge.switch.history import read_switch_progress
 from ansible.module_utils.vllm_edge.switch.journal import history, read_journal
@@ -39,18 +41,19 @@ ACTIONS = [phase for phase in Phase if phase is not Phase.COMMIT]
 """The machine's actions; the commit is none of the machine's."""
 
 
-GONE = {"architect", "worker", "sentry"}
+GONE = dict.fromkeys(["architect", "sentry", "worker"], "away")
 """The names of what stops."""
+BACK = dict.fromkeys(GONE, "provisional")
 
 
 def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def see(bench: SwitchHost) -> tuple[str | None, set[str]]:
-    """What clients of the gateway see: the profile that serves, and the names that are away."""
+def see(bench: SwitchHost) -> tuple[str | None, dict[str, str]]:
+    """What clients of the gateway see: the profile that serves, and the names that are not simply up."""
     view = build_view("edge", store.load_committed(bench.paths), read_switch_progress(bench.paths), lambda engine: None)
-    return view.profile, {role.name for role in view.roles if role.state == "away"}
+    return view.profile, {role.name: role.state for role in view.roles if role.state != "up"}
 
 
 def at_write(monkeypatch: pytest.MonkeyPatch, act: Callable[[dict[str, Any]], None]) -> None:
@@ -231,14 +234,72 @@ def test_a_killed_switch(bench: SwitchHost, phase: Phase, moment: str) -> None:
     progress = read_switch_progress(bench.paths)
     assert progress is not None and progress.phase == phase
     if phase in ONWARD or (phase is Phase.COMMIT and moment == "after"):
-        assert see(bench) == ("w4a16-tp2", set())
+        assert see(bench) == ("w4a16-tp2", {})
         recover_verified(bench, Result.COMMITTED)
     elif phase in HARMLESS:
-        assert see(bench) == ("nvfp4-tp2", set())
+        assert see(bench) == ("nvfp4-tp2", {})
         recover_verified(bench, Result.REFUSED)
         assert not any(entry.startswith("stop") for entry in bench.log)
     else:
-        assert see(bench) == ("nvfp4-tp2", GONE)
+        returned = PHASES.index(phase) + (moment == "after") > PHASES.index(Phase.HEALTHY)
+        assert see(bench) == ("nvfp4-tp2", BACK if returned else GONE)
+        recover_verified(bench, Result.ROLLED_BACK)
+        assert ("Clients could already reach 31b-w4a16 (from" in bench.journal.message) is returned
+        assert f"drain@1{' 31b-w4a16 e2b' if returned else ''}" in bench.log, "only these had clients"
+
+
+def test_a_signal_waits_until_journal_and_gateway_agree_on_an_engine(bench: SwitchHost) -> None:
+    at_write(bench.monkeypatch, lambda journal: terminate() if len(journal["provisional"]) == 1 else None)
+    journal = bench.ends(Result.ROLLED_BACK)
+    assert "return 31b-w4a16@2" in bench.log and "SIGTERM asked" in journal.message
+    assert [*journal.provisional] == ["31b-w4a16"]
+
+
+@pytest.mark.parametrize("towards", ["forward", "back"])
+def test_an_engine_that_cannot_be_journalled_returns_by_itself_only_on_the_way_back(
+    bench: SwitchHost, towards: str
+) -> None:
+    def refuse(journal: dict[str, Any]) -> None:
+        told = journal["provisional" if towards == "forward" else "restored"]
+        if told and (journal["phase"], journal["direction"]) == ("healthy", towards):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    at_write(bench.monkeypatch, refuse)
+    if towards == "back":
+        bench.fail("measure", "over budget")
+    bench.ends(Result.COMMITTED if towards == "forward" else Result.ROLLED_BACK)
+    assert any(entry.startswith("return") and entry.endswith("@1") for entry in bench.log) is (towards == "back")
+    assert any(entry.startswith("return") and entry.endswith("@2") for entry in bench.log) is (towards == "back")
+
+
+def test_a_way_back_without_the_record_of_what_is_committed_waits_for_its_engines(bench: SwitchHost) -> None:
+    bench.fail("measure", "over budget")
+    with bench.monkeypatch.context() as patch:
+        read = committed.committed
+
+        def damaged(paths: HostPaths) -> Committed | None:
+            if "free@1" in bench.log:
+                raise GenerationError("damaged")
+            return read(paths)
+
+        patch.setattr(committed, "committed", damaged)
+        bench.switch()
+    assert "healthy@1" in bench.log and "Engines come back together: damaged" in bench.journal.warnings
+
+
+@pytest.mark.parametrize("boot", [False, True])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_switch_that_is_killed_between_two_engines(
+    bench: SwitchHost, systemctl: FakeSystemctl, moment: str, boot: bool
+) -> None:
+    """The journal has the engine before clients reach it."""
+    bench.kill("return_early", moment=moment)
+    assert see(bench) == ("nvfp4-tp2", {**BACK, "sentry": "away"})
+    if boot:
+        assert bench.recover(boot=True) == Exit.OK and see(bench) == ("nvfp4-tp2", {})
+        assert bench.machine.load()["away"] == []
+        assert "could already reach 31b-w4a16 (from" in bench.journal.message
+    else:
         recover_verified(bench, Result.ROLLED_BACK)
 
 
@@ -251,7 +312,8 @@ def test_a_killed_way_back(bench: SwitchHost, phase: Phase, moment: str, recover
     else:
         bench.fail("measure", "over budget")
     bench.kill(phase, bench.old, moment=moment, recovery=recovery)
-    assert see(bench) == ("nvfp4-tp2", set() if phase in ONWARD else GONE)
+    returned = BACK_PHASES.index(phase) + (moment == "after") > BACK_PHASES.index(Phase.HEALTHY)
+    assert see(bench) == ("nvfp4-tp2", {} if returned else GONE)
     recover_verified(bench, Result.ROLLED_BACK)
 
 
@@ -267,7 +329,7 @@ def test_a_killed_first_switch(first: SwitchHost, phase: Phase, moment: str) -> 
 def test_a_damaged_journal_is_recovered_from_and_kept(stopped: SwitchHost, damage: str) -> None:
     stopped.stop("31b-nvfp4")
     stopped.paths.switch_journal.write_text(damage)
-    assert read_switch_progress(stopped.paths) is None and see(stopped) == ("nvfp4-tp2", set()), "it takes nobody away"
+    assert read_switch_progress(stopped.paths) is None and see(stopped) == ("nvfp4-tp2", {}), "it takes nobody away"
     assert stopped.recover() == Exit.OK
     assert stopped.unlike(stopped.old) == []
     journal = stopped.journal

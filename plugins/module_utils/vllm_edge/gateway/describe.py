@@ -65,9 +65,9 @@ def find_metrics_fault(paths: HostPaths) -> str | None:
 def describe_gateway(paths: HostPaths, unit: Mapping[str, str], proxy: HAProxy | None = None) -> dict[str, Any] | None:
     """Return the gateway as `status --format json` shows it, as far as this user may see; None if the host has none.
 
-    One that runs without its configuration is a gateway. The state of a role is what HAProxy reaches: `up`, `stand-in`,
-    `away` in a switch, `down` where no engine answers; `unknown` if HAProxy cannot be asked, or does not know the name
-    yet.
+    One that runs without its configuration is a gateway. The state of a role is what HAProxy reaches: `up`,
+    `provisional`, `stand-in`, `away` in a switch, `down` where no engine answers; `unknown` if HAProxy cannot be asked,
+    or does not know the name yet.
     """
     hidden = paths.gateway.is_dir() and not os.access(paths.gateway, os.X_OK)
     running = unit.get("ActiveState") in ("active", "reloading")

@@ -27,6 +27,8 @@ MOST_RETRY_S = 3600
 METRICS = "@metrics"
 """After the name of a client, in rights.map: that it may read metrics. Names of clients have no such character."""
 Maps = dict[str, dict[str, str]]
+State = Literal["up", "provisional", "away", "stand-in"]
+"""`provisional`: an engine answers whose generation is not committed yet, and may be taken away again."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Role:
     name: str
     engines: tuple[str, ...]
     """The engines that answer now; that will answer, while the role is away. At least one."""
-    state: Literal["up", "away", "stand-in"]
+    state: State
     retry_after_s: int
     port: int | None
     max_model_len: int | None
@@ -60,8 +62,8 @@ class View:
     """Phase of the switch that runs."""
     roles: tuple[Role, ...] = ()
     ports: Mapping[int, str] = field(default_factory=dict)
-    engines: tuple[EngineConfig, ...] = ()
-    """The engines that serve now."""
+    engines: tuple[tuple[EngineConfig, str], ...] = ()
+    """The engines that serve now, each with the profile that it is of."""
 
     @property
     def links(self) -> dict[str, str]:
@@ -77,6 +79,8 @@ class SwitchProgress:
     """Engines that stay; None while no engine is away."""
     wanted: Generation | None = None
     """The generation at its other end, if that is known."""
+    back: Collection[str] = ()
+    """Engines of `wanted`, otherwise of the committed generation, that were away and serve before the switch ends."""
 
 
 def build_view(
@@ -84,30 +88,38 @@ def build_view(
 ) -> View:
     """Return what clients should see.
 
-    A name of which no engine stays is away, unless engines that stay stand in for it. `live` is the generation whose
-    names are known, `progress` the switch that has not ended. `load_seconds` returns the seconds that the last load of
-    an engine took, otherwise those that are expected; None if neither is known.
+    A name of which no engine stays or is back is away, unless such engines stand in for it. `live` is the generation
+    whose names are known, `progress` the switch that has not ended. `load_seconds` returns the seconds that the last
+    load of an engine took, otherwise those that are expected; None if neither is known.
     """
     progress = progress or SwitchProgress(None)
     if live is None:
         return View(host, switch=progress.phase)
-    keep = live.engines.keys() if progress.keep is None else set(progress.keep) & live.engines.keys()
-    coming = {} if progress.keep is None or progress.wanted is None else dict(progress.wanted.engines)
-    configs = {name: engine.config for name, engine in {**coming, **live.engines}.items()}
-    configs |= {name: engine.config for name, engine in coming.items() if name not in keep}
+    wanted = progress.wanted or live
+    keep = {*live.engines} if progress.keep is None else {*live.engines} & {*progress.keep}
+    back = {*wanted.engines} & {*progress.back} - keep
+    changes = wanted.number != live.number
+    coming = {name: engine.config for name, engine in wanted.engines.items() if name not in keep}
+    configs = {name: engine.config for name, engine in live.engines.items()} | coming
+    serving = {name: configs[name] for name in sorted(keep | back)}
+    # Without an early return, the slowest engine brings back all that are away.
+    together = [*coming] if changes and not wanted.returns_early else []
     roles = []
     for name, now in sorted(live.roles.items()):
-        staying = tuple(engine for engine in now if engine in keep)
-        owners = staying or (now if progress.wanted is None else progress.wanted.roles.get(name, now))
-        standing = tuple(sorted(other for other in keep if name in live.engines[other].config.stands_in_for))
-        state: Literal["up", "away", "stand-in"] = "up" if staying else "stand-in" if standing else "away"
-        seconds = [known for owner in owners if (known := load_seconds(owner)) is not None]
+        there = (*(one for one in now if one in keep), *(one for one in wanted.roles.get(name, ()) if one in back))
+        owners = there or wanted.roles.get(name, now)
+        standing = tuple(other for other, config in serving.items() if name in config.stands_in_for)
+        state: State = "up" if there else "stand-in" if standing else "away"
+        if changes and back.intersection(there):
+            state = "provisional"
+        seconds = [known for owner in (not there and together) or owners if (known := load_seconds(owner)) is not None]
+        known_s = (max if together else min)(seconds, default=RETRY_S)  # one of several engines suffices
         roles.append(
             Role(
                 name,
                 standing if state == "stand-in" else owners,
                 state,
-                min(MOST_RETRY_S, max(1, math.ceil(max(seconds)))) if seconds else RETRY_S,
+                min(MOST_RETRY_S, max(1, math.ceil(known_s))),
                 configs[owners[0]].port,
                 configs[owners[0]].max_model_len,
             )
@@ -124,7 +136,7 @@ def build_view(
             for name in sorted(configs, key=lambda name: name in coming or name in keep)
             if (port := configs[name].port)
         },
-        tuple(configs[name] for name in sorted(keep)),
+        tuple((config, (wanted if name in back else live).profile) for name, config in serving.items()),
     )
 
 
@@ -144,11 +156,11 @@ def render_models(view: View) -> Maps:
         models[role.name] = " ".join(words)
         # Its state, and the seconds until it is back, are for HAProxy to say: it knows which engines it reaches.
         state[f"role:{role.name}"] = _to_json({"engine": role.engines[0], "engines": role.engines})[1:-1]
-    state["targets"] = _to_json([_describe_target(engine, view.profile) for engine in view.engines])
+    state["targets"] = _to_json([_describe_target(engine, profile) for engine, profile in view.engines])
     return {MODELS: models, STATE: state, PORTS: {str(port): engine for port, engine in view.ports.items()}}
 
 
-def _describe_target(engine: EngineConfig, profile: str | None) -> dict[str, Any]:
+def _describe_target(engine: EngineConfig, profile: str) -> dict[str, Any]:
     """Return an engine as a group of Prometheus' HTTP service discovery; HAProxy writes its address for the empty text.
 
     https://prometheus.io/docs/prometheus/latest/http_sd/
@@ -177,7 +189,9 @@ def keep_seconds(maps: Maps, text: str) -> Maps:
     kept = {}
     for name, line in maps[MODELS].items():
         now, then = line.split(" "), former.get(name, [])
-        same = now[2] == "up" and len(then) == len(now) and (*now[:4], *now[5:]) == (*then[:4], *then[5:])
+        same = (
+            now[2] in ("up", "provisional") and len(then) == len(now) and (*now[:4], *now[5:]) == (*then[:4], *then[5:])
+        )
         kept[name] = " ".join(then) if same and then[4].isdigit() else line
     return {**maps, MODELS: kept}
 

@@ -90,6 +90,7 @@ def rendered(
         Limits(**{key: kinds[key](value) for key, value in options["limits"].items()}),
         options.get("quality") or None,
         options.get("purpose") or "serving",
+        options.get("early", True),
     )
 
 
@@ -176,6 +177,7 @@ class Rendered:
     quality: Mapping[str, Any] | None = None
     """As `Generation.quality`."""
     purpose: Purpose = "serving"
+    early: bool = True
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -185,9 +187,10 @@ class Rendered:
             "budgets_mib": dict(self.budgets_mib),
             "foreign": self.foreign,
             "limits": asdict(self.limits),
-            # Generations of before have neither, and their recorded hash stays right.
+            # Generations of before have none of them, and their recorded hash stays right.
             **({"quality": dict(self.quality)} if self.quality else {}),
             **({"purpose": self.purpose} if self.purpose != "serving" else {}),
+            **({} if self.early else {"early": False}),
         }
 
     @property

@@ -63,6 +63,13 @@ class Generation:
     """The quality gate of a switch: `gate` (`warn` or `fail`), `cases` as the inventory has them, `repeats` and
     `timeout_s`. None if a switch asks no questions."""
     purpose: Purpose = "serving"
+    early: bool = True
+    """Whether, in a switch to it, clients reach each engine as soon as that is verified (`serving_switch_early`)."""
+
+    @property
+    def returns_early(self) -> bool:
+        """Not where the engines are only measured, or are asked a suite at the end, which needs them for itself."""
+        return self.early and self.purpose == "serving" and not self.quality
 
     @property
     def hashes(self) -> dict[str, str]:

@@ -121,6 +121,7 @@ def _load(directory: Path, number: int) -> Generation:
         "limits": Limits(**{key: value for key, value in data["limits"].items() if key in known}),
         "quality": data.get("quality"),
         "purpose": data.get("purpose", "serving"),
+        "early": data.get("early", True),
     }
     target = (directory / "units" / TARGET).read_text(encoding="utf-8")
     rendered = Rendered(engines=files, target=target, **settings)

@@ -15,7 +15,7 @@ from ..facts.serving import collect
 from ..gateway.describe import render_gateway
 from ..names import ENGINE_NAME, SWITCH_UNIT
 from ..paths import HostPaths
-from ..switch.render import describe_generation, render_switches
+from ..switch.render import describe_generation, describe_reached, render_switches
 from ..text import print_result, printable, table, wrapped
 from .problems import add_problems, chosen_words, describe_state, is_unrecorded, name_phase
 from .tables import render_drift_table, render_engine_table, render_gpu_table, render_problems, render_warnings
@@ -86,6 +86,7 @@ def render_status(status: Mapping[str, Any]) -> list[str]:
             f"{describe_generation(running['generation'], running['profile'])} for "
             f"{running['seconds']:.0f} s, phase {running['phase'] or 'none yet'}{back}, asked by {running['asked_by']}"
             f"{', goes back to the committed generation by itself' if calibration else ''}"
+            f"{f'; {reached}' if (reached := describe_reached(running)) else ''}"
             f"; 'journalctl -fu {SWITCH_UNIT}' follows it"
         )
     lines.append("")

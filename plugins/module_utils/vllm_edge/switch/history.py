@@ -17,7 +17,7 @@ from ..system.systemd import ask_units
 from ..text import print_result, wrapped
 from .journal import DAMAGED, explain_unreadable, history, holder, read_journal, to_json
 from .model import HARMLESS, ONWARD, PHASES, Journal, Phase, Result
-from .render import render_switches
+from .render import describe_reached, render_switches
 
 HISTORY = 10
 """How many former switches the document has; the tables show the newest SHOWN of them."""
@@ -48,7 +48,8 @@ def count_seconds_since(stamp: str) -> float:
 
 def describe_running(journal: Journal) -> Json:
     whole = to_json(journal)
-    keys = ("generation", "profile", "purpose", "phase", "direction", "asked_by", "started_at")
+    keys = ["generation", "profile", "purpose", "phase", "direction", "asked_by", "started_at"]
+    keys += ["provisional", "restored"]
     return {key: whole[key] for key in keys} | {"seconds": round(count_seconds_since(journal.started_at), 1)}
 
 
@@ -101,7 +102,12 @@ def run_progress(paths: HostPaths) -> int:
     seconds = f" for {count_seconds_since(lasting[-1].began_at):.0f} s" if lasting else ""
     print(f"generation {journal.generation} ({journal.profile}): {back}{journal.phase or 'beginning'}{seconds}")
     before = journal.phase is None or PHASES.index(journal.phase) < PHASES.index(Phase.START)
-    for line in [*(journal.restarts if before else ()), *list_loading_engines(journal)]:
+    reached = describe_reached(to_json(journal))
+    for line in [
+        *(journal.restarts if before else ()),
+        *([reached] if reached else []),
+        *list_loading_engines(journal),
+    ]:
         print(line)
     return 0
 
@@ -163,4 +169,5 @@ def read_switch_progress(paths: HostPaths) -> SwitchProgress | None:
         wanted = store.load(paths, journal.generation) if journal.direction == "forward" else None
     except GenerationError:
         wanted = None
-    return SwitchProgress(journal.phase, journal.keep, wanted)
+    back = (*journal.restored, *(journal.provisional if wanted is not None else ()))
+    return SwitchProgress(journal.phase, journal.keep, wanted, back)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..engine.config import EngineConfig
@@ -21,12 +21,13 @@ from ..system.docker import ContainerGone, DockerAway, DockerRefused
 from ..system.files import LockHeld
 from ..system.long_run import COMMANDS, begin_moving, list_running
 from ..system.systemd import SystemdError, Unit
-from ..system.threads import Worker
+from ..system.threads import Worker, call_in_parallel
 from .model import Done, Moves, Phase, PhaseFailed, decide_moves
 from .render import capitalize
+from .steps.arrivals import Arrivals, Step
 from .steps.cleanup import clean_up
 from .steps.downtime import RoleWatch
-from .steps.gpu_memory import free, measure
+from .steps.gpu_memory import free, measure, measure_engine
 from .steps.hooks import run_hooks
 from .steps.loading import wait_until_healthy
 from .steps.page_cache import read_ahead
@@ -54,15 +55,17 @@ class SwitchedHost(HostView):
     hook = run_hooks
     drain = drain
     free = free
-    healthy = wait_until_healthy
-    warm_up = warm_up
-    canary = run_canary
     ask_suite = ask_suite
-    measure = measure
     clean_up = clean_up
+
+    warm_up_engine = warm_up
+    check_engine = run_canary
+    measure_engine = measure_engine
 
     _moving: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """What `begin_moving` holds, until the switch or this process ends."""
+    _arrivals: Arrivals | None = None
+    """The engines that the phases from `healthy` to `measure` bring up."""
 
     def moves(self, wanted: Generation) -> Moves:
         """Compare what runs, the live files and the target with a generation, and return what has to change."""
@@ -87,6 +90,9 @@ class SwitchedHost(HostView):
 
     def stop(self, moves: Moves) -> Done:
         """Stop the units, waiting for TimeoutStopSec plus STOP_MARGIN_S, and remove containers that outlived them."""
+        if self._arrivals is not None:  # of the way forward
+            self._arrivals.leave()
+            self._arrivals = None
         if not moves.stop:
             return Done("no engine has to stop")
         began = self.clock()
@@ -198,6 +204,61 @@ class SwitchedHost(HostView):
         self._order(lambda: self.systemd.start(names), f"{', '.join(moves.start)} could not be started")
         return Done(f"{', '.join(moves.start)} were ordered to start")
 
+    def healthy(
+        self,
+        wanted: Generation,
+        moves: Moves,
+        *,
+        all_of_them: bool,
+        tell: Callable[[str], None] | None = None,
+    ) -> Done:
+        """Wait until the engines serve; see `wait_until_healthy`. Each that does goes on to the next phases by itself.
+
+        `tell` is called with an engine that has passed all of them; None if all come back together.
+        """
+        arrivals = self._arrivals = Arrivals(wanted, patient=all_of_them, tell=tell)
+
+        def arrived(engines: Sequence[str]) -> None:
+            arrivals.forget_all_but(engines)
+            self._begin(arrivals, wanted, engines)
+            arrivals.look()
+
+        return wait_until_healthy(self, wanted, moves, all_of_them=all_of_them, arrived=arrived)
+
+    def _begin(self, arrivals: Arrivals, wanted: Generation, engines: Iterable[str]) -> None:
+        """Let new engines begin with what they pass before clients reach them."""
+        steps: dict[Phase, Step] = {
+            Phase.WARM_UP: lambda engine: self.warm_up_engine(wanted, engine),
+            Phase.CANARY: lambda engine: self.check_engine(wanted, engine),
+        }
+        if arrivals.returns:
+            steps[Phase.MEASURE] = lambda engine: self.measure_engine(wanted, engine)
+        arrivals.begin(engines, steps)
+
+    def warm_up(self, wanted: Generation, moves: Moves) -> Done:
+        """Wait until new engines have answered their first requests."""
+        arrivals = self._arrivals = self._arrivals or Arrivals(wanted)
+        self._begin(arrivals, wanted, (*moves.start, *moves.wait))
+        return Done("; ".join(done.detail for done in arrivals.wait(Phase.WARM_UP)) or "no engine is new")
+
+    def canary(self, wanted: Generation) -> Done:
+        """Wait until every engine has passed its canary, also those that stay; rows are `data["canary"]`."""
+        arrivals = self._arrivals = self._arrivals or Arrivals(wanted)
+        before = arrivals.list_past(Phase.CANARY)
+        arrivals.begin(wanted.engines, {Phase.CANARY: lambda engine: self.check_engine(wanted, engine)})
+        found = arrivals.wait(Phase.CANARY)
+        # Engines that came back long before the last one have to be alive now.
+        call_in_parallel(lambda engine: self.check_engine(wanted, engine), before)
+        rows = [row for done in found for row in done.data["canary"]]
+        return Done("; ".join(done.detail for done in found), data={"canary": rows})
+
+    def measure(self, wanted: Generation, *, accept: bool = False) -> Done:
+        """Compare the VRAM of every GPU; see `gpu_memory.measure`. It decides, whatever was measured of one engine."""
+        if self._arrivals is not None:
+            with contextlib.suppress(PhaseFailed):
+                self._arrivals.wait(Phase.MEASURE)
+        return measure(self, wanted, accept=accept)
+
     def away(self, wanted: Generation, serving: Generation | None, moves: Moves) -> Done:
         """Let requests wait for the names of `serving` whose engines do not stay, or go to an engine that stands in.
 
@@ -229,6 +290,16 @@ class SwitchedHost(HostView):
                         self.docker.remove(container.id)
                     ended += [] if purpose in running else [f"container {container.name}"]
         return tuple(f"{capitalize(one)} was ended, because engines stop and start." for one in ended)
+
+    def has_gateway(self) -> bool:
+        return gateway.is_installed(self.paths)
+
+    def return_early(
+        self, wanted: Generation, serving: Generation, moves: Moves, engines: Collection[str], phase: Phase | None
+    ) -> Done:
+        """Let requests for the names of `serving` go to these engines of `wanted`, beside those that stay."""
+        progress = SwitchProgress(phase, moves.keep, wanted, engines)
+        return self._show_clients(lambda: view_host(self.paths, serving, progress))
 
     def back(self, generation: Generation) -> Done:
         return self._show_clients(lambda: view_host(self.paths, generation, SwitchProgress(Phase.BACK)))
@@ -284,5 +355,5 @@ class SwitchedHost(HostView):
 
     def watch(self, wanted: Generation, former: Generation | None, clock: Callable[[], float]) -> RoleWatch:
         """Start to ask for every served name, as a client would. The gaps it finds are in the time of `clock`."""
-        probe = f"unix:{self.paths.gateway_run / 'probe.sock'}" if gateway.is_installed(self.paths) else None
+        probe = f"unix:{self.paths.gateway_run / 'probe.sock'}" if self.has_gateway() else None
         return RoleWatch(wanted, former, clock=clock, ask=self.ask, gateway=probe)

@@ -36,10 +36,12 @@ class Phase(StrEnum):
     committed generation."""
     START = "start"
     HEALTHY = "healthy"
+    """Waits until the last engine serves. Each one goes on to the next three by itself, and then clients may reach it:
+    these phases wait for those that are not yet done."""
     WARM_UP = "warm_up"
     CANARY = "canary"
     MEASURE = "measure"
-    """Compares the VRAM of every GPU with its budget."""
+    """Compares the VRAM of every GPU of the host with its budget."""
     COMMIT = "commit"
     """Renames one file onto active-profile.json."""
     BACK = "back"
@@ -55,7 +57,7 @@ HARMLESS: frozenset[Phase] = frozenset({Phase.PREFLIGHT, Phase.PREPARE})
 ONWARD: frozenset[Phase] = frozenset({Phase.BACK, Phase.CLEAN_UP})
 """What follows the commit: it runs even without the journal, whatever of it fails, and is never rolled back."""
 BACK_PHASES: tuple[Phase, ...] = tuple(
-    phase for phase in Phase if phase not in {Phase.PREFLIGHT, Phase.PREPARE, Phase.DRAIN, Phase.COMMIT}
+    phase for phase in Phase if phase not in {Phase.PREFLIGHT, Phase.PREPARE, Phase.COMMIT}
 )
 """The phases of a rollback, which runs them towards the committed generation."""
 
@@ -217,6 +219,11 @@ class Journal:
     keep: tuple[str, ...] = ()
     stop: tuple[str, ...] = ()
     start: tuple[str, ...] = ()
+    provisional: Mapping[str, float] = field(default_factory=dict)
+    """Engines of `generation` that clients reached before the commit, and when, in seconds since the switch began. A
+    way back takes them away again."""
+    restored: Mapping[str, float] = field(default_factory=dict)
+    """The same of engines of the committed generation, on the way back to it or in its repair."""
     restarts: tuple[str, ...] = ()
     """Why engines restart (`explain_restarts`)."""
     phases: tuple[PhaseRecord, ...] = ()

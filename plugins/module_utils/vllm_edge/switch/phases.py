@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from ..generation import committed as generation_committed
 from ..generation.model import Generation, GenerationError
-from ..names import SWITCH_UNIT
 from ..system.systemd import SystemdError
 from .host import SwitchedHost
 from .journal import JournalFile, JournalLost
@@ -27,7 +26,7 @@ from .model import (
     PhaseFailed,
     Result,
 )
-from .render import complain, say, to_sentence
+from .render import complain, explain_unexpected, say, to_sentence
 from .signals import Signals
 from .steps.downtime import RoleWatch
 
@@ -86,10 +85,7 @@ class PhaseRunner:
             return PhaseFailed(str(error))
         except Exception as error:
             complain(traceback.format_exc())
-            return PhaseFailed(
-                f"{what} met an unexpected error: {type(error).__name__}: {error}. That is a mistake of this "
-                f"program; 'journalctl -u {SWITCH_UNIT}' has the traceback"
-            )
+            return PhaseFailed(explain_unexpected(what, error))
 
     def phase(
         self, phase: Phase, direction: Direction, act: Callable[[], Done], *, shielded: bool = False
@@ -129,7 +125,7 @@ class PhaseRunner:
         say(f"{phase}: failed after {seconds:.1f} s: {outcome.text}")
         if phase not in HARMLESS and self.goes_down():
             raise LeftForBoot(phase)
-        return PhaseFailed(to_sentence(outcome.text), engines=outcome.engines, phase=phase)
+        return PhaseFailed(to_sentence(outcome.text), engines=outcome.engines, phase=outcome.phase or phase)
 
     def goes_down(self) -> bool:
         try:
@@ -141,16 +137,52 @@ class PhaseRunner:
         outcome = self.attempt("Looking at what runs", lambda: self.host.moves(generation), shielded=False)
         return outcome if isinstance(outcome, Moves) else PhaseFailed(to_sentence(outcome.text))
 
-    def measure(self, wanted: Generation) -> Done:
-        """Compare the VRAM with the budgets.
-
-        More than a budget is accepted in the first switch of a host, which would otherwise serve nothing, and in the
-        generation that was committed that way.
-        """
+    def accepts(self, wanted: Generation) -> bool:
+        """Return whether more VRAM than a budget is no failure: in the first switch of a host, which would otherwise
+        serve nothing, and in the generation that was committed that way."""
         first = self.journal.from_generation is None
         now = None if first else generation_committed.committed(self.paths)
-        kept = now is not None and now.generation == wanted.number and now.over_budget
-        return self.host.measure(wanted, accept=first or kept)
+        return first or (now is not None and now.generation == wanted.number and now.over_budget)
+
+    def measure(self, wanted: Generation) -> Done:
+        return self.host.measure(wanted, accept=self.accepts(wanted))
+
+    def let_return(self, wanted: Generation, serving: Generation | None, moves: Moves) -> Callable[[str], None] | None:
+        """Return what lets clients reach an engine of `wanted` before the end; None if all come back together.
+
+        `serving` is the committed generation. The journal has the engine before the gateway, so that a recovery knows
+        it. What fails here is a warning: the engine comes back with the others.
+        """
+        again = serving is not None and serving.number == wanted.number
+        try:
+            late = not (again or wanted.returns_early) or self.accepts(wanted)
+        except GenerationError as error:
+            self.warn(f"Engines come back together: {error}")
+            return None
+        if serving is None or late or not self.host.has_gateway():
+            return None
+        key = "restored" if again else "provisional"
+
+        def tell(engine: str) -> None:
+            former = getattr(self.journal, key)
+            there = {**former, engine: self.now()}
+            try:
+                with contextlib.suppress(*[JournalLost] if again else []):
+                    self.file.write(**{key: there})
+                done = self.host.return_early(wanted, serving, moves, there, self.journal.phase)
+            except (JournalLost, PhaseFailed) as error:
+                with contextlib.suppress(JournalLost):
+                    self.file.write(**{key: former})
+                return self.warn(f"{engine} comes back with the others: {error}")
+            for text in done.warnings:
+                self.warn(text)
+            return say(f"{engine} is verified{'' if again else ', and provisional'}: {done.detail}")
+
+        def tell_shielded(engine: str) -> None:
+            with self.signals.shielded():
+                tell(engine)
+
+        return tell_shielded
 
     @property
     def committed(self) -> Result:

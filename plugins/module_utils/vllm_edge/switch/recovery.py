@@ -15,7 +15,7 @@ from .host import SwitchedHost
 from .journal import DAMAGED, JournalFile, JournalLost, set_aside_damaged
 from .model import HARMLESS, Direction, Done, Journal, Phase, Result
 from .phases import PhaseRunner
-from .render import describe_route, name_generation, to_sentence
+from .render import describe_provisional, describe_route, name_generation, to_sentence
 from .rollback import end_killed, load_committed
 from .signals import Signals
 from .transaction import begin_journal
@@ -97,6 +97,8 @@ def recover_at_boot(host: SwitchedHost, left: Journal) -> Result:
             Result.ROLLED_BACK, f"{head} Nothing was committed on this host before: no engine is started at boot."
         )
     onward = committed.number == left.generation
+    if not onward:
+        head += describe_provisional(left)
     direction: Direction = "forward" if onward else "back"
 
     def install() -> Done:

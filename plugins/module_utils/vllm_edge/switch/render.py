@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from ..generation.model import Generation
+from ..names import SWITCH_UNIT
 from ..text import WIDTH, cut_line, shorten, table, wrapped
-from .model import Journal
+from .model import ONWARD, Journal
 
 Row = Mapping[str, Any]
 PROFILE = 20
@@ -50,6 +51,20 @@ def render_head(journal: Row) -> list[str]:
 
 def describe_moves(moves: Row, words: Mapping[str, str]) -> str:
     return "; ".join(f"{verb} {', '.join(moves[key])}" for key, verb in words.items() if moves.get(key))
+
+
+def describe_reached(journal: Row) -> str:
+    """Return which engines clients reach again before the commit or on the way back; empty if there is none."""
+    forward = journal.get("direction") == "forward" and journal.get("phase") not in ONWARD
+    provisional = journal.get("provisional") if forward else {}
+    told = ", ".join(provisional or journal.get("restored") or ())
+    return f"clients reach {told} again{', provisional until the commit' if provisional else ''}" if told else ""
+
+
+def describe_provisional(journal: Journal) -> str:
+    """Return a sentence, after a blank, about the engines that clients could reach before their generation was left."""
+    told = ", ".join(f"{name} (from {at_s:.0f} s on)" for name, at_s in journal.provisional.items())
+    return f" Clients could already reach {told}." if told else ""
 
 
 def render_restarts(journal: Row) -> list[str]:
@@ -149,6 +164,13 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 def complain(text: str) -> None:
     say(text, sys.stderr)
+
+
+def explain_unexpected(what: str, error: Exception) -> str:
+    return (
+        f"{what} met an unexpected error: {type(error).__name__}: {error}. That is a mistake of this program; "
+        f"'journalctl -u {SWITCH_UNIT}' has the traceback"
+    )
 
 
 def to_sentence(text: str) -> str:

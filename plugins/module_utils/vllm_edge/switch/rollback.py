@@ -14,13 +14,22 @@ from ..names import SWITCH_UNIT, TARGET
 from ..paths import HostPaths
 from .model import BACK_PHASES, ONWARD, Direction, Done, Journal, Moves, Phase, PhaseFailed, Result
 from .phases import LeftForBoot, PhaseRunner
-from .render import capitalize, complain, describe_over_budget, describe_route, name_generation, say, to_sentence
+from .render import (
+    capitalize,
+    complain,
+    describe_over_budget,
+    describe_provisional,
+    describe_route,
+    name_generation,
+    say,
+    to_sentence,
+)
 
 DECIDE_PATIENCE_S = 120.0
 """How long a rollback retries to read what runs before it goes by the journal instead: Docker or systemd may be
 restarting."""
 DECIDE_POLL_S = 2.0
-UNVERIFIED = frozenset({Phase.AWAY, Phase.STOP, Phase.FREE, Phase.START, Phase.WARM_UP})
+UNVERIFIED = frozenset({Phase.AWAY, Phase.DRAIN, Phase.STOP, Phase.FREE, Phase.START, Phase.WARM_UP})
 """If one of these phases fails on the way back, and the engines are then healthy, pass the canary and are within their
 budgets, the failure is only a warning."""
 EVERY_STEP = f"'journalctl -u {SWITCH_UNIT}' has every step."
@@ -39,6 +48,7 @@ def go_back(
         head = f"{capitalize(name_generation(wanted))} is a calibration and was measured."
     else:
         head = f"{describe_route(change.journal)} failed in phase {failure.phase}. {failure.text}"
+    head += describe_provisional(change.journal)
     if former is not None and former.number == wanted.number:
         # Engines that serve again, or are started by hand, must be reached.
         if (left := change.phase(Phase.BACK, "back", lambda: change.host.back(wanted))) is not None:
@@ -96,6 +106,8 @@ def end_killed(change: PhaseRunner, left: Journal, head: str) -> tuple[Result, s
         return _stop_what_started(change, head, left.start)
     other = _load_other(left, committed, change.paths)
     onward = committed.number == left.generation
+    if not onward:
+        head += describe_provisional(left)
     change.begin_watch(committed, other)
     failures = converge_to(change, committed, other, "forward" if onward else "back")
     if not _serves_again(failures):
@@ -172,14 +184,24 @@ def converge_to(
     """
     host = change.host
     moves = _decide_patiently(change, generation)
+    # Of the engines that go, only these have clients.
+    reached = _only(moves.stop, change.journal.provisional.__contains__)
+    # Those that the switch would have stopped and that still run.
+    restored = {name: change.now() for name in moves.keep if name not in change.journal.keep}
+    change.file.journal = replace(change.journal, restored=restored)
+    if direction == "forward":  # what had been provisional is committed
+        change.file.journal = replace(change.journal, provisional={})
     serving = generation  # then the part of it whose engines became healthy
     acts: Mapping[Phase, Callable[[], Done]] = {
         Phase.AWAY: lambda: host.away(generation, generation, moves),
+        Phase.DRAIN: lambda: host.drain(Moves(stop=reached), generation.limits),
         Phase.STOP: lambda: host.stop(moves),
         Phase.FREE: lambda: host.free(generation, moves),
         Phase.INSTALL: lambda: host.install(generation, moves),
         Phase.START: lambda: host.start(moves),
-        Phase.HEALTHY: lambda: host.healthy(generation, moves, all_of_them=True),
+        Phase.HEALTHY: lambda: host.healthy(
+            generation, moves, all_of_them=True, tell=change.let_return(generation, generation, moves)
+        ),
         Phase.WARM_UP: lambda: host.warm_up(serving, moves),
         Phase.CANARY: lambda: host.canary(serving),
         Phase.MEASURE: lambda: change.measure(generation),

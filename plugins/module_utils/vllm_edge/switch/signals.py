@@ -63,6 +63,17 @@ class Signals:
             raise Interrupted(self.asked)
 
     @contextlib.contextmanager
+    def shielded(self) -> Iterator[None]:
+        """Let no signal interrupt the body, also within `interruptible`; one that arrived takes effect after it."""
+        former, self._open = self._open, False
+        try:
+            yield
+        finally:
+            self._open = former
+        if former:
+            self.check()
+
+    @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
         """Let signals interrupt the body of the `with` statement."""
         try:

@@ -39,13 +39,16 @@ class Transaction(PhaseRunner):
            |   preflight -> prepare -> away -> drain -> stop -> free -> install -> start -> healthy -> warm_up
            |                                -> canary -> measure -> commit -> back -> clean_up  -->  committed
            |
-           +-- failure from away to commit --> rollback.go_back(): away, stop, free, install, start, healthy, warm_up,
-           |                                   canary, measure, back, clean_up  -->  rolled_back, or failed
+           +-- failure from away to commit --> rollback.go_back(): away, drain, stop, free, install, start, healthy,
+           |                                   warm_up, canary, measure, back, clean_up  -->  rolled_back, or failed
            +-- a calibration that was measured: the same way back instead of the commit  -->  measured
            +-- failure in back or clean_up: failed, but the new generation is committed and serves; there is no rollback
            +-- the host shuts down: LeftForBoot; the journal stays unfinished and the boot recovers
 
         rollback.end_killed()    the journal of a killed switch --> the same phases to the committed generation
+
+    From `healthy` on each engine goes its own way (steps.arrivals), and clients reach it when it is verified, before
+    the commit: `provisional`.
 
     `forward` returns a Result and its message; the caller (run.switch) passes both to `finish`, which writes the end of
     the journal. Signals interrupt every phase up to the commit.
@@ -97,7 +100,9 @@ class Transaction(PhaseRunner):
             Phase.FREE: lambda: self.host.free(wanted, moves),
             Phase.INSTALL: lambda: self.host.install(wanted, moves),
             Phase.START: lambda: self.host.start(moves),
-            Phase.HEALTHY: lambda: self.host.healthy(wanted, moves, all_of_them=False),
+            Phase.HEALTHY: lambda: self.host.healthy(
+                wanted, moves, all_of_them=False, tell=self.let_return(wanted, former, moves)
+            ),
             Phase.WARM_UP: lambda: self.host.warm_up(wanted, moves),
             Phase.CANARY: lambda: combine(self.host.canary(wanted), self.host.ask_suite(wanted, moves)),
             Phase.MEASURE: lambda: self.measure(wanted),

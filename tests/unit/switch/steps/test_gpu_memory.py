@@ -331,3 +331,12 @@ def test_other_people_and_a_lost_card_that_nobody_needs_are_warnings(bench: GpuB
     assert bench.machine.measure(wanted).detail == "within budget: GPU 1 0 of 20900 MiB"
     bench.boards.set_module(None)
     assert "VRAM cannot be measured: The NVIDIA kernel module is not loaded" in bench.lost(wanted)
+
+
+def test_one_engine_is_measured_on_its_own_gpus(bench: GpuBench) -> None:
+    wanted = generation_on(bench)
+    with bench.engine_holds(20_600, 1), bench.boards.claim(0, 5_000):
+        assert bench.machine.measure_engine(wanted, "e2b").detail == "GPU 1 20600 of 20900 MiB"
+    with bench.engine_holds(21_000, 1):
+        failed = failure(lambda: bench.machine.measure_engine(wanted, "e2b"))
+    assert failed.engines == ("e2b",) and [row["uuid"] for row in failed.data["gpus"]] == [UUIDS[1]]

@@ -80,7 +80,7 @@ def test_draining_ends_when_twice_in_a_row_nothing_runs_or_at_its_limit(bench: B
     answers = iter([3, 0, 1, 0, 0, 7])
     bench.http.answers["/metrics"] = lambda _: ok(f"vllm:num_requests_running {next(answers)}")
     done = bench.machine.drain(Moves(stop=("e2b",)), Limits(drain_timeout_s=30))
-    assert done.detail == "e2b has no request; 2.0 s" and done.warnings == ()
+    assert done.detail == "e2b has no request; 1.0 s" and done.warnings == ()
     assert next(answers) == 7
     bench.http.answers["/metrics"] = ok(METRICS.format("2.0", "0.0"))
     done = bench.machine.drain(Moves(stop=("e2b",)), Limits(drain_timeout_s=5))
@@ -108,14 +108,16 @@ def test_how_long_the_longer_prompt_is(bench: Bench, longest: int | None, words:
 def test_new_engines_get_work_and_those_that_serve_do_not(bench: Bench) -> None:
     wanted = bench.live(engine("a"), engine("b", port=8060), engine("c", port=8050))
     bench.http.answers["/v1/chat/completions"] = ok(CHAT)
+    bench.let_pass("check_engine")
     done = bench.machine.warm_up(wanted, Moves(keep=("a",), start=("b",), wait=("c",)))
-    assert done.detail.startswith("b, c: 3 requests each, the longest of 960 words; ")
+    assert done.detail == "; ".join(f"{name}: 3 requests, the longest of 960 words, 0.0 s" for name in "bc")
     asked = {(url, len(payload["messages"][0]["content"].split())) for url, _, payload in bench.http.asked}
     assert asked == {(f"http://127.0.0.1:{port}", words) for port in (8060, 8050) for words in (960, 3)}
     assert len(bench.http.asked) == 6
     for port in (8060, 8050):
         first = next(payload for url, _, payload in bench.http.asked if url.endswith(str(port)))
         assert first["messages"][0]["content"] == "Name a colour.", "a client that asks then waits for no long prefill"
+    bench.machine.healthy(wanted, Moves(), all_of_them=False)
     assert bench.machine.warm_up(wanted, Moves(keep=("a",))).detail == "no engine is new"
 
 
@@ -126,6 +128,7 @@ def test_work_that_fails_fails_the_phase_with_vllms_words(bench: Bench) -> None:
         Answer(500, json.dumps(error).encode()) if len(payload["messages"][0]["content"]) > 100 else ok(CHAT)
     )
     bench.http.answers["http://127.0.0.1:8060/v1/chat/completions"] = ok(CHAT)
+    bench.let_pass("check_engine")
     failed = failure(lambda: bench.machine.warm_up(wanted, Moves(start=("a", "b"))))
     assert failed.text == (
         "Engine a does not answer a longer prompt at http://127.0.0.1:8070: HTTP 500: EngineCore encountered an issue. "
@@ -137,6 +140,7 @@ def test_work_that_fails_fails_the_phase_with_vllms_words(bench: Bench) -> None:
 def test_a_canary_of_every_role(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = bench.live(engine("a", served_names=["architect", "worker"]), engine("b", port=8060))
     bench.http.answers["http://127.0.0.1:8070/v1/models"] = models("architect", "worker")
+    bench.machine.healthy(wanted, Moves(), all_of_them=True)
     failed = failure(lambda: bench.machine.canary(wanted))
     assert "Role architect of engine a failed the canary's check completion: " in failed.text
     assert "Role b of engine b failed the canary's check completion: no answer to GET /v1/models" in failed.text
@@ -146,8 +150,10 @@ def test_a_canary_of_every_role(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
     good = [command.Result("a", "architect", True, 0.1, "on", 1, None, ())]
     monkeypatch.setattr(command, "canary", lambda config, timeout_s, ask: good)
     bench.docker.engine("a")
+    bench.machine.healthy(wanted, Moves(), all_of_them=False)
     done = bench.machine.canary(wanted)
-    assert done.detail.startswith("2 served names answer; ") and done.data["canary"][0]["served_name"] == "architect"
+    assert done.detail == "a: architect in 0.0 s; b: architect in 0.0 s"
+    assert done.data["canary"][0]["served_name"] == "architect"
     assert [bench.paths.engine_canary(name).exists() for name in "ab"] == [True, False], "b has no container"
 
 

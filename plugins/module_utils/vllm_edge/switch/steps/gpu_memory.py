@@ -8,11 +8,11 @@ and only processes of ours are ever killed.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...generation.model import Generation
 from ...gpu import slots as gpu_slots
-from ...gpu.budget import Evaluation, Limits, estimate_hidden_reserve, evaluate, settle
+from ...gpu.budget import Evaluation, Limits, Settled, estimate_hidden_reserve, evaluate, settle
 from ...gpu.owners import ENDED, Owner
 from ...names import unit_name
 from ...paths import HostPaths
@@ -293,18 +293,14 @@ def free(host: HostView, wanted: Generation, moves: Moves) -> Done:
     return Release(host, needed, kept).run(wanted.limits.free_timeout_s)
 
 
-def measure(host: HostView, wanted: Generation, *, accept: bool = False) -> Done:
-    """Compare the VRAM of every GPU with its budget and the plan, once the values no longer change.
+def _settle(host: HostView, wanted: Generation, gpus: Collection[str] | None = None) -> tuple[Settled, Lost]:
+    """Compare the VRAM of these GPUs, or of all, with their budgets, once it no longer changes.
 
-    With `accept` engines that use more than their budgets are no failure; memory on a GPU without an engine, and memory
-    that no process holds, always is one. A lost GPU that no engine needs is a warning. Returns rows in `data["gpus"]`,
-    `data["drift"]` (the plan), `data["over_budget"]` (what was accepted) and, of a calibration, `data["measured"]`
-    (`Journal.measured`). Raises PhaseFailed: a GPU is over its
-    budget or cannot be read, or differs from the plan and the operator wants that to fail.
+    Returns the GPUs that do not answer, too. Raises PhaseFailed: a GPU that an engine needs cannot be read.
     """
     slots = load_slots(host.paths)
     limits = Limits(budgets=wanted.budgets_mib, expected={}, foreign=wanted.foreign)
-    needed = sorted({uuid for engine in wanted.engines.values() for uuid in engine.config.gpus})
+    needed = gpus if gpus is not None else {uuid for engine in wanted.engines.values() for uuid in engine.config.gpus}
     numbers = [slot.uuid for slot in slots]
     lost: Lost = ()
 
@@ -321,17 +317,48 @@ def measure(host: HostView, wanted: Generation, *, accept: bool = False) -> Done
                 while True:
                     boards, lost = read_boards(session, slots)
                     try:
-                        require(boards, lost, needed)
+                        require(boards, lost, sorted(needed))
                     except NvmlFailure as failure:
                         if failure.code in FINAL or host.clock() >= deadline:
                             raise
                         host.sleep(POLL_S)
                     else:
-                        return boards
+                        return replace(
+                            boards, gpus=tuple(gpu for gpu in boards.gpus if gpus is None or gpu.uuid in gpus)
+                        )
 
-            result = settle(read, judge, SETTLE_S, clock=host.clock, sleep=host.sleep)
+            return settle(read, judge, SETTLE_S, clock=host.clock, sleep=host.sleep), lost
     except NvmlFailure as failure:
         raise PhaseFailed(f"VRAM cannot be measured: {failure}") from failure
+
+
+def _describe_use(evaluation: Evaluation) -> str:
+    used = (gpu for gpu in evaluation.gpus if gpu.budget_mib)
+    return ", ".join(f"GPU {gpu.reading.index} {gpu.engine_mib} of {gpu.budget_mib} MiB" for gpu in used)
+
+
+def measure_engine(host: HostView, wanted: Generation, engine: str) -> Done:
+    """Compare the VRAM of the GPUs of one engine with their budgets; `measure` does so with all of them, at the end.
+
+    Raises PhaseFailed: one is over its budget or cannot be read.
+    """
+    result, _ = _settle(host, wanted, set(wanted.engines[engine].config.gpus))
+    if result.evaluation.failures:
+        rows = [gpu.as_dict() for gpu in result.evaluation.gpus]
+        raise PhaseFailed(result.evaluation.message, engines=[engine], data={"gpus": rows})
+    return Done(_describe_use(result.evaluation))
+
+
+def measure(host: HostView, wanted: Generation, *, accept: bool = False) -> Done:
+    """Compare the VRAM of every GPU with its budget and the plan, once the values no longer change.
+
+    With `accept` engines that use more than their budgets are no failure; memory on a GPU without an engine, and memory
+    that no process holds, always is one. A lost GPU that no engine needs is a warning. Returns rows in `data["gpus"]`,
+    `data["drift"]` (the plan), `data["over_budget"]` (what was accepted) and, of a calibration, `data["measured"]`
+    (`Journal.measured`). Raises PhaseFailed: a GPU is over its
+    budget or cannot be read, or differs from the plan and the operator wants that to fail.
+    """
+    result, lost = _settle(host, wanted)
     rows = [gpu.as_dict() for gpu in result.evaluation.gpus]
     over = result.evaluation.failures
     if over and not (accept and result.evaluation.only_engines_over):
@@ -339,9 +366,7 @@ def measure(host: HostView, wanted: Generation, *, accept: bool = False) -> Done
     warnings = [*result.evaluation.warnings, *(str(failure) for failure in lost)]
     if not result.settled:
         warnings.append(f"VRAM still moved after {result.waited_s:.0f} s; the last of {result.samples} samples counts.")
-    used = [gpu for gpu in result.evaluation.gpus if gpu.budget_mib]
-    shown = ", ".join(f"GPU {gpu.reading.index} {gpu.engine_mib} of {gpu.budget_mib} MiB" for gpu in used)
-    detail = f"{'over' if over else 'within'} budget: {shown}"
+    detail = f"{'over' if over else 'within'} budget: {_describe_use(result.evaluation)}"
     configs = [engine.config for engine in wanted.engines.values()]
     states = {config.engine: host.read_state(config.engine) for config in configs}
     differences = drift.compare(configs, states, rows)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...engine.startup import Phase as EnginePhase
@@ -16,7 +16,7 @@ from ..model import Done, Moves, PhaseFailed
 from ..render import capitalize
 from ..view import HostView
 
-POLL_S = 0.5
+POLL_S = 0.25
 RESTARTS_ON_THE_WAY_BACK = 2
 """A rollback has no other generation to fall back to, so an engine that failed and may recover gets this many more
 tries."""
@@ -70,9 +70,17 @@ class Loading:
         return not self.serves and not self.problem
 
 
-def wait_until_healthy(host: HostView, wanted: Generation, moves: Moves, *, all_of_them: bool) -> Done:
+def wait_until_healthy(
+    host: HostView,
+    wanted: Generation,
+    moves: Moves,
+    *,
+    all_of_them: bool,
+    arrived: Callable[[Sequence[str]], None],
+) -> Done:
     """Poll the units until all serve, the first one fails, or `limits.healthy_timeout_s` has passed.
 
+    At each poll, `arrived` is called with the engines that serve; what it raises ends the wait.
     Where nobody has changed that limit, it is raised to what the load of one of the engines may take. With
     `all_of_them` (a rollback) this waits for every engine, and then fails with those that do not serve.
     """
@@ -94,6 +102,7 @@ def wait_until_healthy(host: HostView, wanted: Generation, moves: Moves, *, all_
         loading = [engine for engine in engines if engine.waits]
         if failed and not all_of_them:
             raise _build_failure(host, failed, units, now, wanted)
+        arrived([engine.name for engine in engines if engine.serves])
         if now >= limit_s or not loading:
             break
         host.sleep(POLL_S)

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from ...answers.canary_command import Result, full_canary
+from ...answers.canary_command import Result, canary_unless_passed
 from ...answers.checks import Ask, error_text
 from ...answers.model import NOT_SHOWN, write_record
 from ...answers.quality import Options, OutOfTime, Suite, build_record
@@ -22,14 +21,15 @@ from ..model import Done, Moves, PhaseFailed
 from ..view import HostView
 
 METRICS_S = 3.0
-DRAIN_POLL_S = 0.5
+DRAIN_POLL_S = 0.25
 IDLE_POLL_S = 0.25
 IDLE_ASK_S = 1.0
 IDLE_TIMES = 3
 """After this many idle readings, a request that arrived together with SIGTERM has been counted."""
 LONGEST_PROMPT_TOKENS = 1024
 """What an engine with the default max_num_batched_tokens takes in one step; quick on every GPU."""
-WARM_UP_TOKENS = 8
+WARM_UP_TOKENS = 2
+"""The second one is the first that is decoded; the first comes of the prefill."""
 
 
 def _count_requests(config: EngineConfig, timeout_s: float, ask: Ask) -> tuple[int | None, str]:
@@ -115,18 +115,18 @@ def count_words(config: EngineConfig) -> int:
     return max(1, min((config.max_model_len or 2 * LONGEST_PROMPT_TOKENS) // 2, LONGEST_PROMPT_TOKENS) - 64)
 
 
-def warm_up(host: HostView, wanted: Generation, moves: Moves) -> Done:
-    """Send the first requests to new engines, in parallel, so that what they allocate is there when memory is measured.
+def warm_up(host: HostView, wanted: Generation, engine: str) -> Done:
+    """Send a new engine its first requests, so that what they allocate is there when memory is measured.
 
     A short prompt goes first and alone, because the first request compiles kernels: a client that asks at that moment
     waits for that, but not for a long prefill as well. A longer one and another short one at the same time follow, so
     that the engine has run prefill and a batch. `wanted.limits.canary_timeout_s` is the patience with one request.
-    Raises PhaseFailed if an engine does not answer.
+    Raises PhaseFailed if the engine does not answer.
     """
     began = host.clock()
-    configs = [wanted.engines[name].config for name in (*moves.start, *moves.wait)]
+    config = wanted.engines[engine].config
 
-    def ask(config: EngineConfig, what: str, content: str) -> str | None:
+    def ask(what: str, content: str) -> str | None:
         answer = host.ask(
             config.url,
             "/v1/chat/completions",
@@ -142,49 +142,32 @@ def warm_up(host: HostView, wanted: Generation, moves: Moves) -> Done:
         if answer.ok:
             return None
         why = answer.error if answer.status is None else f"HTTP {answer.status}: {error_text(answer)}"
-        return f"Engine {config.engine} does not answer {what} at {config.url}: {why}"
+        return f"Engine {engine} does not answer {what} at {config.url}: {why}"
 
-    def ask_all(config: EngineConfig) -> str | None:
-        beside = {"a longer prompt": " ".join(["on"] * count_words(config)), "a short prompt": "Name a number."}
-        problem = ask(config, "a short prompt", "Name a colour.")
-        problems = [problem] if problem else call_in_parallel(lambda item: ask(config, *item), list(beside.items()))
-        return next(filter(None, problems), None)
-
-    answers = zip(configs, call_in_parallel(ask_all, configs), strict=True)
-    problems = {config.engine: problem for config, problem in answers if problem}
-    if problems:
-        units = " ".join(f"-u vllm-{name}" for name in problems)
+    words = count_words(config)
+    beside = {"a longer prompt": " ".join(["on"] * words), "a short prompt": "Name a number."}
+    problem = ask("a short prompt", "Name a colour.")
+    problems = [problem] if problem else call_in_parallel(lambda item: ask(*item), list(beside.items()))
+    if problem := next(filter(None, problems), None):
         raise PhaseFailed(
-            f"{'. '.join(text.rstrip('.') for text in problems.values())}. 'journalctl {units}' has vLLM's own words.",
-            engines=problems,
+            f"{problem.rstrip('.')}. 'journalctl -u vllm-{engine}' has vLLM's own words.", engines=[engine]
         )
-    names = ", ".join(config.engine for config in configs)
-    if not names:
-        return Done("no engine is new")
-    return Done(
-        f"{names}: 3 requests each, the longest of {max(map(count_words, configs))} words; {host.clock() - began:.1f} s"
-    )
+    return Done(f"{engine}: 3 requests, the longest of {words} words, {host.clock() - began:.1f} s")
 
 
-def run_canary(host: HostView, wanted: Generation) -> Done:
-    """Run the canary for every served name of every engine, the engines in parallel; rows are `data["canary"]`.
+def run_canary(host: HostView, wanted: Generation, engine: str) -> Done:
+    """Run the canary for every served name of an engine; rows are `data["canary"]`.
 
-    For each engine it is recorded which run of its container has passed. Raises PhaseFailed if a served name fails.
+    It is recorded which run of its container has passed; while that lasts, it is asked for one token only. Raises
+    PhaseFailed if a served name fails.
     """
     began = host.clock()
-    timeout_s = wanted.limits.canary_timeout_s
-    groups = call_in_parallel(
-        lambda config: full_canary(config, host.paths, host.docker, timeout_s, host.ask),
-        [engine.config for engine in wanted.engines.values()],
-    )
-    results = [result for group in groups for result in group]
-    rows: list[Mapping[str, Any]] = [asdict(result) for result in results]
-    failed = [result for result in results if not result.ok]
-    if failed:
-        raise PhaseFailed(
-            " ".join(describe_failures(failed)), engines=dict.fromkeys(r.engine for r in failed), data={"canary": rows}
-        )
-    return Done(f"{len(results)} served names answer; {host.clock() - began:.1f} s", data={"canary": rows})
+    config, timeout_s = wanted.engines[engine].config, wanted.limits.canary_timeout_s
+    results = canary_unless_passed(config, host.paths, host.docker, timeout_s, host.ask)
+    data = {"canary": [asdict(result) for result in results]}
+    if failed := [result for result in results if not result.ok]:
+        raise PhaseFailed(" ".join(describe_failures(failed)), engines=[engine], data=data)
+    return Done(f"{engine}: {', '.join(one.served_name for one in results)} in {host.clock() - began:.1f} s", data=data)
 
 
 def ask_suite(host: HostView, wanted: Generation, moves: Moves) -> Done:
