@@ -15,16 +15,16 @@ import yaml
 from helpers import ROOT, list_files
 
 LINES = {
-    "plugins": 50_300,
+    "plugins": 50_700,
     "roles": 8_860,
     "playbooks": 2_390,
     "group_vars": 715,
-    "meta": 500,
+    "meta": 505,
     "lab": 8_320,
     "tools": 1_890,
     "tests": 45_000,
     "molecule": 5_040,
-    "docs": 3_140,
+    "docs": 3_150,
 }
 """The most lines of each folder, a little above what is there. It is a reminder to take away what a change replaces; a
 commit that raises a number says why."""
