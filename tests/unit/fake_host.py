@@ -245,11 +245,6 @@ class Bench:
         for step in steps:
             setattr(self.machine, step, lambda *_, **__: Done(data={"canary": ()}))
 
-    def sleep_slowly(self, seconds: float) -> None:
-        """Let threads of the program keep up with the clock."""
-        time.sleep(0.02)
-        self.clock.sleep(seconds)
-
     def stored(self, *engines: Any, **more: Any) -> Generation:
         return store.load(self.paths, put(self.paths, rendered(*engines, **more)))
 
