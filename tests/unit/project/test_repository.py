@@ -23,7 +23,7 @@ LINES = {
     "lab": 8_320,
     "tools": 1_890,
     "tests": 45_000,
-    "molecule": 5_040,
+    "molecule": 5_060,
     "docs": 3_150,
 }
 """The most lines of each folder, a little above what is there. It is a reminder to take away what a change replaces; a
