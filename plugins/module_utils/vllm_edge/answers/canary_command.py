@@ -225,9 +225,8 @@ def find_recorded(config: EngineConfig, paths: HostPaths, docker: DockerEngine) 
     except (OSError, ValueError):
         return []
     asked = [(result.served_name, tuple(check.check for check in result.checks)) for result in passed.results]
-    if asked != [(name, list_due(config, name)) for name in config.served_names] or passed.run != find_run(
-        config, docker
-    ):
+    due = [(name, list_due(config, name)) for name in config.served_names]
+    if asked != due or passed.run != find_run(config, docker):
         return []
     return list(passed.results)
 

@@ -493,8 +493,9 @@ def run_checks(clients: Sequence[Client]) -> list[Checked]:
         name.checks.append(Check(check, outcome, round(now - begin, 3), detail))
         name.seconds = round(now - began, 3)
 
-    beside = [(name, NAMES[0]) for name in names] + [(name, check) for name in names[:1] for check in CHECKS]
-    call_in_parallel(lambda one: ask(*one), [one for one in beside if one[1] != ALONE])
+    beside = [(name, NAMES[0]) for name in names]
+    beside += [(name, check) for name in names[:1] for check in CHECKS if check != ALONE]
+    call_in_parallel(lambda one: ask(*one), beside)
     if names and not any(name.silent for name in names):
         ask(names[0], ALONE)
     return names

@@ -167,22 +167,22 @@ class PhaseRunner:
             former = getattr(self.journal, key)
             there = {**former, engine: self.now()}
             try:
-                with contextlib.suppress(*[JournalLost] if again else []):
+                try:
                     self.file.write(**{key: there})
+                except JournalLost:
+                    if not again:  # what is committed comes back without the journal, too
+                        raise
                 done = self.host.return_early(wanted, serving, moves, there, self.journal.phase)
             except (JournalLost, PhaseFailed) as error:
                 with contextlib.suppress(JournalLost):
                     self.file.write(**{key: former})
-                return self.warn(f"{engine} comes back with the others: {error}")
+                self.warn(f"{engine} comes back with the others: {error}")
+                return
             for text in done.warnings:
                 self.warn(text)
-            return say(f"{engine} is verified{'' if again else ', and provisional'}: {done.detail}")
+            say(f"{engine} is verified{'' if again else ', and provisional'}: {done.detail}")
 
-        def tell_shielded(engine: str) -> None:
-            with self.signals.shielded():
-                tell(engine)
-
-        return tell_shielded
+        return self.signals.shielded()(tell)
 
     @property
     def committed(self) -> Result:

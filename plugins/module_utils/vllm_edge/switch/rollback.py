@@ -188,9 +188,8 @@ def converge_to(
     reached = _only(moves.stop, change.journal.provisional.__contains__)
     # Those that the switch would have stopped and that still run.
     restored = {name: change.now() for name in moves.keep if name not in change.journal.keep}
-    change.file.journal = replace(change.journal, restored=restored)
-    if direction == "forward":  # what had been provisional is committed
-        change.file.journal = replace(change.journal, provisional={})
+    provisional = change.journal.provisional if direction == "back" else {}  # else it is committed
+    change.file.journal = replace(change.journal, restored=restored, provisional=provisional)
     serving = generation  # then the part of it whose engines became healthy
     acts: Mapping[Phase, Callable[[], Done]] = {
         Phase.AWAY: lambda: host.away(generation, generation, moves),

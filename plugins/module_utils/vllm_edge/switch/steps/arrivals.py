@@ -32,7 +32,7 @@ class Arrival:
     engine: str
     steps: dict[Phase, Step]
     ended: dict[Phase, Done | PhaseFailed] = field(default_factory=dict)
-    worker: Worker | None = None
+    worker: Worker = field(init=False)
     told: bool = False
     left: threading.Event = field(default_factory=threading.Event)
     """Set where no further step shall begin."""
@@ -42,7 +42,7 @@ class Arrival:
         return all(isinstance(self.ended.get(phase), Done) for phase in self.steps)
 
     def is_past(self, phase: Phase) -> bool:
-        return phase not in self.steps or phase in self.ended or self.worker is None or not self.worker.is_alive()
+        return phase not in self.steps or phase in self.ended or not self.worker.is_alive()
 
 
 class Arrivals:
@@ -76,8 +76,7 @@ class Arrivals:
         for arrival in self._found.values():
             arrival.left.set()
         for arrival in self._found.values():
-            if arrival.worker is not None:
-                arrival.worker.join(LEAVE_S / len(self._found))
+            arrival.worker.join(LEAVE_S / len(self._found))
 
     def _pass(self, arrival: Arrival) -> None:
         """Take the first step of an engine, which allocates its memory, then the others side by side."""
@@ -123,8 +122,7 @@ class Arrivals:
         """
         while waited_for := [arrival for arrival in self._found.values() if not arrival.is_past(phase)]:
             self.look()
-            if waited_for[0].worker is not None:
-                waited_for[0].worker.join(WAIT_S)
+            waited_for[0].worker.join(WAIT_S)
         self.look()
         arrivals = [self._found[name] for name in self._order if name in self._found]
         ended = [arrival.ended[phase] for arrival in arrivals if phase in arrival.ended]
