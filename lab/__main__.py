@@ -32,6 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="lab", description="A simulated XR7620 in local containers.")
     add_option(parser, "--name", "VLLM_EDGE_LAB_NAME", "vllm-edge-lab", "name of the lab")
     add_option(parser, "--ssh-port", "VLLM_EDGE_LAB_SSH_PORT", 22022, "loopback port of its ssh")
+    add_option(parser, "--join", "VLLM_EDGE_LAB_JOIN", "", "name of the lab whose network and vendors the host has")
     gateway = "loopback port of its gateway; 0 for the port of ssh and 400"
     add_option(parser, "--gateway-port", "VLLM_EDGE_LAB_GATEWAY_PORT", 0, gateway)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -40,6 +41,7 @@ def main() -> None:
     another.add_argument("release", choices=("0.33.0",), help="release of vLLM")
     bring = commands.add_parser("up", help="bring the lab up")
     bring.add_argument("--medium", default="", help="directory that a new host has, read-only, as a carried disk")
+    bring.add_argument("--copy", default="", help="name of a lab whose host a new one begins as a copy of")
     lesser = f"`{LESSER}`: the engines of a new host compute as on a CPU without AVX-512 and AMX"
     add_option(bring, "--cpu", "VLLM_EDGE_LAB_CPU", "", lesser)
     overhead = "a new host whose engines take another overhead, within what is published; any word"
@@ -50,8 +52,12 @@ def main() -> None:
     remove.add_argument("--keep-images", action="store_true", help="keep images and cache for the next time")
     again = commands.add_parser("reboot", help="reboot the host; returns when it can be logged in")
     again.add_argument("--hard", action="store_true", help="a power cut: every process killed, nothing is told")
-    commands.add_parser("cut", help="cut the host from the vendors and from everything but ssh")
-    commands.add_parser("reconnect", help="undo `cut`")
+    for name, meaning in (
+        ("cut", "cut the host from the vendors and from everything but ssh"),
+        ("reconnect", "undo `cut`"),
+    ):
+        link = commands.add_parser(name, help=meaning)
+        link.add_argument("--peer", default="", help="name of a lab of the same network: only what goes to its host")
     offline = commands.add_parser("offline", help="a command of this machine in the host's network, cut where that is")
     offline.add_argument("words", nargs=argparse.REMAINDER, help="command to run")
     shell = commands.add_parser("shell", help="a shell on the host, or one command there")
@@ -67,7 +73,7 @@ def main() -> None:
         except ValueError as problem:
             parser.error(str(problem))
     host = (options.medium, options.cpu, options.seed, options.gpus)
-    server = Server(options.name, options.ssh_port, *host, options.gateway_port)
+    server = Server(options.name, options.ssh_port, *host, options.gateway_port, options.join)
     match options.command:
         case "images":
             prepare()
@@ -83,8 +89,12 @@ def main() -> None:
         case "shell":
             words = ssh_command(server)
             os.execvp(words[0], [*words, *(["-t"] if not options.words else []), *options.words])
+        case "up":
+            up(server, options.copy)
+        case "status":
+            status(server)
         case command:
-            {"up": up, "cut": cut, "reconnect": reconnect, "status": status}[command](server)
+            {"cut": cut, "reconnect": reconnect}[command](server, options.peer)
 
 
 if __name__ == "__main__":

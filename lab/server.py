@@ -12,6 +12,7 @@ import subprocess
 import tarfile
 import time
 import urllib.request
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,8 @@ ANOTHER = (
 )
 GATEWAY_PORT = 8443
 """Port of the host's gateway, as inventories/lab has it."""
+VOLUMES = {"docker": "/var/lib/docker", "data": "/data"}
+"""A host's disks, and where it has them."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +101,17 @@ class Server:
     """The GPUs of a new host, as VLLM_EDGE_LAB_GPUS has them; empty for four L4."""
     gateway_port: int = 0
     """Port of this machine that leads to GATEWAY_PORT of a new host; 0 for one that follows from the port of ssh."""
+    join: str = ""
+    """Name of the lab whose network and vendors the host has; empty for its own."""
 
     def __post_init__(self) -> None:
-        """Refuse a name that Docker does not take; it is also the name of a directory that is removed."""
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", self.name):
-            raise SystemExit(
-                f"lab: VLLM_EDGE_LAB_NAME is {self.name[:80]!a}; a name has up to 63 letters, digits, '_', '.' and "
-                "'-', and begins with a letter or digit"
-            )
+        """Refuse names that Docker does not take; the first is also the name of a directory that is removed."""
+        for variable, name in (("NAME", self.name), ("JOIN", self.network)):
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", name):
+                raise SystemExit(
+                    f"lab: VLLM_EDGE_LAB_{variable} is {name[:80]!a}; a name has up to 63 letters, digits, '_', '.' "
+                    "and '-', and begins with a letter or digit"
+                )
 
     @property
     def published_gateway_port(self) -> int:
@@ -116,8 +122,12 @@ class Server:
         return f"{self.name}-host"
 
     @property
+    def network(self) -> str:
+        return self.join or self.name
+
+    @property
     def vendors(self) -> str:
-        return f"{self.name}-vendors"
+        return f"{self.network}-vendors"
 
     @property
     def generated(self) -> Path:
@@ -154,8 +164,8 @@ def container_state(name: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else "absent"
 
 
-def up(server: Server) -> None:
-    """Bring the lab up, or leave it as it is where it already runs."""
+def up(server: Server, copy_of: str = "") -> None:
+    """Bring the lab up, or leave it as it is where it already runs; a new host begins as a copy of another lab's."""
     if (
         server.gpus
         and container_state(server.host) != "absent"
@@ -166,8 +176,8 @@ def up(server: Server) -> None:
             f"({gpus_of(server) or '4xL4'}). A host keeps its GPUs: remove it by `make lab-down`, or {ANOTHER}"
         )
     names = prepare()
-    for name in (server.host, server.vendors):
-        if container_state(name) != "absent" and not labelled(server, name):
+    for lab, name in ((server.name, server.host), (server.network, server.vendors)):
+        if container_state(name) != "absent" and not labelled(lab, name):
             raise SystemExit(
                 f"lab: there is a container {name} that the lab did not make; it stays as it is: {ANOTHER}"
             )
@@ -176,12 +186,12 @@ def up(server: Server) -> None:
             f"lab: there is a lab {server.name} already, and its keys are not in {server.generated}: another checkout "
             f"made it. Remove it by `make lab-down`, or {ANOTHER}"
         )
-    if docker("network", "inspect", server.name, check=False).returncode != 0:
-        docker("network", "create", f"--label={LABEL}={server.name}", server.name)
+    if docker("network", "inspect", server.network, check=False).returncode != 0:
+        docker("network", "create", f"--label={LABEL}={server.network}", server.network)
     start_vendors(server, names)
     with alone():
         publish_engine_image(names["engine"])
-    start_host(server, names["host"])
+    start_host(server, names["host"], copy_of=copy_of)
     certificate = server.generated / "index.pem"
     wait = "until test -s /srv/index.pem; do sleep 0.1; done; cat /srv/index.pem"
     certificate.write_text(docker_output("exec", server.vendors, "timeout", "30", "sh", "-c", wait) + "\n")
@@ -204,14 +214,14 @@ def start_vendors(server: Server, names: dict[str, str]) -> None:
     images = cache_directory() / "images"
     images.mkdir(exist_ok=True)
     with stage("vendors: apt repositories, package index, model hub, image registry"):
-        for container in labelled(server, server.vendors):
+        for container in labelled(server.network, server.vendors):
             docker("rm", "--force", "--volumes", container, check=False)
         docker(
             "create",
             f"--name={server.vendors}",
-            f"--label={LABEL}={server.name}",
+            f"--label={LABEL}={server.network}",
             f"--label={LABEL}.inputs={wanted}",
-            f"--network={server.name}",
+            f"--network={server.network}",
             *[f"--network-alias={alias}" for alias in VENDORS_ALIASES],
             "--publish=127.0.0.1::5000",
             f"--volume={names['apt']}:/srv/apt:ro",
@@ -244,32 +254,50 @@ def publish_engine_image(image: str, release: str = VERSION) -> None:
     pushed.write_text(identity)
 
 
-def start_host(server: Server, image: str, *options: str) -> None:
+def start_host(server: Server, image: str, *options: str, copy_of: str = "") -> None:
     """Boot the host and wait until it answers with the known host key; one that is there keeps what it holds."""
     state = container_state(server.host)
     if state == "running":
         return
     with stage("boot the host"):
         if state == "absent":
-            create_host(server, image, *options)
+            create_host(server, copy_disks(server, copy_of) if copy_of else image, *options)
+            if copy_of:
+                (identity := server.generated / "machine-id").write_text(f"{uuid.uuid4().hex}\n")
+                copy_in(server, identity, "/etc/machine-id", 0, mode=0o444)
         docker("start", server.host)
         wait_for_ssh(server, 60)
+
+
+def copy_disks(server: Server, name: str) -> str:
+    """Copy the volumes of the host of the lab `name`, which is paused meanwhile; returns an image of its system."""
+    source = Server(name, 0)
+    docker("pause", source.host, check=False)  # one that is switched off need not be
+    try:
+        image = docker_output("commit", "--pause=false", f"--change=LABEL {LABEL}.copy={server.name}", source.host)
+        for volume in VOLUMES:
+            docker("volume", "create", f"--label={LABEL}={server.name}", f"{server.name}-{volume}")
+            disks = [f"--volume={source.name}-{volume}:/from:ro", f"--volume={server.name}-{volume}:/to"]
+            docker("run", "--rm", "--cap-add=SYS_ADMIN", *disks, "--entrypoint=cp", image, "-a", "/from/.", "/to")
+    finally:
+        docker("unpause", source.host, check=False)
+    return image
 
 
 def create_host(server: Server, image: str, *options: str) -> None:
     """Make the host's container, with fresh keys, and leave it switched off. Options are those of `docker create`."""
     keys(server)
-    for volume in ("docker", "data"):
+    for volume in VOLUMES:
         docker("volume", "create", f"--label={LABEL}={server.name}", f"{server.name}-{volume}")
     docker(
         "create",
         f"--name={server.host}",
         f"--label={LABEL}={server.name}",
-        "--hostname=xr7620-lab",
+        f"--hostname={server.name if server.join else 'xr7620-lab'}",
         "--stop-signal=SIGRTMIN+3",
         # A host that reboots itself comes back; one that this program stopped waits for it.
         "--restart=unless-stopped",
-        f"--network={server.name}",
+        f"--network={server.network}",
         f"--publish=127.0.0.1:{server.ssh_port}:22",
         f"--publish=127.0.0.1:{server.published_gateway_port}:{GATEWAY_PORT}",
         *machine_options(),
@@ -279,8 +307,7 @@ def create_host(server: Server, image: str, *options: str) -> None:
         *([f"--env=VLLM_EDGE_LAB_CPU={server.cpu}"] if server.cpu else []),
         *([f"--env=VLLM_EDGE_LAB_SEED={server.seed}"] if server.seed else []),
         *([f"--env=VLLM_EDGE_LAB_GPUS={server.gpus}"] if server.gpus else []),
-        f"--volume={server.name}-docker:/var/lib/docker",
-        f"--volume={server.name}-data:/data",
+        *[f"--volume={server.name}-{volume}:{place}" for volume, place in VOLUMES.items()],
         *([f"--mount=type=bind,readonly,source={server.medium},target={MEDIUM}"] if server.medium else []),
         *options,
         image,
@@ -300,7 +327,7 @@ def start_neighbour(server: Server) -> str:
     """
     name, port = f"{server.name}-neighbour", read_gateway_port(server)
     docker("rm", "--force", "--volumes", name, check=False)
-    words = [f"--name={name}", f"--label={LABEL}={server.name}", f"--network={server.name}", *machine_options()]
+    words = [f"--name={name}", f"--label={LABEL}={server.name}", f"--network={server.network}", *machine_options()]
     docker("run", "--detach", *words, "--entrypoint=sh", host_image(), "-c", BOOT)
     booted = "until systemctl is-system-running --wait | grep -qE 'running|degraded'; do sleep 0.2; done"
     docker("exec", name, "timeout", "60", "sh", "-c", booted)
@@ -309,10 +336,10 @@ def start_neighbour(server: Server) -> str:
     return name
 
 
-def copy_in(server: Server, source: Path, target: str, owner: int) -> None:
-    """Copy a file with mode 0600, and the owner's ids, into the host's container, which need not run."""
+def copy_in(server: Server, source: Path, target: str, owner: int, mode: int = 0o600) -> None:
+    """Copy a file with the mode, and the owner's ids, into the host's container, which need not run."""
     entry, content, archive = tarfile.TarInfo(Path(target).name), source.read_bytes(), io.BytesIO()
-    entry.size, entry.mode, entry.uid, entry.gid, entry.mtime = len(content), 0o600, owner, owner, int(time.time())
+    entry.size, entry.mode, entry.uid, entry.gid, entry.mtime = len(content), mode, owner, owner, int(time.time())
     with tarfile.open(fileobj=archive, mode="w") as packed:
         packed.addfile(entry, io.BytesIO(content))
     command = [*docker_command(), "cp", "-", f"{server.host}:{Path(target).parent}"]
@@ -403,10 +430,10 @@ def reboot(server: Server, hard: bool) -> None:
         wait_for_ssh(server, 60, whole_boot=False)
 
 
-def vendors_address(server: Server, network: str = "") -> str:
-    """Address of the vendors on the lab's network, or on another."""
-    form = f'{{{{(index .NetworkSettings.Networks "{network or server.name}").IPAddress}}}}'
-    return docker_output("inspect", "--format", form, server.vendors)
+def address(container: str, network: str) -> str:
+    """Address of a container on a network."""
+    form = f'{{{{(index .NetworkSettings.Networks "{network}").IPAddress}}}}'
+    return docker_output("inspect", "--format", form, container)
 
 
 def read_gateway_port(server: Server) -> int:
@@ -429,38 +456,48 @@ def write_variables(server: Server, names: dict[str, str]) -> None:
         "ansible_ssh_private_key_file": str(server.generated / "id_ed25519"),
         "ansible_ssh_common_args": f"-o UserKnownHostsFile={server.generated / 'known_hosts'} -o IdentitiesOnly=yes",
         "lab_fingerprints": fingerprints,
+        "lab_address": address(server.host, server.network),
         "lab_gateway_port": read_gateway_port(server),
         "lab_gpus": [
             {"name": card["name"], "memory_mib": int(card["total_mib"])} for card in read_cards(gpus_of(server))
         ],
         # Containers do not know the names that the host knows, so they reach the package index by a proxy.
-        "lab_proxy": f"http://{vendors_address(server)}:3128",
-        "lab_proxy_of_staging": f"http://{vendors_address(server, 'bridge')}:3128",
+        "lab_proxy": f"http://{address(server.vendors, server.network)}:3128",
+        "lab_proxy_of_staging": f"http://{address(server.vendors, 'bridge')}:3128",
         # For whoever downloads on this machine, which does not know the names that the host knows.
         "lab_distribution_image": names["distribution"],
         "lab_index_certificate": str(server.generated / "index.pem"),
-        "lab_hub": f"http://{vendors_address(server)}:8081",
+        "lab_hub": f"http://{address(server.vendors, server.network)}:8081",
         "lab_registry": docker_output("port", server.vendors, "5000/tcp").splitlines()[0],
     }
     (server.generated / "vars.json").write_text(json.dumps(variables, indent=2) + "\n")
 
 
-def labelled(server: Server, name: str = "") -> list[str]:
+def labelled(lab: str, name: str = "") -> list[str]:
+    """Containers that a lab made, or its container of that name."""
     named = [f"--filter=name=^/?{re.escape(name)}$"] if name else []
-    return docker_output(
-        "ps", "--all", "--quiet", "--no-trunc", f"--filter=label={LABEL}={server.name}", *named
-    ).split()
+    return docker_output("ps", "--all", "--quiet", "--no-trunc", f"--filter=label={LABEL}={lab}", *named).split()
 
 
 def remove(server: Server) -> None:
-    """Remove what carries this lab's label: containers, volumes and network; and its keys."""
-    label = f"--filter=label={LABEL}={server.name}"
-    if containers := labelled(server):
+    """Remove what carries this lab's label: containers, volumes, copies and network; and its keys.
+
+    The network and its vendors stay while a host of another lab has them.
+    """
+    label, vendors = f"--filter=label={LABEL}={server.name}", labelled(server.network, server.vendors)
+    if containers := [container for container in labelled(server.name) if container not in vendors]:
         docker("rm", "--force", "--volumes", *containers, check=False)
     if volumes := docker_output("volume", "ls", "--quiet", label).split():
         docker("volume", "rm", *volumes, check=False)
-    if networks := docker_output("network", "ls", "--quiet", label).split():
-        docker("network", "rm", *networks, check=False)
+    if copies := docker_output("image", "ls", "--quiet", f"--filter=label={LABEL}.copy={server.name}").split():
+        docker("image", "rm", *copies, check=False)
+    users = docker_output("ps", "--all", "--quiet", "--no-trunc", f"--filter=network={server.network}").split()
+    if not set(users) - set(vendors):
+        if vendors:
+            docker("rm", "--force", "--volumes", *vendors, check=False)
+        owned = f"--filter=label={LABEL}={server.network}"
+        if networks := docker_output("network", "ls", "--quiet", owned).split():
+            docker("network", "rm", *networks, check=False)
     shutil.rmtree(server.generated, ignore_errors=True)
 
 
@@ -474,7 +511,9 @@ def down(server: Server, keep_images: bool) -> None:
     if keep_images:
         return
     form = f'{{{{.Label "{LABEL}"}}}}'
-    for name in set(docker_output("ps", "--all", f"--filter=label={LABEL}", "--format", form).split()):
+    names = set(docker_output("ps", "--all", f"--filter=label={LABEL}", "--format", form).split())
+    # Those first whose hosts have the network of another lab.
+    for name in sorted(names, key=lambda name: container_state(f"{name}-vendors") != "absent"):
         remove(Server(name, server.ssh_port))
     remove_images()
     stop_engine_started_by_lab()
@@ -488,28 +527,37 @@ def host_iptables(server: Server, action: str, rule: str, check: bool = True) ->
     return run([*command, action, *rule.split()], check=check, quiet=True).returncode == 0
 
 
-def cut(server: Server) -> None:
+def cut_rules(server: Server, peer: str = "") -> tuple[str, ...]:
+    """What takes the network away from the host, or only the host of the lab `peer`, whose packets are lost."""
+    if not peer:
+        return CUT_RULES
+    other = json.loads((Server(peer, 0).generated / "vars.json").read_text())["lab_address"]
+    return (f"INPUT --source {other} --jump DROP", f"OUTPUT --destination {other} --jump DROP")
+
+
+def cut(server: Server, peer: str = "") -> None:
     """Take the network away from the host: vendors, names and every address; ssh to it goes on.
 
-    Docker's own way, an internal network, would silently take the published ssh port away too.
+    Docker's own way, an internal network, would silently take the published ssh port away too. With `peer` the host
+    loses that lab's host alone, and connections to it hang.
     """
     if container_state(server.host) != "running":
         raise SystemExit(f"lab: {server.host} does not run, so there is nothing to cut; `python -m lab up` starts it")
-    for rule in CUT_RULES:
+    for rule in cut_rules(server, peer):
         if not host_iptables(server, "--check", rule, check=False):
             host_iptables(server, "--append", rule)
-    if server.name in networks(server.vendors):
-        docker("network", "disconnect", server.name, server.vendors)
+    if not peer and server.network in networks(server.vendors):
+        docker("network", "disconnect", server.network, server.vendors)
 
 
-def reconnect(server: Server) -> None:
-    """Give the host its network back."""
-    for rule in CUT_RULES:
+def reconnect(server: Server, peer: str = "") -> None:
+    """Give the host its network back, or the host of the lab `peer`."""
+    for rule in cut_rules(server, peer):
         if host_iptables(server, "--check", rule, check=False):
             host_iptables(server, "--delete", rule)
-    if server.name not in networks(server.vendors):
+    if server.network not in networks(server.vendors):
         aliases = [f"--alias={alias}" for alias in VENDORS_ALIASES]
-        docker("network", "connect", *aliases, server.name, server.vendors)
+        docker("network", "connect", *aliases, server.network, server.vendors)
 
 
 def offline_command(server: Server, words: list[str]) -> list[str]:

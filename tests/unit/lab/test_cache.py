@@ -103,12 +103,15 @@ class Docker:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: str) -> None:
         self.answers, self.told = answers, []
+        self.of_containers: dict[str, str] = {}
+        """What `ps` answers, by its last argument."""
         monkeypatch.setattr(lab.server, "docker_output", self.output)
         monkeypatch.setattr(lab.server, "docker", self.run)
 
     def output(self, *words: Any) -> str:
         self.told.append(words)
-        return self.answers.get(str(words[0]), "")
+        answer = self.answers.get(str(words[0]), "")
+        return self.of_containers.get(str(words[-1]), answer) if words[0] == "ps" else answer
 
     def run(self, *words: Any, **_: Any) -> subprocess.CompletedProcess[str]:
         self.told.append(words)
@@ -116,18 +119,42 @@ class Docker:
 
 
 @pytest.mark.slow
-def test_only_what_carries_the_label_is_removed(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("join", "others", "expected"),
+    [
+        ("", "", [("--force", "--volumes", "host"), ("--force", "--volumes", "vendors"), ("rm", "net1")]),
+        # A host of another lab keeps network and vendors, whose own lab the removed one is or is not.
+        ("", "other", [("--force", "--volumes", "host")]),
+        ("first", "other", [("--force", "--volumes", "host")]),
+        ("first", "", [("--force", "--volumes", "host"), ("--force", "--volumes", "vendors"), ("rm", "net1")]),
+    ],
+)
+def test_only_what_carries_the_label_is_removed(
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    join: str,
+    others: str,
+    expected: list[tuple[str, ...]],
+) -> None:
     monkeypatch.setattr(lab.server, "LAB", tmp_path)
-    docker = Docker(monkeypatch, ps="id1 id2", volume="mine-docker mine-data", network="net1")
-    lab.server.remove(Server("mine", 22022))
+    network = join or "mine"
+    docker = Docker(monkeypatch, volume="mine-docker mine-data", network="net1", image="copy1")
+    docker.of_containers = {
+        f"--filter=name=^/?{network}\\-vendors$": "vendors",
+        f"--filter=network={network}": f"vendors {others}",
+        "--filter=label=vllm-edge-lab=mine": "host" if join else "host vendors",
+    }
+    lab.server.remove(Server("mine", 22022, join=join))
     removed = [words[1:] for words in docker.told if words[0] == "rm" or words[1] == "rm"]
-    assert removed == [
-        ("--force", "--volumes", "id1", "id2"),
-        ("rm", "mine-docker", "mine-data"),
-        ("rm", "net1"),
+    assert removed == [expected[0], ("rm", "mine-docker", "mine-data"), ("rm", "copy1"), *expected[1:]]
+    assert [
+        words[3] for words in docker.told if words[:2] in (("volume", "ls"), ("image", "ls"), ("network", "ls"))
+    ] == [
+        "--filter=label=vllm-edge-lab=mine",
+        "--filter=label=vllm-edge-lab.copy=mine",
+        *([] if others else [f"--filter=label=vllm-edge-lab={network}"]),
     ]
-    asked = [words for words in docker.told if words[0] == "ps" or words[1] == "ls"]
-    assert asked and all("--filter=label=vllm-edge-lab=mine" in words for words in asked)
 
 
 @pytest.mark.slow
@@ -137,7 +164,7 @@ def test_a_stranger_with_the_name_of_the_host_is_left_alone(cache: Path, monkeyp
     with pytest.raises(SystemExit, match="a container mine-host that the lab did not make"):
         lab.server.up(Server("mine", 22022))
     lab.server.remove(Server("mine", 22022))
-    assert {words[0] for words in docker.told} <= {"ps", "inspect", "volume", "network"}
+    assert {words[0] for words in docker.told} <= {"ps", "inspect", "volume", "image", "network"}
     assert not [words for words in docker.told if "rm" in words]
 
 
