@@ -493,7 +493,8 @@ class Gateway:
             "serving_gateway_waiting": 4,
             "serving_gateway_replicas": {},
             "serving_gateway_engines": [*ENGINES, "absent"],
-            "__serving_gateway_url": "https://[fd00::1]:8443",
+            "__serving_gateway_asked": "[fd00::1]:8443",
+            "__serving_gateway_fleet": {},
             "serving_gateway_max_tokens": 32768,
             **variables,
         }
