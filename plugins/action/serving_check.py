@@ -20,8 +20,17 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from ..module_utils.vllm_edge.answers import suite
-from ..module_utils.vllm_edge.inventory import gateway, image_answer, measuring, pins, profiles, reports, variables
-from ..module_utils.vllm_edge.inventory.engine_inputs import find_secret_fault
+from ..module_utils.vllm_edge.inventory import (
+    fleet,
+    gateway,
+    image_answer,
+    measuring,
+    pins,
+    profiles,
+    reports,
+    variables,
+)
+from ..module_utils.vllm_edge.inventory.engine_inputs import find_secret_fault, find_value_errors
 from ..module_utils.vllm_edge.inventory.merging import VARIABLES, merge
 from ..module_utils.vllm_edge.text import shown
 from ..module_utils.vllm_edge.weights import access
@@ -56,6 +65,15 @@ def find_certificate_fault(variables: Mapping[str, Any]) -> str:
     return ""
 
 
+def _read_others(variables: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return variables of a host that have a value. What cannot be read is refused when that host is checked."""
+    values = {}
+    for name in names:
+        with contextlib.suppress(AnsibleError, KeyError):
+            values[name] = variables[name]
+    return values
+
+
 class ActionModule(ActionBase):  # type: ignore[misc]
     _requires_connection = False
 
@@ -76,6 +94,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         hub = {name: self._read(f"model_weights_{name}") for name in ("endpoint", "token", "token_file", "environment")}
         found = profiles.find_mistakes(inventory, project) + self._find_unpinned()
         found += self._find_quality_mistakes() + self._find_wheel_mistakes()
+        found += self._find_fleet_mistakes(inventory, project)
         # A plan, which names the profile, writes nothing.
         if not self._profile and (directory := self._read("serving_reports_directory")) is not None:
             sources = self._variables.get("ansible_inventory_sources", ())
@@ -117,6 +136,23 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             remedy = "paste what the image stage printed, or leave it empty, which is {}"
             return [f"vllm_image_wheel_hashes: cannot be used, {error}; {remedy}."]
         return []
+
+    def _find_fleet_mistakes(self, inventory: profiles.Inventory, project: variables.Project) -> list[str]:
+        own = self._read("serving_fleet")
+        if not own and self._variables.get(fleet.LISTEN) is not None:
+            remedy = f"set it in group_vars/gpu_hosts (that of all has no effect), or remove {fleet.LISTEN}"
+            return [f"{fleet.LISTEN}: is set for a host of no fleet, as serving_fleet is empty; {remedy}."]
+        if not own or [*find_value_errors("", "serving_fleet", own, {})]:
+            return []  # in no fleet, or refused with the settings
+        groups, hostvars = (self._variables.get(name, {}) for name in ("groups", "hostvars"))
+        hosts = {str(host): hostvars[host] for host in groups.get("gpu_hosts", ())}
+        fleets = {host: _read_others(it, ["serving_fleet"]).get("serving_fleet") for host, it in hosts.items()}
+        members = {host: _read_others(hosts[host], fleet.VARIABLES) for host in hosts if fleets[host] == own}
+        for host, member in members.items():
+            expanded = _read_others(hosts[host], ["serving_expanded"]).get("serving_expanded", {"roles": ()})
+            member["roles"] = frozenset(expanded["roles"])
+        host, keys = str(self._variables["inventory_hostname"]), project.variables[fleet.LISTEN]["options"]
+        return [*fleet.find_fleet_mistakes(host, fleets, members, inventory.engines, keys)] if host in members else []
 
     def _find_unpinned(self) -> list[str]:
         try:

@@ -27,8 +27,10 @@ from ansible.module_utils.parsing.convert_bool import boolean as _boolean
 
 from ..module_utils.vllm_edge import text
 from ..module_utils.vllm_edge.gateway.names import backend_name
+from ..module_utils.vllm_edge.gateway.names import host_server as _host_server
 from ..module_utils.vllm_edge.gpu import models
 from ..module_utils.vllm_edge.inventory import engine_inputs, merging, profiles, replicas, reports, variables
+from ..module_utils.vllm_edge.inventory.fleet import describe_host as _describe_fleet_host
 from ..module_utils.vllm_edge.inventory.merging import choose_profile  # noqa: F401 filters
 from ..module_utils.vllm_edge.inventory.monitoring import describe_host as _describe_host
 from ..module_utils.vllm_edge.inventory.replicas import count_places, expand_observations  # noqa: F401 filters
@@ -219,9 +221,22 @@ def find_release(image: str, version: str = "") -> str:
     return profiles.find_release(image) or (release.group() if release else "")
 
 
-def report_engines(engines: Iterable[Entry], status: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Return the rows of the report. `status` are the engines of `vllm-edge status --format json`."""
+def report_engines(
+    engines: Iterable[Entry], status: Iterable[Entry], gpu_uuids: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Return the rows of the report. `status` are the engines of `vllm-edge status --format json`.
+
+    Args:
+        engines: those of the profile; none where the former ones serve, of which only `status` tells.
+        gpu_uuids: the GPUs in the order of their slots.
+    """
     found = {engine["engine"]: engine for engine in status}
+    slots = {uuid: slot for slot, uuid in enumerate(gpu_uuids)}
+    former = [
+        {**state, "name": name, "gpus": [slots.get(uuid, uuid) for uuid in state["gpus"]]}
+        for name, state in found.items()
+        if not engines
+    ]
     return [
         {
             "engine": engine["name"],
@@ -239,8 +254,53 @@ def report_engines(engines: Iterable[Entry], status: Iterable[Entry]) -> list[di
             "accept_risk": state.get("accept_risk", []),
             "start_warnings": state.get("start_warnings", []),
         }
-        for engine, state in ((engine, found[engine["name"]]) for engine in engines)
+        for engine, state in ((engine, found[engine["name"]]) for engine in engines or former)
     ]
+
+
+def take_turns(hosts: Iterable[str], hostvars: Mapping[str, Entry]) -> list[list[str]]:
+    """Return which hosts switch together, turn by turn: single ones in the first turn, and of each fleet as many in one
+    turn as the least serving_switch_serial of its hosts says."""
+    fleets: dict[str, list[str]] = {}
+    for host in hosts:
+        fleets.setdefault(hostvars[host]["serving_fleet"], []).append(host)
+    turns: list[list[str]] = [fleets.pop("", [])]
+    for members in fleets.values():
+        size = min(int(hostvars[host]["serving_switch_serial"]) for host in members)
+        parts = [members[at : at + size] for at in range(0, len(members), size)]
+        turns += [[] for _ in parts[len(turns) :]]
+        for turn, part in zip(turns, parts, strict=False):
+            turn += part
+    return turns
+
+
+def explain_stop(
+    host: str, hostvars: Mapping[str, Entry], hosts: Iterable[str], left: Sequence[str], partial: bool
+) -> str:
+    """Return why the host stays as it is in its turn, or "": another host of its fleet did not commit in this run.
+
+    Args:
+        hosts: those of the run.
+        left: those of them that Ansible has not dropped.
+        partial: serving_fleet_partial; a host that was dropped before its turn stops no other.
+    """
+    fleet = hostvars[host]["serving_fleet"]
+    stays = (
+        f"{host} was not switched and serves what it served before, since {{}}. Run again when that is mended: hosts "
+    )
+    stays += "that are switched stay as they are."
+    for other in hosts:
+        theirs = hostvars[other]
+        if not fleet or other == host or theirs["serving_fleet"] != fleet:
+            continue
+        if theirs["serving_switch_error"]:
+            return stays.format(f"the switch of {other}, a host of the same fleet {fleet}, failed")
+        if other not in left and "serving_switch_stop" in theirs:
+            return stays.format(f"{other}, a host of the same fleet {fleet}, was lost in its switch")
+        if other not in left and not partial:
+            why = f"{other}, a host of the same fleet {fleet}, failed before its switch or is not reached"
+            return f"{stays.format(why)} To go on without {other}: -e serving_fleet_partial=true."
+    return ""
 
 
 def list_versions(driver: Entry, runtime: Entry, image: Entry) -> dict[str, str]:
@@ -279,6 +339,13 @@ def render_report(report: Entry) -> list[str]:
     from ..module_utils.vllm_edge.status.tables import render
 
     return render(json.loads(json.dumps(report, default=dict)))  # plain data: Ansible's texts have types of their own
+
+
+def tabulate_hosts(hosts: Iterable[str], kind: str, hostvars: Mapping[str, Entry], group: Sequence[str]) -> list[str]:
+    """Return lines with a table of the hosts of a play, as `page.hosts_table.render` does."""
+    from ..module_utils.vllm_edge.page.hosts_table import render
+
+    return render(kind, list(hosts), hostvars, group)
 
 
 def unit_word(value: object, name: str) -> str:
@@ -321,6 +388,11 @@ def describe_monitored(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> lis
     needed = ("serving_metrics", "serving_gateway")
     wanted = [host for host in hosts if all(_boolean(hostvars[host].get(name, True)) for name in needed)]
     return [_describe_host(host, hostvars[host]) for host in wanted]
+
+
+def describe_fleet(host: str, hostvars: Mapping[str, Any], hosts: Iterable[str]) -> dict[str, Any]:
+    """Return what a host of a fleet has to know of itself and its peers; `hosts` are those of gpu_hosts."""
+    return _describe_fleet_host(host, hosts, hostvars, _host_server)
 
 
 NEWEST_RECORDS = 20

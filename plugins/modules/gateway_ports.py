@@ -10,6 +10,7 @@ short_description: Assert that the ports of the gateway are free
 version_added: "0.1.0"
 description:
   - Fails if a process listens on one of the addresses, and names it. What the gateway itself listens on counts as free.
+  - Fails if the host does not have an address.
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:
@@ -55,7 +56,7 @@ def main() -> None:
     if found := find_port_users(wanted, GATEWAY_UNIT):
         module.fail_json(
             msg=f"The gateway cannot listen: {'; '.join(found)}. The gateway was not changed. Stop what listens, or "
-            "give the gateway (serving_gateway_listen) or the engine (port) another port."
+            "give the gateway (serving_gateway_listen, serving_fleet_listen) or the engine (port) another place."
         )
     module.exit_json(changed=False)
 

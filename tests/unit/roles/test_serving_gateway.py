@@ -146,6 +146,45 @@ def the_gateway_comes_once_changes_by_a_reload_and_goes(host: Host) -> Steps:
     assert host.client.exists()
 
 
+@CASES.add
+def a_host_knows_of_its_fleet_whom_the_controller_knows(host: Host) -> Steps:
+    """The certificate for the others is there without TLS for clients, and goes with the fleet."""
+    plain = {"serving_gateway_listen": [{"address": "127.0.0.1", "port": 61999, "tls": False}]}
+    plain["serving_gateway_url"] = "http://127.0.0.1:61999"
+    peers = [
+        {"name": name, "server": f"host-{name}", "address": f"127.0.0.{number}", "port": 61997}
+        for number, name in enumerate("bc", 2)
+    ]
+    files = {peer["name"]: host.root / f"clients/{peer['name']}-ca.pem" for peer in peers}
+    fleet: dict[str, Any] = {"fleet": "site", "host": "a", "server": "host-a", "address": "127.0.0.1", "port": 61997}
+    given = plain | {"serving_gateway_fleet": fleet | {"peers": peers}}
+    files["b"].parent.mkdir(mode=0o700)
+    files["b"].write_text("CA of b\n")
+    played = yield from host.converge("main", **given)
+    assert "leaves c out of the fleet," in played.text and "PRIVATE" not in played.text
+    place = host.root / "etc/gateway"
+    assert json.loads((place / "fleet.json").read_text()) == fleet | {"peers": peers[:1]}
+    assert (place / "tls/fleet-ca.pem").read_text() == "CA of b\n"
+    assert (place / "tls/fleet.pem").stat().st_mode & 0o777 == 0o640 and not (place / "tls/server.pem").exists()
+    assert (host.root / f"clients/{host.root.name}-ca.pem").read_text() == (place / "tls/ca.pem").read_text()
+    assert (yield from host.converge("main", **given)).changed == []
+    host.asked()
+
+    files["c"].write_text("CA of c")
+    foreseen = yield from host.converge("main", check=True, **given)
+    written = ["Write what the host knows of its fleet", "Reload the gateway"]
+    assert [name for name in foreseen.changed if name in written] == written and "leave c out" not in foreseen.text
+    yield from host.converge("main", **given)
+    assert (place / "tls/fleet-ca.pem").read_text() == "CA of b\nCA of c\n"
+    assert "reload vllm-edge-gateway.service" in host.asked()
+
+    foreseen = yield from host.converge("main", check=True, **plain)
+    assert "Remove the files of a fleet that the host has left" in foreseen.changed and (place / "fleet.json").exists()
+    yield from host.converge("main", **plain)
+    assert not [*place.rglob("fleet*")]
+    assert (yield from host.converge("main", **plain)).changed == []
+
+
 def the_packages_own_service_is_masked_only_where_it_was_not(host: Host, installed: bool) -> Steps:
     (host.root / "packages").write_text("haproxy installed\n" if installed else "openssl installed\n")
     foreseen = yield from host.converge("install", check=True)
@@ -186,9 +225,10 @@ def a_taken_port_is_refused_with_its_owner(host: Host) -> Steps:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        refused = yield host.run("ports", serving_gateway_ports=[port], serving_gateway_listen=[])
+        given = {"serving_gateway_listen": [], "serving_gateway_fleet": {"address": "192.0.2.9", "port": 1}}
+        refused = yield host.run("ports", serving_gateway_ports=[port], **given)
     assert refused.failed and f"port {port} of 127.0.0.1 is taken: pid {os.getpid()} (" in refused.text
-    assert "The gateway was not changed." in refused.text
+    assert "the host has no address 192.0.2.9" in refused.text and "The gateway was not changed." in refused.text
 
 
 test_case = CASES.make_test()

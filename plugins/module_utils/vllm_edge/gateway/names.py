@@ -10,6 +10,8 @@ PREFIX = "role_"
 """Precedes `backend_name` in haproxy.cfg."""
 SERVER = "engine"
 """The first server of each such backend. The switch takes servers away and brings them back."""
+HOST = "host-"
+"""Precedes, in such a backend, the name of a server that is another host of the fleet."""
 _PLACE = re.compile(rf"{SERVER}(?:-([1-9][0-9]*))?")
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 
@@ -19,6 +21,11 @@ def backend_name(served: str) -> str:
     if _PLAIN.fullmatch(served):
         return served
     return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', served[:40])}-{hashlib.sha256(served.encode()).hexdigest()[:8]}"
+
+
+def host_server(name: str) -> str:
+    """Return what HAProxy and its certificate call a host of the inventory in a fleet."""
+    return f"{HOST}{backend_name(name)}"
 
 
 def name_link(served: str, place: int) -> str:

@@ -73,6 +73,8 @@ RULES: dict[str, Rule] = {
     "vllm_engine_max_logprobs": _number("tokens", 20, 0, 1_000_000),
     "vllm_engine_max_tokens": _number("tokens", 32768),
     "serving_gateway_listen.port": _number("port", 8000, 1, 65535, "write a port, such as 8000 or 443"),
+    "serving_fleet_listen.port": _number("port", 8444, 1, 65535, "write a port, such as 8444"),
+    "serving_switch_serial": _number("hosts", 1),
     "requests_per_minute": _number("requests", 600, 0, 1_000_000),
     "streams": _number("requests", 64, 0, 1_000_000),
     "ttft_p95_s": _number("seconds", 1.5, 0.001, 3600),
@@ -142,6 +144,12 @@ RULES: dict[str, Rule] = {
     "vllm_image_base_id": _DIGEST,
     "serving_gateway_memory": Rule("write MiB or GiB as systemd does, such as 1G", r"[1-9]\d{0,6}[MG]"),
     "serving_gateway_listen.address": Rule(_HOST_REMEDY, _HOST),
+    "serving_fleet": Rule(
+        "write up to 32 small letters, digits and -, the first one a letter or digit, such as site",
+        r"[a-z0-9][a-z0-9-]{0,31}",
+        may_be_empty=True,
+    ),
+    "serving_fleet_listen.address": Rule("write an IP address of the host, such as 192.0.2.11", _HOST),
     "serving_gateway_certificate_names": Rule(_HOST_REMEDY, _HOST, may_be_empty=True),
     "serving_gateway_paths": Rule(
         "write the path of an interface of vLLM, such as /v1/messages", r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+"

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
+import socket
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -44,12 +46,23 @@ def process_of(inode: str, proc: Path = PROC) -> int | None:
     return None
 
 
+def _is_foreign(address: str) -> bool:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError as error:
+        return error.errno == errno.EADDRNOTAVAIL
+    return False
+
+
 def find_port_users(wanted: Iterable[tuple[str, int]], own_unit: str, proc: Path = PROC) -> list[str]:
-    """Return a sentence for each wanted address and port that others than `own_unit` listen on."""
+    """Return a sentence for each address that is none of the host, or port that others than `own_unit` listen on."""
     found = []
     files = [path for path in (proc / "net/tcp", proc / "net/tcp6") if path.exists()]  # a kernel may have no IPv6
     texts = [path.read_text(encoding="ascii") for path in files]
     for address, port in dict.fromkeys(wanted):
+        if _is_foreign(address):
+            found.append(f"the host has no address {address}")
         for listens, inode in [listener for text in texts for listener in parse_listeners(text, port)]:
             if listens != address and not {listens, address} & {*ALL_ADDRESSES}:
                 continue
