@@ -8,7 +8,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -86,9 +86,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 "revoke": {"type": "str", "default": ""},
                 "rotation_hours": {"type": "int", "default": 24},
                 "settle": {"type": "bool", "default": False},
+                "fleet": {"type": "str", "default": ""},
+                "hosts": {"type": "list", "elements": "str", "default": []},
+                "absent": {"type": "list", "elements": "str", "default": []},
             }
         )
         self._host = str((task_vars or {}).get("inventory_hostname", ""))
+        self._fleet: str = options["fleet"]
+        self._hosts: list[str] = options["hosts"]
         self._directory = Path(options["directory"])
         self._environment: Mapping[str, str] = options["environment"]
         self._check = bool(self._task.check_mode)
@@ -97,7 +102,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         missing = not options["host_clients"].strip()
         clients = self._recover(options, now) if missing else self._read(options["host_clients"], now)
         recovered = bool(missing and clients)
-        self._settle(clients)
+        if options["settle"] or not self._fleet:  # hosts of a fleet look for new keys that others do not know yet
+            self._settle(clients)
         if options["settle"]:
             return {"changed": bool(self._changed), "written": self._changed}
         makes_default = missing and (not recovered or "default" in clients)
@@ -108,6 +114,18 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         keys = self._decide(clients, declared, options, now)
         asking = {name for name, entry in clients.items() if uses_roles(entry)}
         notes = [self._write(client, keys.get(client, ""), clients[client]) for client in sorted(clients)]
+        notes += self._describe_joining(clients)
+        if (absent := options["absent"]) and (keys or options["revoke"]):
+            limit = f"--limit {','.join(absent)}"
+            if keys:
+                told = f"{', '.join(sorted(keys))}. Run playbooks/clients.yml {limit}, without rotate."
+                notes.append(f"{', '.join(absent)} did not take part and may not know the new key of {told}")
+            if options["revoke"]:
+                again = f"-e revoke={options['revoke']} {limit}"
+                notes.append(
+                    f"{', '.join(absent)} did not take part and may still accept {options['revoke']}. "
+                    f"Run playbooks/clients.yml {again}."
+                )
         if recovered:
             notes.append(f"clients.json of {self._host} was gone. It has the keys of the gateway's clients.map again.")
         if revoked := options["revoke"]:
@@ -129,7 +147,41 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         }
 
     def _file(self, client: str) -> Path:
-        return self._directory / f"{self._host}-{client}.env"
+        return self._directory / f"{self._fleet or self._host}-{client}.env"
+
+    def _find_shared(self, client: str, known: Sequence[Mapping[str, Any]]) -> str:
+        """Return the fleet's key of a client: a new one, the one in use, or that of the first host with its own.
+
+        `known` are the keys that the host has: one that came later than those of hosts lets none of these come back.
+        """
+        if not self._fleet:
+            return ""
+        for file in (self._new_file(client), self._file(client)):
+            if key := self._read_key(file, client, f"fleet {self._fleet}"):
+                return key
+        own = [self._read_key(file, client, f"host {host}") for file, host in self._list_own(client)]
+        current = {key["sha256"] for key in known if not key["until"]}
+        return next(filter(None, own), "") if not current or current & {*map(hash_key, own)} else ""
+
+    def _list_own(self, client: str) -> list[tuple[Path, str]]:
+        """Return the files that hosts of the fleet had before they joined it, if they had one, with the host."""
+        return [(self._directory / f"{host}-{client}.env", host) for host in self._hosts]
+
+    def _read_key(self, file: Path, client: str, owner: str) -> str:
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        found = _KEY.search(text) if text.startswith(f"# Client {client} of the vLLM {owner}. ") else None
+        return found[1] if found else ""
+
+    def _describe_joining(self, clients: Mapping[str, Any]) -> list[str]:
+        """Return until when the keys in this host's own files, of before it joined its fleet, are valid."""
+        notes = []
+        for client, entry in clients.items() if self._fleet else ():
+            file = self._directory / f"{self._host}-{client}.env"
+            found = _KEY.search(file.read_text(encoding="utf-8")) if file.exists() else None
+            ends = {key["sha256"]: key["until"] for key in entry["keys"]}
+            if found and (until := ends.get(hash_key(found[1]))):
+                notes.append(f"The key in {file} is valid until {until}; {self._file(client)} has that of the fleet.")
+        return notes
 
     def _settle(self, clients: Mapping[str, Any]) -> None:
         """Let files with new keys take their place where the host knows the key, and remove the others.
@@ -200,35 +252,49 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 entry["served_names"] = [METRICS]
         clients.pop(options["revoke"], None)  # who is not there was revoked by a run that did not reach all hosts
         for name, entry in clients.items():
-            if entry["keys"] and name != options["rotate"]:
+            # The first host of a fleet makes the new key, which the others find beside the file.
+            rotated = name == options["rotate"] and not (self._fleet and self._new_file(name).exists())
+            shared = "" if rotated else self._find_shared(name, entry["keys"])
+            if (
+                not rotated
+                and entry["keys"]
+                and (not shared or hash_key(shared) in {k["sha256"] for k in entry["keys"]})
+            ):
                 continue
             for key in entry["keys"]:
                 key["until"] = key["until"] or stamp(compute_end(now, options["rotation_hours"]))
-            keys[name] = f"vllm-{secrets.token_urlsafe(32)}"
-            entry["keys"].append({"sha256": hash_key(keys[name]), "added_at": stamp(now), "until": None})
+            taken = shared or f"vllm-{secrets.token_urlsafe(32)}"
+            if not shared:
+                keys[name] = taken
+            entry["keys"].append({"sha256": hash_key(taken), "added_at": stamp(now), "until": None})
         return keys
 
     def _write(self, client: str, new: str, entry: Mapping[str, Any]) -> str:
         """Write the file of a client if its key or address is new; return what its owner has to know, or ""."""
-        file = self._file(client)
-        head = f"# Client {client} of the vLLM host {self._host}. Whoever has the key may use the models of the host."
+        new_file = self._new_file(client)
+        waits = bool(self._fleet) and not new and new_file.exists()
+        file = new_file if waits else self._file(client)
+        kind, owner = ("fleet", self._fleet) if self._fleet else ("host", self._host)
+        head = f"# Client {client} of the vLLM {kind} {owner}. Whoever has the key may use the models of the {kind}."
         before = file.read_text(encoding="utf-8") if file.exists() else ""
         if before and not before.startswith(f"{head}\n"):
             raise AnsibleActionFail(
-                f"{file} exists and does not belong to the client {client} of {self._host}: it begins with "
+                f"{file} exists and does not belong to the client {client} of {owner}: it begins with "
                 f"{shown(before.partition(chr(10))[0])}. Nothing was changed. Rename the client, or move the file away."
             )
         found = _KEY.search(before)
         known = {key["sha256"] for key in entry["keys"]}
         lines = [head, *(f"{name}={quote_value(name, value)}" for name, value in self._environment.items() if value)]
+        if before and self._fleet and self._host != self._hosts[0]:  # one address: that of the first host
+            lines = [line for line in before.splitlines() if not _KEY.match(line)]
         there, here = find_address(before), find_address("\n".join(lines))
-        if found and hash_key(found[1]) not in known and there != here:
+        if not self._fleet and found and hash_key(found[1]) not in known and there != here:
             raise AnsibleActionFail(
                 f"{file} has a key for {there} that {self._host} ({here}) does not know: it belongs to another host of "
                 "this name, and nobody could read it again. Nothing was changed. Set another serving_reports_directory "
                 "in one of the two inventories, or move the file away."
             )
-        key = new or (found[1] if found else "")
+        key = new or self._find_shared(client, entry["keys"]) or (found[1] if found else "")
         if hash_key(key) not in known:
             return f"The key of {client} is not in {file}; if nobody has it, `-e rotate={client}` makes a new one."
         text = "\n".join([*lines, f"OPENAI_API_KEY={key}", ""])
@@ -236,14 +302,19 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             self._changed.append(str(file))
             if not self._check:
                 self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                write_durably(self._new_file(client) if new else file, text, 0o600)
+                write_durably(new_file if new else file, text, 0o600)
         if new and found and hash_key(found[1]) not in known:
             return f"{self._host} did not know the key in {file}: {client} has a new one, which its user needs."
         return ""
 
     def _remove(self, client: str) -> None:
-        for file in (self._file(client), self._new_file(client)):
-            if file.exists():
+        """Remove the files of a client; also those of before hosts joined the fleet, or their keys would be its again.
+
+        The name of another client's file may be the same: the first line says whose it is.
+        """
+        own = [file for file, _host in self._list_own(client)]
+        for file in (self._file(client), self._new_file(client), *own):
+            if file.exists() and file.read_text(encoding="utf-8").startswith(f"# Client {client} of the vLLM "):
                 self._changed.append(str(file))
                 if not self._check:
                     file.unlink()

@@ -59,6 +59,22 @@ options:
     description: Only let new keys that O(host_clients) has take the place of the former ones.
     type: bool
     default: false
+  fleet:
+    description:
+      - Name of the host's fleet, whose hosts share one key per client, in C(<fleet>-<client>.env).
+      - A host that does not know the key takes it over; its former keys are valid for O(rotation_hours).
+    type: str
+    default: ''
+  hosts:
+    description: All hosts of the fleet. The own file of the first that has one becomes that of the fleet.
+    type: list
+    elements: str
+    default: []
+  absent:
+    description: Hosts of the fleet that take no part in the run, for the notes.
+    type: list
+    elements: str
+    default: []
 """
 
 EXAMPLES = r"""

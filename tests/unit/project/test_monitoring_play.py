@@ -127,6 +127,30 @@ def test_a_client_whose_file_cannot_be_used_is_named(
     assert said in told["fault"]
 
 
+@pytest.mark.parametrize(
+    ("listen", "scheme", "address"),
+    [
+        (
+            [{"address": "127.0.0.1", "port": 80}, {"address": "0.0.0.0", "port": 443, "tls": True}],
+            "https",
+            "[::2]:443",
+        ),
+        ([{"address": "192.0.2.2", "port": 8000}], "http", "192.0.2.2:8000"),
+        (None, "http", "127.0.0.1:8000"),
+    ],
+)
+def test_each_host_of_a_fleet_is_asked_at_its_own_address(
+    filters: dict[str, Callable[..., Any]], tmp_path: Path, listen: Any, scheme: str, address: str
+) -> None:
+    (tmp_path / "lab-prometheus.env").write_text("OPENAI_BASE_URL=https://lab.example:8443/v1\nOPENAI_API_KEY=x\n")
+    of_fleet = {"serving_fleet": "lab", "serving_fleet_listen": {"address": "::2", "port": 8444}}
+    clients = {"serving_clients": {"prometheus": {"metrics": True}}, "serving_gateway_clients_directory": str(tmp_path)}
+    (told,) = filters["describe_monitored"](["two"], {"two": clients | of_fleet | {"serving_gateway_listen": listen}})
+    assert (told["fault"], told["scheme"], told["address"]) == ("", scheme, address)
+    assert bool(told["note"]) == address.startswith("127.")
+    assert told["server_name"] == ("lab.example" if scheme == "https" else "")
+
+
 def test_the_dashboard_is_what_the_tool_makes() -> None:
     assert dashboard.FILE.read_text() == dashboard.render(), "run `make reference`"
     assert len(PANELS) > 30

@@ -200,8 +200,10 @@ def test_what_cannot_be_is_refused(act: Act, tmp_path: Path, on_host: str, optio
     assert not (tmp_path / "clients").exists()
 
 
-def test_a_file_of_another_host_is_not_overwritten(act: Act) -> None:
-    act(host="box", declared={"a-b": {}})
+def test_a_file_of_another_host_is_neither_overwritten_nor_removed(act: Act) -> None:
+    file = act(host="box", declared={"a-b": {}})["files"]["a-b"]
+    act(host="box-a", declared={"ci": {}}, revoke="b")
+    assert read_key(file)
     with pytest.raises(AnsibleActionFail, match="does not belong to the client b of box-a"):
         act(host="box-a", declared={"b": {}})
 
@@ -212,8 +214,10 @@ def test_the_certificate_is_made_once_and_again_when_it_has_to(tmp_path: Path) -
     script = ROOT / "roles/serving_gateway/files/certificate.sh"
     names = ["Llm.example.org", "192.0.2.5", "::1"]
 
-    def run(names: list[str], what: str = "make", days: int = 397) -> tuple[str, str]:
-        words = ["sh", script, what, tmp_path, grp.getgrgid(os.getgid()).gr_name, "30", str(days), *names]
+    def run(names: list[str], what: str = "make", days: int = 397, file: str = "server.pem") -> tuple[str, str]:
+        usage = "serverAuth, clientAuth" if file == "fleet.pem" else "serverAuth"
+        about = [tmp_path, file, usage, grp.getgrgid(os.getgid()).gr_name, "30", str(days)]
+        words = ["sh", script, what, *about, *names]
         why, _, authority = subprocess.run(words, capture_output=True, text=True, check=True).stdout.partition("\n")
         return why, authority
 
@@ -229,9 +233,19 @@ def test_the_certificate_is_made_once_and_again_when_it_has_to(tmp_path: Path) -
     for name in (names[0].lower(), "other"):
         verify = ["openssl", "verify", "-CAfile", authority, "-verify_hostname", name, server]
         assert (subprocess.run(verify, capture_output=True, check=False).returncode == 0) == (name != "other")
+    of_fleet = ["host-gpu_01", "192.0.2.5"]
+    assert run(of_fleet, file="fleet.pem") == ("there is no certificate", first)
+    assert run(of_fleet, file="fleet.pem") == ("", first) and run(names) == ("", first)
+    # As a gateway shows it to another one; what clients see is no certificate of a gateway.
+    for file, purpose, fits in (("fleet", "client", 1), ("fleet", "server", 1), ("server", "client", 0)):
+        verify = ["openssl", "verify", "-CAfile", authority, "-purpose", f"ssl{purpose}", tmp_path / f"{file}.pem"]
+        assert (subprocess.run(verify, capture_output=True, check=False).returncode == 0) == bool(fits)
     server.write_text("damaged")
     assert "ends within" in run(names, "look")[0]
     assert server.read_text() == "damaged"
+    authority.unlink()
+    assert run(names)[0] == "there is no CA on the host"
+    assert run(of_fleet, file="fleet.pem")[0] == "the certificate is not one of the host's CA"
 
 
 def make_certificate(directory: Path, name: str, days: int) -> None:
@@ -278,3 +292,48 @@ def test_the_gateways_own_process_does_not_take_a_port() -> None:
         assert listeners.find_port_users([("127.0.0.2", port)], "no.service") == []
         group = Path("/proc/self/cgroup").read_text().strip().rpartition("/")[2] or "/"
         assert listeners.find_port_users([("127.0.0.1", port)], group) == []
+    wanted = [(address, port) for address in ("127.0.0.9", "192.0.2.9", "2001:db8::9")]
+    found = listeners.find_port_users(wanted, "no.service")
+    assert found == [f"the host has no address {address}" for address in ("192.0.2.9", "2001:db8::9")]
+
+
+def test_hosts_of_a_fleet_have_one_key_of_each_client(act: Act, tmp_path: Path) -> None:
+    """Also after a rotation, on a host that was not there for it, and where a host had a key of its own."""
+    fleet = {"fleet": "lab", "hosts": ["a", "b", "c"]}
+    own = {host: act(host=host) for host in "ab"}
+    joined = {host: act(own[host]["content"], host=host, **fleet) for host in "ab"}
+    file = joined["a"]["files"]["default"]
+    key = read_key(file)
+    assert (Path(file).name, key) == ("lab-default.env", read_key(own["a"]["files"]["default"]))
+    assert all(list_hashes(it, "default") == [sha256(key)] and not it["made"] for it in joined.values())
+    assert "is valid until" in joined["b"]["notes"][0] and not joined["a"]["notes"]
+    again = act(joined["b"]["content"], host="b", **fleet)
+    assert (again["changed"], again["content"]) == (False, joined["b"]["content"])
+    told = {"rotate": "default", "absent": ["c"], "cut": True, **fleet}
+    turned = {host: act(joined[host]["content"], host=host, **told) for host in "ab"}
+    assert "--limit c, without rotate" in turned["a"]["notes"][-1] and read_key(file) == key
+    for host in "ab":
+        act(turned[host]["content"], host=host, settle=True, **fleet)
+    late = act(host="c", **fleet)
+    assert read_key(file) != key and not list(tmp_path.rglob("*.new"))
+    assert [list_hashes(it, "default") for it in (*turned.values(), late)] == [[sha256(read_key(file))]] * 3
+    revoked = act(late["content"], host="c", revoke="default", **fleet | {"absent": ["a"]})
+    assert "-e revoke=default --limit a" in revoked["notes"][-1]
+    assert not list(tmp_path.rglob("*-default.env")), "a key of before the fleet would be taken for the fleet's"
+
+
+@pytest.mark.parametrize("end", ["revoke", "rotate"])
+def test_a_key_that_was_ended_does_not_come_back_from_a_file_of_before_the_fleet(
+    act: Act, tmp_path: Path, end: str
+) -> None:
+    """Also from that of a host that was not in the run, or where the file of the fleet is lost."""
+    fleet = {"fleet": "lab", "hosts": ["a", "b"], "declared": {"ci": {}}}
+    own = {host: act(host=host, declared={"ci": {}}) for host in "ab"}
+    former = {sha256(read_key(it["files"]["ci"])) for it in own.values()}
+    joined = act(own["a"]["content"], host="a", **fleet)
+    ended = act(joined["content"], host="a", **{end: "ci"}, **fleet)
+    act(ended["content"], host="a", settle=True, **fleet)
+    (tmp_path / "clients/lab-ci.env").unlink(missing_ok=True)
+    again = act(ended["content"], host="a", **fleet)
+    assert not former & {*list_hashes(again, "ci")}
+    assert end == "revoke" or "rotate=ci" in again["notes"][0]
