@@ -101,6 +101,8 @@ class FakeMachine:
     def __post_init__(self) -> None:
         self.towards: int | None = None
         self.published: list[Phase | None] = []
+        self.alone = False
+        """Whether no other host of the fleet serves what would leave."""
 
     # -- the host
 
@@ -167,6 +169,11 @@ class FakeMachine:
     def preflight(self, state: State, wanted: Generation, moves: Moves) -> Done:
         return Done("nothing is in the way")
 
+    def check_peers(self, wanted: Generation, serving: Generation | None, moves: Moves, *, gap: bool = False) -> Done:
+        if self.alone and serving is not None and not gap:
+            raise PhaseFailed("No other host of the fleet serves architect.")
+        return Done()
+
     @action
     def prepare(self, state: State, wanted: Generation, moves: Moves) -> Done:
         return Done("weights are in the page cache")
@@ -178,7 +185,10 @@ class FakeMachine:
         return Done(f"{name} told")
 
     @action
-    def away(self, state: State, wanted: Generation, serving: Generation | None, moves: Moves) -> Done:
+    def away(
+        self, state: State, wanted: Generation, serving: Generation | None, moves: Moves, *, gap: bool = False
+    ) -> Done:
+        self.check_peers(wanted, serving, moves, gap=gap)
         roles = serving.roles if serving else {}
         state["away"] = [role for role, names in roles.items() if set(names).isdisjoint(moves.keep)]
         return Done("requests wait")

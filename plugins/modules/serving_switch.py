@@ -90,6 +90,11 @@ options:
       the commit. They never do with O(quality), with O(purpose=calibration), and in the first switch of a host.
     type: bool
     default: true
+  gap:
+    description: Whether served names may leave this host although no other host of its fleet serves them. Otherwise the
+      switch is refused.
+    type: bool
+    default: false
   origin:
     description: Where the profile was chosen.
     type: str
@@ -217,6 +222,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "quality": {"type": "dict"},
     "purpose": {"type": "str", "choices": ["serving", "calibration"], "default": "serving"},
     "early": {"type": "bool", "default": True},
+    "gap": {"type": "bool", "default": False},
     "origin": {"type": "str", "choices": ["inventory", "-e", "host"], "default": "inventory"},
     "inventory_profile": {"type": "str"},
     "asked_by": {"type": "str", "default": "Ansible"},
@@ -303,6 +309,7 @@ class Switch:
         arguments = ["switch", str(generation.number), "--format", "json"]
         # With `=`, because one of the origins looks like an option.
         arguments += [f"--origin={given['origin']}", f"--asked-by={given['asked_by']}"]
+        arguments += ["--gap"] if given["gap"] else []
         if given["inventory_profile"]:
             arguments.append(f"--inventory-profile={given['inventory_profile']}")
         try:

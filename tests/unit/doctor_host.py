@@ -17,7 +17,7 @@ from ansible.module_utils.vllm_edge.doctor import registry
 from ansible.module_utils.vllm_edge.engine.api_socket import find_gateway_group
 from ansible.module_utils.vllm_edge.facts.model import TOOLKIT, Expectation
 from ansible.module_utils.vllm_edge.facts.reader import Reader
-from ansible.module_utils.vllm_edge.gateway.admin import GatewayDown, HAProxy, Server
+from ansible.module_utils.vllm_edge.gateway.admin import Check, GatewayDown, HAProxy, Server
 from ansible.module_utils.vllm_edge.gateway.command import synchronize
 from ansible.module_utils.vllm_edge.gateway.view import parse_text
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
@@ -184,6 +184,8 @@ class FakeHost:
     gateway_down = False
     maintenance: tuple[str, ...] = ()
     """Served names whose server HAProxy has in maintenance."""
+    checked: dict[tuple[str, str], Check] = field(default_factory=dict)
+    """What HAProxy's checks say, by backend and server."""
 
     def gateway(self, *replicas: str) -> None:
         """A gateway with TLS, in front of e2b and of these engines."""
@@ -231,6 +233,9 @@ class FakeHost:
         if self.gateway_down or self.is_stopped():
             raise GatewayDown("nobody answers")
         return {"sentry": Server("sentry" in self.maintenance, True)}
+
+    def read_checks(self, prefix: str) -> dict[tuple[str, str], Check]:
+        return {key: check for key, check in self.checked.items() if key[0].startswith(prefix)}
 
     def replace_map(self, path: Path, entries: dict[str, str]) -> None:
         pass

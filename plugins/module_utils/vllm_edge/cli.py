@@ -162,7 +162,9 @@ def _run_canary(options: Options, paths: HostPaths) -> int:
     )
 
 
+GAP = option("--gap", action="store_true", help="go on although no other host of the fleet serves what leaves here")
 CHOICE = (
+    GAP,
     option(
         "--origin", choices=("inventory", "-e", "host"), default="host", help="who chose the profile (default: host)"
     ),
@@ -189,23 +191,23 @@ def _run_switch_to(options: Options, paths: HostPaths) -> int:
 
     if options.check:
         return run_check(options.to, paths, output=options.format)
-    choice = Choice(options.origin, options.inventory_profile, options.asked_by)
+    choice = Choice(options.origin, options.inventory_profile, options.asked_by, options.gap)
     return run_switch_to(options.to, paths, choice, output=options.format)
 
 
-@command("rollback", "switch to the previously committed generation that was verified", FORMAT)
+@command("rollback", "switch to the previously committed generation that was verified", FORMAT, GAP)
 def _run_rollback(options: Options, paths: HostPaths) -> int:
     from .generation.model import Choice
     from .switch.command import run_switch_to
 
-    return run_switch_to(None, paths, Choice(), output=options.format)
+    return run_switch_to(None, paths, Choice(gap=options.gap), output=options.format)
 
 
-@command("stop", "finish requests and stop all engines until the next boot or switch", FORMAT)
+@command("stop", "finish requests and stop all engines until the next boot or switch", FORMAT, GAP)
 def _stop(options: Options, paths: HostPaths) -> int:
     from .switch.stop import run_stop
 
-    return run_stop(paths, output=options.format)
+    return run_stop(paths, output=options.format, gap=options.gap)
 
 
 @command("history", "list previous switches of this host, newest first", FORMAT)
@@ -446,7 +448,8 @@ def _run_switch(options: Options, paths: HostPaths) -> int:
     from .generation.model import Choice
     from .switch.run import run_switch
 
-    choice = Choice(options.origin, options.inventory_profile, options.asked_by or "vllm-edge run-switch")
+    asked_by = options.asked_by or "vllm-edge run-switch"
+    choice = Choice(options.origin, options.inventory_profile, asked_by, options.gap)
     return run_switch(paths, options.generation, choice)
 
 

@@ -16,7 +16,7 @@ import pytest
 from ansible.module_utils.vllm_edge import redaction
 from ansible.module_utils.vllm_edge.doctor import command, publish, render, support
 from ansible.module_utils.vllm_edge.doctor.command import run_doctor
-from ansible.module_utils.vllm_edge.doctor.registry import CHECKS, DEEP
+from ansible.module_utils.vllm_edge.doctor.registry import CHECKS, DEEP, FLEET
 from ansible.module_utils.vllm_edge.engine.state import EngineState, write_state
 from ansible.module_utils.vllm_edge.planning.drift import TOLERANCES
 from ansible.module_utils.vllm_edge.system.systemd import Ran
@@ -370,4 +370,4 @@ def test_a_report_that_cannot_be_written(host: FakeHost, tmp_path: Path, capsys:
 
 def test_the_page_has_every_check() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "operate.md").read_text()
-    assert re.findall(r"^\| `([a-z]+\.[a-z-]+)` \| .+ \|$", page, re.MULTILINE) == [*CHECKS, *DEEP]
+    assert re.findall(r"^\| `([a-z]+\.[a-z-]+)` \| .+ \|$", page, re.MULTILINE) == [*CHECKS, *FLEET, *DEEP]

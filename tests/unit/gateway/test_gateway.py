@@ -17,6 +17,7 @@ from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
+from ansible.module_utils.vllm_edge import __version__
 from ansible.module_utils.vllm_edge.engine.loads import Load, remember_load
 from ansible.module_utils.vllm_edge.gateway import sync
 from ansible.module_utils.vllm_edge.gateway.admin import GatewayDown, HAProxy, Server, ask_master, split_entries
@@ -522,6 +523,37 @@ def test_an_admin_socket_that_is_none_is_not_asked(tmp_path: Path) -> None:
                 ask_master(tmp_path / name, "show info")
         with pytest.raises(BlockingIOError):
             other.accept()
+
+
+# ---- a fleet ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"gpus": GPUS[3:4], "port": 9000, "vram_budget_mib": 1, "image_id": "sha256:22"}, True),
+        ({"note": "--gpu-memory-utilization=0.5"}, True),
+        ({"note": "--enforce-eager"}, False),
+        ({"chat": "{{ messages }}"}, False),
+        *(({key: "other"}, False) for key in ("model", "revision", "precision", "image")),
+        *(({key: ["other"]}, False) for key in ("served_names", "stands_in_for")),
+        ({"max_model_len": 4096}, False),
+    ],
+    ids=str,
+)
+def test_hosts_that_serve_alike_have_one_digest(host: Host, change: dict[str, Any], same: bool) -> None:
+    fleet = {"fleet": "edge", "host": "edge-1", "server": "host-edge-1", "address": "10.0.0.1", "port": 1, "peers": []}
+    host.sync()
+    assert "digest" not in host.map("state"), "a host of no fleet tells nothing"
+    (host.paths.gateway / "fleet.json").write_text(json.dumps(fleet))
+    found = []
+    for options in ({}, change):
+        activate(host.paths, rendered(engine("e4b", **options)))
+        host.sync()
+        state = host.map("state")
+        assert (state["host"], state["fleet"], state["release"]) == ('"edge-1"', '"edge"', f'"{__version__}"')
+        found.append(json.loads(state["digest"]))
+    assert len(found[0]) == 12 and (found[0] == found[1]) is same
 
 
 # ---- status -----------------------------------------------------------------------------------------------------

@@ -153,10 +153,10 @@ def test_what_the_unit_runs_is_a_command_of_the_program(command: Command, monkey
         f"{PACKAGE}.switch.run",
         SimpleNamespace(run_switch=lambda paths, number, choice: asked.append((paths.state, number, choice)) or 3),
     )
-    command.switch("4", ended(), choice=Choice("-e", None, "site.yml by alice"), output="json")
+    command.switch("4", ended(), choice=Choice("-e", None, "site.yml by alice", gap=True), output="json")
     words = command.unit.started[command.unit.started.index("--") + 2 :]
     assert main([f"--state={command.paths.state}", *words]) == 3
-    assert asked == [(command.paths.state, 4, Choice("-e", None, "site.yml by alice"))]
+    assert asked == [(command.paths.state, 4, Choice("-e", None, "site.yml by alice", gap=True))]
 
 
 def test_rollback_goes_to_the_previous_one_and_says_so(command: Command) -> None:

@@ -141,13 +141,14 @@ def paths_of(result: Result) -> set[str]:
 
 def test_the_first_run_writes_the_generation_and_asks_for_the_switch(host: Host) -> None:
     host.journal("committed", 0, "nvfp4 serves")
-    result = host.run(engine(), engine("e4b", 8060), origin="-e", inventory_profile="q", asked_by="site.yml by alice")
+    asked: dict[str, Any] = {"inventory_profile": "q", "asked_by": "site.yml by alice", "gap": True}
+    result = host.run(engine(), engine("e4b", 8060), origin="-e", **asked)
     assert (result["rc"], result["changed"], result["result"], result["generation"]) == (0, True, "committed", 1)
     assert result["msg"] == "nvfp4 serves" and result["warnings"] == ["a hook failed"]
     assert result["moves"]["start"] == ["e2b", "e4b"] and result["moves"]["target"] == ["not enabled", "not active"]
     assert host.asked == [
         "status --format json",
-        "switch 1 --format json --origin=-e --asked-by=site.yml by alice --inventory-profile=q",
+        "switch 1 --format json --origin=-e --asked-by=site.yml by alice --gap --inventory-profile=q",
     ]
     assert store.load(host.paths, 1).hashes.keys() == {"e2b", "e4b"}
 

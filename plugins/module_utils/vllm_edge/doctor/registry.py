@@ -17,7 +17,7 @@ from typing import Any
 from ..engine.state import stamp
 from ..facts.model import Facts
 from ..gpu.topology import correctness
-from .checks import deep, driver, gateway, gpus, runtime, serving, storage, system, topology
+from .checks import deep, driver, fleet, gateway, gpus, runtime, serving, storage, system, topology
 from .contract import STATES, NotKnown, Verdict
 from .render import Document
 
@@ -35,11 +35,15 @@ def _find_checks(*modules: ModuleType) -> Mapping[str, Callable[[Any], Verdict]]
 # The names are stable; the part before the dot is the group. A check raises NotKnown if it cannot judge.
 CHECKS = _find_checks(system, driver, gpus, runtime, topology, storage, serving, gateway)
 DEEP = _find_checks(deep)
+FLEET = _find_checks(fleet)
 
 
 def judge(facts: Facts) -> list[dict[str, str]]:
-    """Run every check, in the order of CHECKS, and those of DEEP if their facts were read."""
+    """Run every check, in the order of CHECKS, those of FLEET on a host of one, and those of DEEP if their facts were
+    read."""
     checks = {name: partial(check, facts) for name, check in CHECKS.items()}
+    if facts.fleet is not None:
+        checks |= {name: partial(check, facts.fleet) for name, check in FLEET.items()}
     if facts.deep is not None:
         checks |= {name: partial(check, facts.deep) for name, check in DEEP.items()}
     found = []

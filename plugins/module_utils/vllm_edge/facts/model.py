@@ -9,6 +9,7 @@ from typing import Any
 
 from ..answers.canary_command import Result
 from ..gateway.certificate import Certificate
+from ..gateway.peers import Seen
 from ..gpu.access import Access
 from ..gpu.budget import Foreign
 from ..gpu.topology import Topology
@@ -176,6 +177,17 @@ class Gateway:
 
 
 @dataclass(frozen=True)
+class Fleet:
+    said: Mapping[str, Any]
+    """What this host answers to `GET /fleet`, but for the time."""
+    certificate: Certificate | Unread | None
+    """The one with which it is known to the others; None if there is no file."""
+    peers: tuple[Seen, ...] | Unread
+    unserved: tuple[str, ...] | Unread
+    """Served names that no host of the fleet serves."""
+
+
+@dataclass(frozen=True)
 class Expectation:
     """What the inventory expects of the host. All but the first three are for `doctor --deep`."""
 
@@ -234,4 +246,6 @@ class Facts:
     serving: Serving
     gateway: Gateway | Unread | None = None
     """None if the host has no gateway."""
+    fleet: Fleet | None = None
+    """None if the host is in none, or this cannot be read."""
     deep: Deep | None = None

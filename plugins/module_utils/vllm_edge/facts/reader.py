@@ -21,13 +21,16 @@ from ..engine.api_socket import MODE, PARENT_MODE, SOCKET_MODE, find_gateway_gro
 from ..engine.compile_cache import find_aside, find_excess
 from ..engine.config import CONTAINER_FILE, Engine, EngineConfig, EngineConfigError, list_engine_names, load_engine
 from ..engine.policy import find_problem as find_policy_problem
-from ..gateway.admin import HAProxy
+from ..gateway import peers
+from ..gateway.admin import GatewayDown, HAProxy
 from ..gateway.certificate import Certificate, read_certificate, server_pem
 from ..gateway.clients import GatewayError
 from ..gateway.command import synchronize
 from ..gateway.describe import find_metrics_fault, list_addresses, list_places
+from ..gateway.fleet import read_fleet
 from ..gateway.names import name_link
-from ..gateway.sync import CONFIGURATION, Report, is_installed, open_proxy
+from ..gateway.sync import CONFIGURATION, Report, is_installed, open_proxy, read_map
+from ..gateway.view import STATE
 from ..generation.model import GenerationError
 from ..generation.store import load_committed
 from ..gpu import slots, topology
@@ -145,6 +148,7 @@ class Reader(RuntimeReader):
           image()     the record of the engines' image
           serving()   engines, their units and sockets, switches
           gateway()   the unit, maps, links and certificate of the gateway
+          fleet()     the certificate for the other hosts of the fleet, and what their gateways answer
 
     Each method returns a part of Facts, and an Unread where something could not be read; none raises for that.
     The support report uses `at` and `ask`. `root` and the callables are fields, so that tests can replace them.
@@ -174,6 +178,7 @@ class Reader(RuntimeReader):
             spaces=self.spaces(expected.data),
             serving=serving,
             gateway=self.gateway(),
+            fleet=self.fleet(),
         )
 
     def system(self) -> model.System:
@@ -618,16 +623,14 @@ class Reader(RuntimeReader):
                 f"{place / CONFIGURATION} is missing: the gateway runs, and does not start again. Run site.yml.",
             )
         try:
+            read_fleet(self.paths)
+        except GatewayError as error:
+            problems = (*problems, str(error))
+        try:
             report = synchronize(self.paths, read_switch_progress, check=True, proxy=self.proxy(self.paths))
         except GatewayError as error:
             report, problems = Report(True), (*problems, str(error))
         places = list_places(text)
-        certificate: Certificate | Unread | None = None
-        if server_pem(self.paths).exists():
-            try:
-                certificate = read_certificate(server_pem(self.paths), self.run)
-            except ValueError as error:
-                certificate = Unread(str(error))
         return model.Gateway(
             unit=unit,
             answers=report.answers or not report.installed,
@@ -639,9 +642,37 @@ class Reader(RuntimeReader):
             ),
             port_users=tuple(find_port_users([("127.0.0.1", 1)], GATEWAY_UNIT, self.at("proc"))),
             with_tls=not text or any(address.startswith("https:") for address in list_addresses(text)),
-            certificate=certificate,
+            certificate=self._certificate(server_pem(self.paths)),
             metrics=self._metrics(),
         )
+
+    def _certificate(self, path: Path) -> Certificate | Unread | None:
+        try:
+            return read_certificate(path, self.run) if path.exists() else None
+        except ValueError as error:
+            return Unread(str(error))
+
+    def fleet(self) -> model.Fleet | None:
+        try:
+            found = read_fleet(self.paths)
+        except GatewayError:  # the checks of the gateway tell it
+            return None
+        if found is None:
+            return None
+        try:
+            seen: tuple[peers.Seen, ...] | Unread = peers.ask_peers(self.paths, found)
+        except OSError as error:
+            seen = Unread(str(error))
+        state = read_map(self.paths, STATE)
+        try:
+            said = {key: json.loads(state[key]) for key in peers.SAID}
+        except (KeyError, ValueError):
+            said = {}
+        try:
+            unserved: tuple[str, ...] | Unread = peers.list_unserved(self.paths, self.proxy(self.paths))
+        except GatewayDown as error:
+            unserved = Unread(f"HAProxy does not say what it reaches: {error}")
+        return model.Fleet(said, self._certificate(self.paths.gateway / "tls/fleet.pem"), seen, unserved)
 
     def _metrics(self) -> model.Metrics | Unread | None:
         if (fault := find_metrics_fault(self.paths)) is None:

@@ -24,6 +24,7 @@ from ..answers.model import read_suites
 from ..engine.config import EngineConfig, EngineConfigError, list_engine_names, load_config, sum_budgets
 from ..engine.state import EngineState, read_state, stamp
 from ..gateway.describe import describe_gateway
+from ..gateway.peers import describe_peers
 from ..generation.live import describe_file_change, live_changes
 from ..generation.model import GenerationError
 from ..generation.store import load
@@ -306,6 +307,7 @@ def collect(
         "live_files": live_files,
         "engines": engines,
         "gateway": describe_gateway(paths, shown.get(GATEWAY_UNIT, {})),
+        "fleet": describe_peers(paths),
         "gpus": boards,
         "drift": drift.compare(configs, states, boards),
         "on_drift": drift.wanted(configs),

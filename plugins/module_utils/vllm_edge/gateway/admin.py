@@ -7,6 +7,7 @@ of its own, until these have ended; only the master reaches it then.
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import signal
@@ -47,6 +48,12 @@ class Server(NamedTuple):
     """Whether it was taken away."""
     up: bool
     """Whether HAProxy reaches the engine, which it does not ask while the server is away."""
+
+
+class Check(NamedTuple):
+    up: bool
+    result: str
+    """Of the last check, as HAProxy's `check_status` has it, such as `L4TOUT`."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,18 @@ class Worker:
             link: Server(bool(int(row[6]) & MAINTENANCE), int(row[5]) != STOPPED)
             for row in rows
             if len(row) > 6 and row[5].isdigit() and row[6].isdigit() and (link := find_link(row[1], row[3]))
+        }
+
+    def read_checks(self, prefix: str) -> dict[tuple[str, str], Check]:
+        """Return the last check of each server, by backend and server, of the backends whose names begin with `prefix`.
+
+        Raises GatewayDown.
+        """
+        rows = csv.DictReader(self.ask("show stat -1 4 -1").removeprefix("# ").splitlines())
+        return {
+            (row["pxname"], row["svname"]): Check(row["status"].startswith("UP"), row["check_status"].lstrip("* "))
+            for row in rows
+            if row["pxname"].startswith(prefix) and None not in row.values()
         }
 
     def set_away(self, link: str, away: bool) -> None:

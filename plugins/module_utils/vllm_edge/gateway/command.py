@@ -12,12 +12,13 @@ from ..generation.live import list_live_engines
 from ..generation.model import GenerationError
 from ..names import GATEWAY_UNIT
 from ..paths import HostPaths
+from ..system.files import is_locked
 from ..system.systemd import ask_units
 from ..text import print_result, table
 from .admin import HAProxy
 from .clients import GatewayError
 from .describe import describe_gateway, render_gateway
-from .sync import CONFIGURATION, Report, apply, read_map, view_host
+from .sync import CONFIGURATION, Report, apply, list_leaving, read_map, view_host
 from .view import MODELS, SwitchProgress, View
 
 ReadProgress = Callable[[HostPaths], SwitchProgress | None]
@@ -34,6 +35,9 @@ def synchronize(
 
     def look() -> View | None:
         progress = read_switch_progress(paths)
+        # They serve until the switch takes them away, or `vllm-edge stop`, which has no journal.
+        if list_leaving(paths) and (progress.phase == "away" if progress else is_locked(paths.switch_lock)):
+            return None
         try:
             live = store.load_committed(paths)
         except GenerationError as error:

@@ -16,6 +16,8 @@ from ..paths import HostPaths
 from ..text import wrapped
 from .admin import GatewayDown, HAProxy, Server
 from .certificate import read_certificate, server_pem
+from .clients import GatewayError
+from .fleet import read_fleet
 from .names import SERVER, find_link, name_link
 from .sync import CONFIGURATION, is_installed, open_proxy, read_keys
 from .view import MODELS, parse_text
@@ -66,8 +68,8 @@ def describe_gateway(paths: HostPaths, unit: Mapping[str, str], proxy: HAProxy |
     """Return the gateway as `status --format json` shows it, as far as this user may see; None if the host has none.
 
     One that runs without its configuration is a gateway. The state of a role is what HAProxy reaches: `up`,
-    `provisional`, `stand-in`, `away` in a switch, `down` where no engine answers; `unknown` if HAProxy cannot be asked,
-    or does not know the name yet.
+    `provisional`, `stand-in`, `leaving` and `away` in a switch, `down` where no engine answers; `unknown` if HAProxy
+    cannot be asked, or does not know the name yet.
     """
     hidden = paths.gateway.is_dir() and not os.access(paths.gateway, os.X_OK)
     running = unit.get("ActiveState") in ("active", "reloading")
@@ -89,6 +91,10 @@ def describe_gateway(paths: HostPaths, unit: Mapping[str, str], proxy: HAProxy |
         if server_pem(paths).exists():
             found["certificate_ends"] = stamp(read_certificate(server_pem(paths)).ends)
         wrong = read_keys(paths, stamp())[2]
+        try:
+            read_fleet(paths)
+        except GatewayError as error:
+            wrong.append(str(error))
         if fault := find_metrics_fault(paths):
             wrong = [*wrong, f"Prometheus gets no figures of this host: {fault}"]
         found["problem"] = " ".join(wrong).rstrip(".") or None

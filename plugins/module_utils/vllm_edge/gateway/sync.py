@@ -11,6 +11,8 @@ valid. Where the names that are served cannot be read, they stay as they are.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import socket
 import time
@@ -18,8 +20,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from .. import __version__
 from ..engine.state import read_state, stamp
-from ..generation.model import Generation
+from ..generation.model import CHAT_FILE, Generation
 from ..names import GATEWAY_UNIT
 from ..paths import HostPaths
 from ..planning.load_time import expect_load
@@ -36,9 +39,11 @@ from ..system.files import (
 from ..system.systemd import SystemdError
 from .admin import GatewayDown, GatewayRefused, HAProxy, Worker, end_worker
 from .clients import Client, GatewayBusy, GatewayError, read_clients, read_temporary
+from .fleet import read_fleet
 from .names import backend_name
 from .view import (
     CLIENTS,
+    LEAVING,
     MODELS,
     RIGHTS,
     STATE,
@@ -89,6 +94,31 @@ def open_proxy(paths: HostPaths) -> HAProxy:
     return HAProxy(GATEWAY_UNIT, paths.gateway_run / "master.sock")
 
 
+OF_THE_HOST = (
+    *("--tensor-parallel-size", "--pipeline-parallel-size", "--disable-custom-all-reduce", "--uds"),
+    *("--gpu-memory-utilization", "--kv-cache-memory-bytes", "--max-num-seqs", "--max-num-batched-tokens"),
+)
+"""Arguments of vLLM that decide how an engine fits its GPUs, and not what it answers."""
+
+
+def hash_service(generation: Generation) -> str:
+    """Return 12 hex digits over what a generation means for clients: the same on hosts that serve one profile alike.
+
+    Left out is what two such hosts may differ in: GPUs, their buses and what was planned or measured for them, ports,
+    paths, timeouts, budgets, environment, numbers of generations; and the id of the image, which is made on each host
+    while its name has the hash of all that it is made of.
+    """
+    engines = {}
+    for name, engine in generation.engines.items():
+        config, chat = engine.config, generation.directory / "engines" / name / CHAT_FILE
+        engines[name] = [
+            *(config.model, config.repo, config.revision, config.precision, config.max_model_len, config.image),
+            *(config.served_names, config.stands_in_for, _read(chat)),
+            [word for word in engine.vllm_arguments if word.partition("=")[0] not in OF_THE_HOST],
+        ]
+    return hashlib.sha256(json.dumps(engines, sort_keys=True).encode()).hexdigest()[:12]
+
+
 def view_host(paths: HostPaths, live: Generation | None, progress: SwitchProgress | None) -> View:
     def load_seconds(engine: str) -> float | None:
         state = read_state(paths.engine_state(engine))
@@ -99,7 +129,13 @@ def view_host(paths: HostPaths, live: Generation | None, progress: SwitchProgres
         expected = expect_load(paths, found.config) if found is not None else None
         return expected.mid if expected is not None else None
 
-    return build_view(socket.gethostname(), live, progress, load_seconds)
+    try:
+        fleet = read_fleet(paths)
+    except GatewayError:
+        fleet = None  # the doctor says it; what is served does not depend on it
+    view = build_view(fleet.host if fleet else socket.gethostname(), live, progress, load_seconds)
+    digest = hash_service(live) if live else None
+    return replace(view, fleet=fleet.fleet, digest=digest, release=__version__) if fleet else view
 
 
 @contextlib.contextmanager
@@ -388,6 +424,29 @@ def _apply(paths: HostPaths, look: Callable[[], View | None], check: bool, proxy
         served={role.name: len(role.engines) for role in roles},
     )
     return report, first.silent or second.silent
+
+
+def publish_leaving(paths: HostPaths, names: Iterable[str]) -> tuple[str, ...]:
+    """Tell the other hosts of the fleet that these served names leave, while everything here goes on.
+
+    Returns what the running gateway could not be told. Raises GatewayError: the map cannot be written.
+    """
+    path = paths.gateway / MODELS
+    with lock(paths):
+        entries = read_map(paths, MODELS)
+        rows = {name: entries[name].split(" ") for name in names if name in entries}
+        entries |= {name: " ".join((*row[:2], LEAVING, *row[3:])) for name, row in rows.items()}
+        try:
+            _write(paths, {path: to_text(entries)}, {})
+        except OSError as error:
+            raise GatewayError(f"{path} cannot be written: {error}.") from error
+        told = _tell(open_proxy(paths), lambda worker: _change_maps(paths, worker, {MODELS: entries}, False), False)
+    return (told.problem,) if told.problem else ()
+
+
+def list_leaving(paths: HostPaths) -> list[str]:
+    """Return the served names that `publish_leaving` was told of, until the gateway shows others."""
+    return [name for name, line in read_map(paths, MODELS).items() if line.split(" ")[2:3] == [LEAVING]]
 
 
 def publish_phase(paths: HostPaths, phase: str | None) -> None:

@@ -29,6 +29,8 @@ METRICS = "@metrics"
 Maps = dict[str, dict[str, str]]
 State = Literal["up", "provisional", "away", "stand-in"]
 """`provisional`: an engine answers whose generation is not committed yet, and may be taken away again."""
+LEAVING = "leaving"
+"""What a map says instead (`sync.publish_leaving`): everything goes on, but other hosts send no more requests."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,11 @@ class View:
     ports: Mapping[int, str] = field(default_factory=dict)
     engines: tuple[tuple[EngineConfig, str], ...] = ()
     """The engines that serve now, each with the profile that it is of."""
+    fleet: str | None = None
+    digest: str | None = None
+    """Of what serves, as `sync.hash_service` makes it."""
+    release: str | None = None
+    """Version of vllm-edge. Like `fleet` and `digest` it is for the other hosts of the fleet: None without one."""
 
     @property
     def links(self) -> dict[str, str]:
@@ -146,7 +153,8 @@ def _to_json(value: Any) -> str:
 
 
 def render_models(view: View) -> Maps:
-    state = {key: _to_json(getattr(view, key)) for key in ("host", "profile", "generation", "switch")}
+    keys = ("host", "profile", "generation", "switch", *(("fleet", "digest", "release") if view.fleet else ()))
+    state = {key: _to_json(getattr(view, key)) for key in keys}
     models = {}
     for role in view.roles:
         words = (

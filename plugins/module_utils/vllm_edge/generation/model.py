@@ -130,6 +130,8 @@ class Choice:
     """Profile of the inventory at that time; None if the inventory was not involved."""
     asked_by: str | None = None
     """Who asked, for example `site.yml by alice`; only the journal of the switch keeps it."""
+    gap: bool = False
+    """Whether this host may leave its names although no other host of the fleet serves them."""
 
 
 @dataclass(frozen=True)

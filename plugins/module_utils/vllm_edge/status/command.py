@@ -13,6 +13,7 @@ from ..engine.config import list_engine_names
 from ..engine.state import EngineState, read_state
 from ..facts.serving import collect
 from ..gateway.describe import render_gateway
+from ..gateway.peers import render_fleet
 from ..names import ENGINE_NAME, SWITCH_UNIT
 from ..paths import HostPaths
 from ..switch.render import describe_generation, describe_reached, render_switches
@@ -96,6 +97,8 @@ def render_status(status: Mapping[str, Any]) -> list[str]:
         lines.append("no engine is configured on this host")
     if status.get("gateway"):
         lines += ["", *render_gateway(status["gateway"])]
+    if status.get("fleet"):
+        lines += render_fleet(status["fleet"])
     if status["gpus"]:
         lines += ["", *render_gpu_table(status["gpus"]), ""]
         lines += [f"GPU {board['index']} is {board['uuid']}" for board in status["gpus"]]

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from ..generation.committed import committed
 from ..generation.model import Choice, Generation, GenerationError
@@ -121,6 +121,7 @@ def build_start_command(paths: HostPaths, generation: Generation, choice: Choice
         f"--origin={choice.origin}",
         *inventory,
         f"--asked-by={asked_by}",
+        *(["--gap"] if choice.gap else []),
     ]
 
 
@@ -399,7 +400,7 @@ def run_switch_to(
         if choice.inventory_profile is None and choice.origin == "host":
             # A switch by hand does not change what the inventory says: keep the record of it.
             now = committed(paths)
-            choice = Choice(choice.origin, now.inventory_profile if now else None, choice.asked_by)
+            choice = replace(choice, inventory_profile=now.inventory_profile if now else None)
         user = os.environ.get("SUDO_USER") or get_user_name(os.getuid())
         asked_by = choice.asked_by or f"vllm-edge {command} by {user}"
         return _start_and_follow(paths, unit or Unit(), generation, choice, asked_by, output)

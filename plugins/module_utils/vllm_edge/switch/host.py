@@ -29,6 +29,7 @@ from .steps.cleanup import clean_up
 from .steps.downtime import RoleWatch
 from .steps.gpu_memory import free, measure, measure_engine
 from .steps.hooks import run_hooks
+from .steps.leaving import check_peers, leave
 from .steps.loading import wait_until_healthy
 from .steps.page_cache import read_ahead
 from .steps.preflight import check_host
@@ -51,6 +52,7 @@ class SwitchedHost(HostView):
     """
 
     preflight = check_host
+    check_peers = check_peers
     prepare = read_ahead
     hook = run_hooks
     drain = drain
@@ -259,17 +261,27 @@ class SwitchedHost(HostView):
                 self._arrivals.wait(Phase.MEASURE)
         return measure(self, wanted, accept=accept)
 
-    def away(self, wanted: Generation, serving: Generation | None, moves: Moves) -> Done:
+    def away(self, wanted: Generation, serving: Generation | None, moves: Moves, *, gap: bool = False) -> Done:
         """Let requests wait for the names of `serving` whose engines do not stay, or go to an engine that stands in.
 
+        In a fleet the other hosts are told before; if none of them serves these names, they stay, unless `gap` is set.
         If engines move, the commands that measure them end, and containers beside the engines are removed.
         """
+        left = Done()
+        if serving is not None:
+            try:
+                left = leave(self, wanted, serving, moves, gap=gap)
+            except PhaseFailed:
+                if gateway.list_leaving(self.paths):
+                    self._show_clients(lambda: view_host(self.paths, serving, None))
+                raise
         warnings = self._end_long_runs() if moves.stop or moves.start else ()
         if serving is None:
             return Done("nothing is known to serve", warnings=warnings)
         progress = SwitchProgress(Phase.AWAY, moves.keep, wanted)
         done = self._show_clients(lambda: view_host(self.paths, serving, progress))
-        return replace(done, warnings=(*warnings, *done.warnings))
+        detail = "; ".join(filter(None, (left.detail, done.detail)))
+        return replace(done, detail=detail, warnings=(*left.warnings, *warnings, *done.warnings))
 
     def _end_long_runs(self) -> tuple[str, ...]:
         """Tell the commands of `system.long_run`, and remove their containers; return a warning for each."""

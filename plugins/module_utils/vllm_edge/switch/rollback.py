@@ -192,7 +192,7 @@ def converge_to(
     change.file.journal = replace(change.journal, restored=restored, provisional=provisional)
     serving = generation  # then the part of it whose engines became healthy
     acts: Mapping[Phase, Callable[[], Done]] = {
-        Phase.AWAY: lambda: host.away(generation, generation, moves),
+        Phase.AWAY: lambda: host.away(generation, generation, moves, gap=True),
         Phase.DRAIN: lambda: host.drain(Moves(stop=reached), generation.limits),
         Phase.STOP: lambda: host.stop(moves),
         Phase.FREE: lambda: host.free(generation, moves),

@@ -41,10 +41,11 @@ def _back(generation: Generation) -> str:
     return f"'vllm-edge switch {generation.number}' brings back what is missing and verifies it."
 
 
-def stop_engines(host: SwitchedHost) -> Stopped:
+def stop_engines(host: SwitchedHost, *, gap: bool = False) -> Stopped:
     """Stop all engines and the target. The caller holds the lock.
 
-    Nothing is stopped if a switch was left unfinished or the hook `before_drain` fails.
+    Nothing is stopped if a switch was left unfinished, if no other host of the fleet serves a name (unless `gap` is
+    set), or if the hook `before_drain` fails.
     """
     left = read_journal(host.paths)
     if left is not None and left.result is None:
@@ -67,9 +68,10 @@ def stop_engines(host: SwitchedHost) -> Stopped:
     try:
         moves = host.moves(replace(committed, engines={}))
         if moves.stop:
+            host.check_peers(committed, committed, moves, gap=gap)
             done.append(host.hook("before_drain", committed, committed))
             try:
-                done.append(replace(host.away(committed, committed, moves), detail=""))
+                done.append(replace(host.away(committed, committed, moves, gap=gap), detail=""))
                 done.append(host.drain(moves, committed.limits))
                 engines = moves.stop
                 done.append(host.stop(moves))
@@ -100,13 +102,13 @@ def _print_end(stopped: Stopped, output: str) -> int:
     return stopped.status
 
 
-def run_stop(paths: HostPaths, *, output: str) -> int:
+def run_stop(paths: HostPaths, *, output: str, gap: bool = False) -> int:
     refused = refuse_without_write_access(paths, "stop")
     if refused:
         return refused
     try:
         with take_lock(paths):
-            stopped = stop_engines(SwitchedHost(paths))
+            stopped = stop_engines(SwitchedHost(paths), gap=gap)
     except Busy as busy:
         stopped = Stopped(Exit.BUSY, f"{busy} Nothing was stopped.")
     except KeyboardInterrupt:

@@ -92,9 +92,11 @@ class Transaction(PhaseRunner):
             return Done(f"{name_generation(wanted)} is committed")
 
         acts: Mapping[Phase, Callable[[], Done]] = {
-            Phase.PREFLIGHT: lambda: self.host.preflight(wanted, moves),
+            Phase.PREFLIGHT: lambda: combine(
+                self.host.preflight(wanted, moves), self.host.check_peers(wanted, former, moves, gap=choice.gap)
+            ),
             Phase.PREPARE: lambda: self.host.prepare(wanted, moves),
-            Phase.AWAY: lambda: self.host.away(wanted, former, moves),
+            Phase.AWAY: lambda: self.host.away(wanted, former, moves, gap=choice.gap),
             Phase.DRAIN: drain,
             Phase.STOP: lambda: self.host.stop(moves),
             Phase.FREE: lambda: self.host.free(wanted, moves),

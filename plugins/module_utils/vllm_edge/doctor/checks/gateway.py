@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from ...engine.state import stamp
 from ...facts.model import Facts, Gateway
+from ...gateway.certificate import Certificate
 from ...names import EXPORTER_UNIT, GATEWAY_UNIT
 from ...system.host import Unread
 from ..contract import Verdict, decline_to_judge, fail, good, known, listed, warn
@@ -44,21 +45,25 @@ def check_certificate(facts: Facts) -> Verdict:
     remedy = f"Renew it where you got it, and run {STAGE}, which reloads the gateway and cuts no stream."
     if not gateway.with_tls:
         return good("the gateway listens without TLS")
-    if gateway.certificate is None:
-        return fail("tls/server.pem is missing: the gateway does not start again", f"Run {STAGE}.")
-    if isinstance(gateway.certificate, Unread):
-        return fail(f"tls/server.pem: {gateway.certificate.why}", remedy)
-    found, now = gateway.certificate, datetime.now(UTC)
+    return judge_certificate(gateway.certificate, "tls/server.pem", "the certificate", remedy)
+
+
+def judge_certificate(found: Certificate | Unread | None, file: str, what: str, remedy: str) -> Verdict:
+    if found is None:
+        return fail(f"{file} is missing: the gateway does not start again", f"Run {STAGE}.")
+    if isinstance(found, Unread):
+        return fail(f"{file}: {found.why}", remedy)
+    now = datetime.now(UTC)
     if not found.key_fits:
-        return fail("the key in tls/server.pem is missing, or is not that of the certificate", remedy)
+        return fail(f"the key in {file} is missing, or is not that of the certificate", remedy)
     if now < found.begins:
         return fail(
-            f"the certificate counts from {stamp(found.begins)} on, and it is {stamp(now)}",
+            f"{what} counts from {stamp(found.begins)} on, and it is {stamp(now)}",
             "Correct the clock ('timedatectl' shows it), or wait.",
         )
     if now >= found.ends:
-        return fail(f"the certificate ended on {stamp(found.ends)}: clients refuse it", remedy)
-    left = f"the certificate ends on {stamp(found.ends)}"
+        return fail(f"{what} ended on {stamp(found.ends)}: it is refused", remedy)
+    left = f"{what} ends on {stamp(found.ends)}"
     if found.ends - now < VERY_SOON:
         return fail(left, remedy)
     return warn(left, remedy) if found.ends - now < SOON else good(left)
