@@ -231,7 +231,8 @@ def test_a_gpu_over_its_budget_fails_the_play_after_its_report_and_containers_at
     (_, whole) = yaml.safe_load((ROOT / "playbooks" / "engines.yml").read_text())
     first = next(at for at, task in enumerate(whole["tasks"]) if "edge.vllm_edge.vram_budget" in task)
     wiring = yaml.safe_load((ROOT / "group_vars" / "all" / "wiring.yml").read_text())
-    variables = {name: wiring[name] for name in ("serving_over_budget", "serving_unmoved", "vram_foreign")}
+    names = ("serving_over_budget", "serving_unmoved", "vram_foreign", "serving_switch_error", "serving_report_follows")
+    variables = {name: wiring[name] for name in names}
     variables |= {"gpu_slots_result": {"uuids": []}}
     switched = {"msg": "500 MiB too many by the switch", "journal": {"gpus": []}}
     hosts = {

@@ -66,11 +66,26 @@ def test_a_host_that_is_down_hides_no_other(run: Run, tmp_path: Path, monkeypatc
     assert "up: vllm-edge is not installed on this host." in done.stdout, done.stdout
     assert "up: would report" in done.stdout
     assert "waits: Reboot this machine." in done.stdout and "waits: would report" not in done.stdout
+    tables = re.findall(r"^host .*\n-.*\n(?s:.+?)^4 hosts", done.stdout, re.MULTILINE)
+    of_status, of_report = [[" ".join(line.split()) for line in table.splitlines()[2:]] for table in tables]
+    assert {"down not reached, or failed before", "up vllm-edge is not installed"} < {*of_status}
+    assert of_report[:2] == [f"{host} - - - not reached, or failed before" for host in ("down", "later")]
+    assert of_report[2:4] == ["up - - nothing serves", "waits - - awaits a reboot"]
     page = tmp_path / "reports" / "index.html"
     assert page.stat().st_uid == (os.geteuid() or 4321)
     index = page.read_text()
     assert "nothing serves" in index and "awaits a reboot" in index and index.count("not reached") == 2, index
     assert done.returncode != 0 and done.stdout.count("unreachable=1") == 2, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_host_that_is_down_ends_the_run_unless_the_others_may_go_on(run: Run, tmp_path: Path, partial: bool) -> None:
+    hosts = {"down": DOWN, "up": {"vllm_edge_host_state_directory": str(tmp_path)}}
+    done = run(hosts, "playbooks/validate.yml", "playbooks/choice.yml", "-e", f"serving_fleet_partial={partial}")
+    assert goes_on(done, "up") == partial and not goes_on(done, "down"), done.stdout
+    assert re.search(r"^down .*unreachable=1", done.stdout, re.MULTILINE), done.stdout
+    assert done.returncode == 4 or not partial, done.stdout
 
 
 @pytest.mark.slow
@@ -91,6 +106,23 @@ def test_a_stage_that_fails_on_one_host_goes_on_with_the_other(run: Run, tmp_pat
     assert done.returncode != 0
     assert "Docker does not answer on the host" in done.stdout and "the words of bad" in done.stdout
     assert goes_on(done, "good") and not goes_on(done, "bad")
+
+
+@pytest.mark.slow
+def test_a_fleet_that_cannot_be_is_refused_also_by_a_run_for_some_of_its_hosts(run: Run) -> None:
+    hosts = {name: {"serving_fleet": "site"} for name in ("a", "b")}
+    for number, host in enumerate(hosts.values(), 1):
+        host["serving_fleet_listen"] = {"address": f"192.0.2.{number}", "port": 8444}
+    hosts["b"]["serving_roles"] = ["worker"]
+    hosts["c"] = {"serving_fleet": "sites", "serving_fleet_listen": {"address": "{{ unknown }}", "port": 8444}}
+    hosts["d"] = {"serving_fleet_listen": {"address": "192.0.2.4", "port": 8444}}
+    done = run(hosts, "playbooks/validate.yml", "--limit", "a,c,d")
+    said = " ".join(done.stdout.split())
+    assert "1. serving_roles: compared with b of the fleet 'site' the host has architect, auditor, sentry, and" in said
+    assert "1. serving_fleet_listen: has no value that is known before the run; write" in said
+    assert "2. serving_fleet: 'sites' has no other host in the group gpu_hosts, which has 'site'; set" in said
+    assert "1. serving_fleet_listen: is set for a host of no fleet, as serving_fleet is empty; set" in said
+    assert done.returncode != 0 and not goes_on(done, "a")
 
 
 def test_only_plays_that_look_before_all_changes_stop_everywhere() -> None:
