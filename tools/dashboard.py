@@ -28,6 +28,8 @@ First token, 95th percentile, and its target | s | ROLE | vllm_edge:role_ttft_p9
 | target of ROLE | vllm_edge:role_ttft_p95_target_seconds@
 Between tokens, 95th percentile, and its target | s | ROLE | vllm_edge:role_itl_p95_seconds@
 | target of ROLE | vllm_edge:role_itl_p95_target_seconds@
+Requests that other hosts answer | reqps | {{host}} {{server}} | sum by (host, server) \
+(rate(haproxy_server_http_responses_total{host=~"$host",proxy=~"role_.+",server=~"host-.+"}[5m]))
 # GPUs
 Memory of all chosen GPUs: plan, others, rest | bytes | {{part}} | sum by (part) (vllm_edge_gpu_memory_planned_bytes@)
 | foreign | sum(vllm_edge_gpu_memory_foreign_bytes@)

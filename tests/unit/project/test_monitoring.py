@@ -56,7 +56,8 @@ def test_metrics_of_the_host_are_those_of_the_exporter() -> None:
 
 
 def test_values_of_labels_are_those_of_the_program() -> None:
-    known = {*THROTTLE.values(), *Result, *facts.STATES, "any", "uncorrected"}
+    of_haproxy = {"L7OK", "L7STS"}
+    known = {*THROTTLE.values(), *Result, *facts.STATES, *of_haproxy, "any", "uncorrected"}
     given = re.findall(r'\b(?:reason|result|state|type)=~?"([^"]+)"', "".join(str(rule["expr"]) for rule in RULES))
     assert {word for value in given for word in value.split("|")} <= known
 
