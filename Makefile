@@ -109,6 +109,11 @@ box: bootstrap $(VENV)/.stamp collections ## The way of docs/install.md for anot
 	@tools/timed "lab images" python -m lab images
 	@tools/timed "another box" molecule test --scenario-name box
 
+.PHONY: fleet
+fleet: bootstrap $(VENV)/.stamp collections ## Two hosts as one fleet: a rolling switch under load, and each way to lose a host
+	@tools/timed "lab images" python -m lab images
+	@tools/timed "fleet" molecule test --scenario-name fleet
+
 .PHONY: setup
 setup: $(VENV)/.stamp collections ## What a controller needs: Ansible in .venv, and the collections
 

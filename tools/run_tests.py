@@ -70,6 +70,7 @@ PARTS = (
     ),
     Part("switch", [*MAKE, "switch"], 55 * 60, scenario="switch"),
     Part("airgap", [*MAKE, "airgap"], 40 * 60, scenario="airgap"),
+    Part("fleet", [*MAKE, "fleet"], 40 * 60, scenario="fleet", thorough=True),
     Part("box", [*MAKE, "box"], 30 * 60, scenario="box", thorough=True),
     Part("lint", [*BESIDE, "lint"], 30 * 60, lane="beside"),
     Part("platforms", [*MAKE, "platforms"], 60 * 60, lane="beside", scenario="platforms"),
