@@ -15,16 +15,16 @@ import yaml
 from helpers import ROOT, list_files
 
 LINES = {
-    "plugins": 50_700,
-    "roles": 8_860,
-    "playbooks": 2_390,
-    "group_vars": 715,
-    "meta": 505,
-    "lab": 8_320,
+    "plugins": 51_850,
+    "roles": 9_120,
+    "playbooks": 2_500,
+    "group_vars": 735,
+    "meta": 530,
+    "lab": 8_380,
     "tools": 1_890,
-    "tests": 45_000,
-    "molecule": 5_060,
-    "docs": 3_150,
+    "tests": 46_100,
+    "molecule": 5_560,
+    "docs": 3_340,
 }
 """The most lines of each folder, a little above what is there. It is a reminder to take away what a change replaces; a
 commit that raises a number says why."""
