@@ -55,7 +55,7 @@ def check_peers(fleet: Fleet) -> Verdict:
     wrong: list[tuple[str, str, str]] = [(one.fault, one.name, one.why) for one in seen if one.fault]
     wrong += [("ends", one.name, stamp(one.ends)) for one in seen if one.ends and one.ends - datetime.now(UTC) < SOON]
     if not wrong:
-        return good(f"{listed([one.name for one in seen])} answer, and their certificates count")
+        return good(f"answer, with certificates that count: {listed([one.name for one in seen])}")
     told = listed([f"{name} {FAULTS[fault][0]} ({why})" for fault, name, why in wrong])
     remedies = dict.fromkeys(FAULTS[fault][1] for fault, _, _ in wrong)
     # A host that is down is no fault of this one.
