@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from ..paths import HostPaths
-from ..system.records import read_record
-from .clients import GatewayError
+from ..system.files import read_foreign
+from ..system.records import parse_json, read_record
+from .clients import MOST_BYTES, GatewayError
 
 FILE = "fleet.json"
 CHECK_S = 2.0
@@ -42,7 +42,7 @@ def read_fleet(paths: HostPaths) -> Fleet | None:
     """Return the fleet of this host, None if it is in none. Raises GatewayError: the file is damaged."""
     path = paths.gateway / FILE
     try:
-        return read_record(Fleet, json.loads(path.read_text(encoding="utf-8")))
+        return read_record(Fleet, parse_json(read_foreign(path, MOST_BYTES)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

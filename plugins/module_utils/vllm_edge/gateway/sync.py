@@ -134,8 +134,9 @@ def view_host(paths: HostPaths, live: Generation | None, progress: SwitchProgres
     except GatewayError:
         fleet = None  # the doctor says it; what is served does not depend on it
     view = build_view(fleet.host if fleet else socket.gethostname(), live, progress, load_seconds)
-    digest = hash_service(live) if live else None
-    return replace(view, fleet=fleet.fleet, digest=digest, release=__version__) if fleet else view
+    if fleet is None:
+        return view
+    return replace(view, fleet=fleet.fleet, digest=hash_service(live) if live else None, release=__version__)
 
 
 @contextlib.contextmanager
